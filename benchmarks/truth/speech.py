@@ -41,42 +41,45 @@ Rebuild: `python benchmarks/truth/speech.py`.
 
 def run(gpu: str, script: str, model: str, batch: int, seconds: int) -> dict[str, str]:
     """One row."""
+    about = {"gpu": gpu, "script": script, "model": model, "batch_size": str(batch), "seconds": str(seconds)}
+    path = FOLDER / "speech" / script
+    return about | peak_of(profiled(gpu, path, model, batch, "--audio-seconds", str(seconds)))
+
+
+def profiled(gpu: str, script: Path, model: str, batch: int, *options: str) -> dict[str, Any]:
+    """The record of a script that trains ``model`` on rows of 100 tokens."""
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "profile.jsonl"
-        words = ["profile", "--emulate", gpu, "--empty-weights", "--steps-only", "--seq-len", "100"]
-        words += ["--audio-seconds", str(seconds), "--save", str(saved), "--"]
-        command = [sys.executable, "-m", "vramprobe", *words, "python", str(FOLDER / "speech" / script), model]
-        subprocess.run([*command, str(batch)], check=False, cwd=folder, stdout=subprocess.DEVNULL)
-        record = json.loads(saved.read_text().splitlines()[-1])
+        words = ["profile", "--emulate", gpu, "--empty-weights", "--steps-only", "--seq-len", "100", *options]
+        command = [sys.executable, "-m", "vramprobe", *words, "--save", str(saved), "--", "python", str(script)]
+        subprocess.run([*command, model, str(batch)], check=False, cwd=folder, stdout=subprocess.DEVNULL)
+        return json.loads(saved.read_text().splitlines()[-1])
+
+
+def peak_of(record: dict[str, Any]) -> dict[str, str]:
+    """How a run of one process ended, and its peak."""
     [process] = record["ranks"]
+    kind = record["outcome"]["kind"]
     return {
-        "gpu": gpu,
-        "script": script,
-        "model": model,
-        "batch_size": str(batch),
-        "seconds": str(seconds),
-        "ended": f"ran {process['num_steps']} steps"
-        if record["outcome"]["kind"] == "ok"
-        else record["outcome"]["kind"],
+        "ended": f"ran {process['num_steps']} steps" if kind == "ok" else kind,
         "phase": process["peak"]["phase"],
         "allocated_bytes": str(process["peak"]["allocated_bytes"]),
         "reserved_bytes": str(process["peak"]["reserved_bytes"]),
     }
 
 
-def _ended(record: dict[str, Any], num_steps: int) -> str:
-    kind = record["outcome"]["kind"]
-    return f"ran {num_steps} steps" if kind == "ok" and num_steps else f"{kind} after {num_steps} steps"
+def in_gib(row: dict[str, str]) -> list[str]:
+    """Both peaks of a row, as a page shows them."""
+    return [f"{int(row[name]) / 2**30:.2f}" for name in ("allocated_bytes", "reserved_bytes")]
 
 
 def page(rows: list[dict[str, str]]) -> str:
     """The page of these rows."""
     lines = []
     for row in rows:
-        sizes = [f"{int(row[name]) / 2**30:.2f}" for name in ("allocated_bytes", "reserved_bytes")]
         script = f"[{row['script']}](speech/{row['script']})"
         shown = [row["model"], script, row["batch_size"], row["seconds"], row["gpu"], row["ended"], row["phase"]]
-        lines.append([*shown, *sizes])
+        lines.append([*shown, *in_gib(row)])
     head = ["model", "script", "batch", "seconds", "GPU", "ended", "peak in", "allocated, GiB", "reserved, GiB"]
     return HEAD + "\n".join(as_markdown(head, "llrrlllrr", lines)) + "\n"
 

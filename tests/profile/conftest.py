@@ -20,9 +20,10 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
         package = types.ModuleType(name)
         package.__path__ = [str(Path(stand_ins.__file__).parents[1] / folder)]
         monkeypatch.setitem(sys.modules, name, package)
-    names = ("audio", "checkpoint", "folders", "hub", "images", "processors", "rows", "tokenizer", "told")
+    names = ["audio", "checkpoint", "counts", "folders", "hub", "images", "processors", "rows", "tokenizer", "told"]
     yield types.SimpleNamespace(
-        monkeypatch=monkeypatch, **{name: importlib.import_module(f"vramprobe_empty.{name}") for name in names}
+        monkeypatch=monkeypatch,
+        **{name: importlib.import_module(f"vramprobe_empty.{name}") for name in [*names, "videos"]},
     )
     for name in [name for name in sys.modules if name.startswith(("vramprobe_empty", "vramprobe_values"))]:
         sys.modules.pop(name, None)

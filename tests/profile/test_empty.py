@@ -63,7 +63,9 @@ seen = {name: load_dataset(name, split="train")[0] for name in (
 pictures = [row["image"] if "image" in row else row["images"][0] for row in seen.values()]
 nli = {name: load_dataset("sentence-transformers/all-nli", name, split="dev").column_names
        for name in ("pair", "triplet", "pair-class")}
+videos = [load_dataset(name, split="train")[0] for name in ("org/my-videos", "org/llava-video")]
 print(json.dumps({
+    "videos": [path.rpartition("/")[2] for path in (videos[0]["video"], *videos[1]["videos"])],
     "pictures": [[type(one).__module__.partition(".")[0], *one.size] for one in pictures], "nli": nli,
     "guessed": [load_dataset(name, split="train").column_names for name in ("org/my-nli", "org/my-llava")],
     "splits": sorted(chat), "columns": chat["train"].column_names, "num_rows": len(chat["train"]),
@@ -387,6 +389,7 @@ def test_a_dataset_that_is_not_there_has_rows_and_one_that_is_stays(tmp_path: Pa
     folder = run(tmp_path, "data", ROWS, str(tmp_path / "mine.jsonl"), seq_len=8)
     assert json.loads(capfd.readouterr().out) == {
         "pictures": [["PIL", 640, 480]] * 4,
+        "videos": ["gray-16x640x480.avi"] * 2,
         "nli": {
             "pair": ["anchor", "positive"],
             "triplet": ["anchor", "positive", "negative"],
@@ -403,6 +406,9 @@ def test_a_dataset_that_is_not_there_has_rows_and_one_that_is_stays(tmp_path: Pa
     }
     said = {one["what"]: one["by"] for one in replaced(folder / "run")}
     assert {"trl-lib/Capybara", "org/alpaca-de", "org/data", "org/my-nli"} < set(said)
+    assert said["org/my-videos"].endswith(
+        "one video of 16 frames of 640 × 480 pixels a row (--video-size), by its path"
+    )
     assert said["org/my-llava"].endswith("one image of 640 × 480 pixels a row (--image-size)")
     assert "known for: messages" in said["trl-lib/Capybara"]
     assert "512 rows of 8 tokens, guessed columns: text" in said["org/data"]
@@ -427,6 +433,8 @@ def test_without_the_option_the_error_is_the_command_s_own_and_a_line_names_it(t
         (["--emulate", "RTX-4090", "--seq-len", "64"], "--seq-len 64"),
         (["--emulate", "RTX-4090", "--image-size", "64x64"], "--image-size 64x64"),
         (["--emulate", "RTX-4090", "--empty-weights", "--image-size", "64"], "give WIDTHxHEIGHT"),
+        (["--emulate", "RTX-4090", "--video-size", "2x64x64"], "--video-size 2x64x64"),
+        (["--emulate", "RTX-4090", "--empty-weights", "--video-size", "64x64"], "give FRAMESxWIDTHxHEIGHT"),
         (["--seq-len", "64"], "--seq-len 64"),
     ],
 )

@@ -81,7 +81,7 @@ def test_they_are_listed_as_what_only_a_profile_knows() -> None:
     assert "With images (--images)" in shown
 
 
-def processor_of(empty, folder: Path, slug: str):
+def processor_of(empty, folder: Path, slug: str, video_size: str | None = None):
     """The processor that a command would load for this model."""
     raw, config = config_of(slug)
     (folder / "config.json").write_text(json.dumps(raw))
@@ -99,7 +99,8 @@ def processor_of(empty, folder: Path, slug: str):
     told = empty.told.Told(str(folder))
     found, _ = repositories(empty, folder, folder / "cache")
     (folder / "model.safetensors").write_text("")
-    empty.processors.serve(processing_utils, repositories=found, told=told, image_size=(1024, 768))
+    asked = stand_ins.stand_ins(image_size="1024x768", video_size=video_size)
+    empty.processors.serve(processing_utils, repositories=found, told=told, asked=asked)
     empty.processors.serve_videos(video_processing_auto, told=told)
     return transformers.AutoProcessor.from_pretrained(folder)
 
@@ -119,7 +120,7 @@ def processor_of(empty, folder: Path, slug: str):
 )
 def test_tokens_of_an_image_are_those_that_the_processor_counts(slug, expected, empty, tmp_path) -> None:
     processor = processor_of(empty, tmp_path, slug)
-    assert empty.processors.tokens_per_image(processor, 1024, 768) == expected
+    assert empty.counts.tokens_per_image(processor, 1024, 768) == expected
     assert image_of(find_model(slug).config, 1024, 768).num_tokens == expected
     (said,) = [one["by"] for one in replaced(tmp_path) if one["kind"] == "image tokens"]
     assert said == f"{expected:,} for 1024 × 768 pixels, counted by {type(processor).__name__}"

@@ -74,6 +74,7 @@ HOW = {
     "vramprobe profile --emulate RTX-4090 --empty-weights --baseline memory.jsonl --max-growth 2% --summary summary.md "
     "-- python train.py": Way(elsewhere="tests/profile/test_profile_limits.py", why="it needs a command, a baseline"),
     "python benchmarks/truth/speech.py": Way(more="--check", why="its runs take minutes on an emulated GPU"),
+    "python benchmarks/truth/video.py": Way(more="--check", why="its runs take minutes on an emulated GPU"),
     "python benchmarks/truth/vision.py": Way(more="--check", why="its cells take minutes on an emulated GPU"),
     "vramprobe doctor": Way(elsewhere="tests/measure/test_doctor.py", why="half a minute"),
     "vramprobe measure --model smollm2-135m --method lora --batch-size 1 --seq-len 64 --save out/mine.jsonl": Way(

@@ -17,7 +17,8 @@ from typing import Any
 from vramprobe.errors import SpecError
 
 DEFAULT_IMAGE_SIZE = "640x480"  # the usual size in COCO, which most of the public instruction sets with images use
-MAX_IMAGE_SIDE = 16384
+DEFAULT_VIDEO_SIZE = "16x640x480"
+MAX_IMAGE_SIDE, MAX_VIDEO_FRAMES = 16384, 4096
 #: Pixels of an image, at least and at most, after it is resized (each family's preprocessor_config.json).
 _QWEN2_PIXELS, _QWEN3_PIXELS = (3136, 12845056), (65536, 16777216)
 #: Longest side after the first resize, in tiles; and what no image exceeds (``MAX_IMAGE_SIZE``).
@@ -44,6 +45,18 @@ def parse_image_size(text: str) -> tuple[int, int]:
             f"such as {DEFAULT_IMAGE_SIZE}"
         )
     return width, height
+
+
+def parse_video_size(text: str) -> tuple[int, int, int]:
+    """``FRAMESxWIDTHxHEIGHT`` → all three. Raises SpecError."""
+    found = re.fullmatch(r"(\d{1,4})\s*[x×]\s*(\d{1,5})\s*[x×]\s*(\d{1,5})", text.strip(), re.I)
+    frames, width, height = (int(part) for part in found.groups()) if found else (0, 0, 0)
+    if not (1 <= frames <= MAX_VIDEO_FRAMES and 1 <= min(width, height) <= max(width, height) <= MAX_IMAGE_SIDE):
+        raise SpecError(
+            f"--video-size {text}: give FRAMESxWIDTHxHEIGHT, 1 to {MAX_VIDEO_FRAMES} frames of 1 to {MAX_IMAGE_SIDE} "
+            f"pixels each way, such as {DEFAULT_VIDEO_SIZE}"
+        )
+    return frames, width, height
 
 
 def image_of(config: Mapping[str, Any], width: int, height: int) -> Image:

@@ -59,6 +59,14 @@ def profile(
             help="Pixels of a replaced dataset's images (default 640x480); with --empty-weights.",
         ),
     ] = None,
+    video_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FRAMESxWIDTHxHEIGHT",
+            help="Frames, after sampling, and pixels of a replaced dataset's videos (default 16x640x480); with "
+            "--empty-weights.",
+        ),
+    ] = None,
     audio_seconds: Annotated[
         float | None,
         typer.Option(min=0.1, help="Seconds of sound in a replaced dataset's rows (default 30); with --empty-weights."),
@@ -157,6 +165,7 @@ def profile(
     for option, value, what in (
         ("--seq-len", seq_len, "how long the rows are"),
         ("--image-size", image_size, "how large the images are"),
+        ("--video-size", video_size, "how large the videos are"),
         ("--audio-seconds", audio_seconds and f"{audio_seconds:g}", "how long the sound is"),
     ):
         if value is not None and not empty_weights:
@@ -187,7 +196,7 @@ def profile(
         phases=emulate is not None and not (steps_only or verify),
         speed=speed,
         one_rank=_one_rank(command or [], emulate, only_rank, world_size),
-        stand_ins=stand_ins(seq_len, image_size, audio_seconds) if empty_weights else None,
+        stand_ins=stand_ins(seq_len, image_size, video_size, audio_seconds) if empty_weights else None,
         requests=None if whole and requests is None else requests_of(requests, command or []),
     )
     if bool(command) == (from_folder is not None):

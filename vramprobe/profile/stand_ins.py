@@ -1,6 +1,6 @@
 """What stands in for weights and rows that are not there: what the processes of a command are told of it.
 
-In: the length of a row, the size of an image, that of a sound. Out: a part of ``run.json`` that empty/ reads: the
+In: the length of a row, the sizes of an image, a video and a sound. Out: a part of ``run.json`` that empty/ reads: the
 configs that ship, by id and slug, and which columns well-known datasets have. Runs nothing.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vramprobe.architecture.images import DEFAULT_IMAGE_SIZE, parse_image_size
+from vramprobe.architecture.images import DEFAULT_IMAGE_SIZE, DEFAULT_VIDEO_SIZE, parse_image_size, parse_video_size
 from vramprobe.catalog.models import list_models
 from vramprobe.catalog.profiled import list_profiled
 from vramprobe.catalog.shipped import csv_rows, data_file, split
@@ -21,9 +21,12 @@ DEFAULT_AUDIO_SECONDS = 30.0  # the window of Whisper, and of encoders made from
 
 
 def stand_ins(
-    seq_len: int | None = None, image_size: str | None = None, audio_seconds: float | None = None
+    seq_len: int | None = None,
+    image_size: str | None = None,
+    video_size: str | None = None,
+    audio_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """For ``--empty-weights`` with rows of ``seq_len`` tokens, images of ``image_size``, sound of ``audio_seconds``.
+    """For ``--empty-weights``: ``seq_len`` tokens a row, an image, a video or sound of these sizes in its columns.
 
     Raises SpecError.
     """
@@ -47,6 +50,8 @@ def stand_ins(
     return {
         "seq_len": seq_len or DEFAULT_SEQ_LEN,
         "image_size": parse_image_size(image_size or DEFAULT_IMAGE_SIZE),
+        "video_size": parse_video_size(video_size or DEFAULT_VIDEO_SIZE),
+        "counts_videos": video_size is not None,
         "audio_seconds": audio_seconds or DEFAULT_AUDIO_SECONDS,
         "models": models,
         "datasets": datasets,

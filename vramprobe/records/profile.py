@@ -277,8 +277,10 @@ class Replaced(_Frozen):
         "tokenizer",
         "processor",
         "video processor",
+        "video decoder",
         "audio decoder",
         "image tokens",
+        "video tokens",
         "sentence embedding",
         "dataset",
     ]

@@ -9,7 +9,7 @@ import functools
 import json
 import os
 
-from . import folders
+from . import counts, folders
 
 _ROWS_AND_COLUMNS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _QWEN = {
@@ -85,7 +85,10 @@ def write(folder, config, read):
         return _write_speech(folder, family, getattr(read, "audio_config", read))
     images, processor = _settings(config["model_type"], read)
     images["processor_class"] = family["processor"]
-    for name, content in (("preprocessor_config.json", images), ("processor_config.json", processor)):
+    files = {"preprocessor_config.json": images, "processor_config.json": processor}
+    if videos := _video_settings(config["model_type"], images):
+        files["video_preprocessor_config.json"] = videos
+    for name, content in files.items():
         with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
             json.dump({"processor_class": family["processor"], **content}, out)
     with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as out:
@@ -157,6 +160,9 @@ def _settings(model_type, read):
             images = {"size": {"longest_edge": 4 * side}, "max_image_size": {"longest_edge": side}, "resample": 1}
             kind = "Idefics3ImageProcessor" if model_type == "idefics3" else "SmolVLMImageProcessor"
             images |= {"image_processor_type": kind, "do_image_splitting": True, "do_pad": True, **_HALVES, **_SCALED}
+            if model_type == "smolvlm":
+                sampled = {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": side}}
+                images |= {"video_sampling": sampled}
             return images, {"image_seq_len": per_side**2 // read.scale_factor**2}
         case "gemma3":  # stored file 59948925733: google/gemma-3-4b-it
             images = {"size": {"height": vision.image_size, "width": vision.image_size}, "resample": 2, **_HALVES}
@@ -171,6 +177,15 @@ def _settings(model_type, read):
             return images, {"patch_size": vision.patch_size, "pixel_shuffle_ratio": ratio}
 
 
+def _video_settings(model_type, images):
+    """video_preprocessor_config.json, where a family publishes one; Qwen2.5-VL and SmolVLM2 read that of images."""
+    if model_type not in ("qwen3_vl", "qwen3_vl_moe"):
+        return {}
+    size = {"longest_edge": 25165824, "shortest_edge": 4096}  # stored file 52457624213: Qwen/Qwen3-VL-2B-Instruct
+    shared = {name: value for name, value in images.items() if name != "image_processor_type"}
+    return {**shared, "video_processor_type": "Qwen3VLVideoProcessor", "size": size}
+
+
 def _patches(vision):
     return {
         "patch_size": vision.patch_size,
@@ -182,8 +197,8 @@ def _patches(vision):
 # -- in the command's processes ----------------------------------------------------------------------------------------
 
 
-def serve(module, *, repositories, told, image_size):
-    """transformers.processing_utils: local folders that lack a processor, and the tokens of an image, counted once."""
+def serve(module, *, repositories, told, asked):
+    """transformers.processing_utils: local folders that lack a processor; tokens of an image or video, counted once."""
     kind = module.ProcessorMixin
     folders.serve(module, kind="ProcessorMixin", repositories=repositories)
     plain, check = kind.from_pretrained.__func__, kind.check_argument_for_proper_class
@@ -191,7 +206,7 @@ def serve(module, *, repositories, told, image_size):
     @functools.wraps(plain)
     def from_pretrained(cls, *words, **options):
         found = plain(cls, *words, **options)
-        _count(found, str([*words, options.get("pretrained_model_name_or_path")][0]), told, image_size)
+        counts.tell(found, str([*words, options.get("pretrained_model_name_or_path")][0]), told, asked)
         return found
 
     @functools.wraps(check)
@@ -229,29 +244,3 @@ def _no_videos():
 
     about = {"processes_no_videos": True, "_auto_class": None, "model_input_names": [], "to_dict": to_dict}
     return type("NoVideos", (PushToHubMixin,), about)()
-
-
-def _count(processor, name, told, image_size):
-    """How many tokens an image of the rows' size comes to, by the processor itself."""
-    if getattr(processor, "image_processor", None) is None or not getattr(processor, "chat_template", None):
-        return
-    try:
-        width, height = image_size
-        number = tokens_per_image(processor, width, height)
-    except Exception as error:  # of a processor that is made otherwise; the command goes on
-        told.replaced("image tokens", name, f"not counted: {type(error).__name__}: {error}")
-        return
-    told.replaced(
-        "image tokens", name, f"{number:,} for {width} × {height} pixels, counted by {type(processor).__name__}"
-    )
-
-
-def tokens_per_image(processor, width, height):
-    """Tokens at which the model reads the image, those around it not counted."""
-    from PIL import Image
-
-    messages = [{"role": "user", "content": [{"type": "image"}]}]
-    text = processor.apply_chat_template(messages, tokenize=False)
-    ids = processor(images=[Image.new("RGB", (width, height))], text=[text])["input_ids"][0]
-    marks = getattr(processor, "image_token_ids", None) or [processor.image_token_id]
-    return sum(int(one) in marks for one in ids)

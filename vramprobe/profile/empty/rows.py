@@ -11,10 +11,12 @@ import os
 import re
 import sys
 
-from . import audio, images
+from . import audio, images, videos
 
 #: Columns of images: one, or a list of one.
 IMAGES = ("image", "images")
+#: Columns of videos: the path of a file, or a list of one.
+VIDEOS = ("video", "videos")
 AUDIO = "audio"
 #: Tokens of a transcript, at most: Whisper's decoder reads 448, its marks among them.
 _TRANSCRIPT = 400
@@ -78,6 +80,11 @@ def _made(path, options, asked, folder):
         picture = {"bytes": images.png(width, height), "path": None}
         row |= {column: [picture] if isinstance(row[column], list) else picture for column in pictured}
         said += f"; one image of {width} × {height} pixels a row (--image-size)"
+    for column in (column for column in row if column in VIDEOS):
+        size = asked["video_size"]
+        path = videos.gray(folder, size)
+        row[column] = [path] if isinstance(row[column], list) else path
+        said += f"; one video of {size[0]} frames of {size[1]} × {size[2]} pixels a row (--video-size), by its path"
     if AUDIO in row:
         seconds = asked["audio_seconds"]
         row[AUDIO] = {"bytes": None, "path": audio.silence(folder, seconds)}
@@ -110,6 +117,8 @@ def guessed(path):
         return "preference"
     if re.search(r"grpo|rloo|ppo|prompt", name):
         return "prompt"
+    if "video" in name:
+        return "messages_videos" if re.search(r"llava|vsft|chat|instruct", name) else "video_text"
     if re.search(r"vlm|llava|vsft|-vl-|vqa", name):
         return "messages_images"
     if re.search(r"speech|whisper|voice|librispeech|asr|fleurs|audio", name):
@@ -152,6 +161,7 @@ def row_of(form, length):
         "pair_score": {"sentence1": _words(length), "sentence2": _words(length), "score": 0.5},
         "query_answer": {"query": _words(length), "answer": _words(length)},
         "messages_images": {"messages": [_seen(asked), _said(answered)], "images": [None]},
+        "messages_videos": {"messages": [_seen(asked, "video"), _said(answered)], "videos": [None]},
         "prompt_completion_images": {"images": [None], "prompt": [question], "completion": [answer]},
         "preference_images": {
             "images": [None],
@@ -161,13 +171,14 @@ def row_of(form, length):
         },
         "audio_text": {"audio": None, "text": _words(min(length, _TRANSCRIPT))},
         "audio_sentence": {"audio": None, "sentence": _words(min(length, _TRANSCRIPT)), "locale": "en"},
+        "video_text": {"video": None, "text": _words(length)},
         "problem_image": {"image": None, "problem": asked, "solution": answered},
     }[form]
 
 
-def _seen(text):
-    """A question about an image, in parts as llava-instruct-mix-vsft has them."""
-    parts = [{"index": None, "text": text, "type": "text"}, {"index": 0, "text": None, "type": "image"}]
+def _seen(text, kind="image"):
+    """A question about an image or a video, in parts as llava-instruct-mix-vsft has them."""
+    parts = [{"index": None, "text": text, "type": "text"}, {"index": 0, "text": None, "type": kind}]
     return {"content": parts, "role": "user"}
 
 

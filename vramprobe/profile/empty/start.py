@@ -41,7 +41,7 @@ def install():
         return
     if not asked:
         return
-    from . import audio, folders, hub, processors, rows
+    from . import audio, folders, hub, processors, rows, videos
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     told = Told(folder)
@@ -51,9 +51,12 @@ def install():
         "datasets.load": lambda module: rows.serve(module, asked, told),
         "datasets.features.audio": lambda module: audio.serve(module, folder=folder, told=told),
         "transformers.processing_utils": lambda module: processors.serve(
-            module, repositories=repositories, told=told, image_size=asked["image_size"]
+            module, repositories=repositories, told=told, asked=asked
         ),
         "transformers.models.auto.video_processing_auto": lambda module: processors.serve_videos(module, told=told),
+        "transformers.video_processing_utils": lambda module: videos.serve(
+            module, folder=folder, size=asked["video_size"], told=told
+        ),
         **{name: functools.partial(folders.serve, kind=kind, repositories=repositories) for name, kind in _KINDS},
     }
     for name, act in serve.items():

@@ -84,6 +84,13 @@ def test_what_an_engine_does_after_its_start_is_serving() -> None:
     ]  # fmt: skip
     assert names("load", "evaluation", "other") == ["load", "evaluation", "other"]
     assert names("engine_load", "evaluation", "backward") == ["engine_load", "evaluation", "backward"]
+    cycle = ["sleep", "serving", "other", "wake_up", "weight_sync"]  # a trainer elsewhere has it so
+    found = names("engine_load", "load", "engine_warmup", *cycle, "load", "serving", "evaluation", "other", *cycle)
+    assert found[:3] == ["engine_load", "engine_load", "engine_warmup"]
+    assert found[3:9] == ["sleep", "other", "other", "wake_up", "weight_sync", "other"]
+    assert found[9:] == ["serving", "serving", "serving", *found[3:8]]
+    own = ["engine_load", "sleep", "serving", "forward", "backward"]
+    assert names(*own) == [*own[:2], "generation", *own[3:]]
 
 
 def served(folder: Path, script: str, asked: Requests) -> tuple[launch.Ended, list[str]]:
@@ -122,6 +129,7 @@ def test_a_server_without_its_engine_is_ended_and_nothing_is_left(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(requests, "DEAD_SECONDS", 0.0)
+    monkeypatch.setattr(requests, "START_SECONDS", 30.0)  # by then another line would have ended it
     asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
     ended, lines = served(tmp_path, OUTLIVES_ITS_ENGINE, asked)
     assert (ended.exit_status, ended.stopped) == (143, False)
@@ -210,6 +218,7 @@ def test_a_server_that_dies_of_a_request_has_its_own_status(
 def test_a_server_that_never_answers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(requests, "START_SECONDS", 1.0)
+    monkeypatch.setattr(requests, "DEAD_SECONDS", 0.0)  # no process has used a GPU: none is missed
     asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
     ended, said = served(tmp_path, "import time; time.sleep(600)", asked)
     assert ended.exit_status == 143

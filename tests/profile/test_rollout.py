@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 
 import pytest
 from profile_factory import Script, write_launcher
@@ -92,9 +92,16 @@ class Watched:
     def __init__(self) -> None:
         self.held: list[tuple[str, list[str]]] = []
         self.asleep: list[list[tuple[int, int]]] = []
+        self.listeners: list[Watched] = []
+        self.ooms: list[tuple[int, ...]] = []
+        self.marks: list[str] = []
+        self.phases = SimpleNamespace(mark=self.marks.append)
 
     def hold_engine(self, cause: str, tensors) -> None:
         self.held.append((cause, [tensor for _, tensor in tensors]))
+
+    def note_oom(self, *said: int) -> None:
+        self.ooms.append(said)
 
     def line(self, kind: str, *, time_ns: int, ranges: list[tuple[int, int]]) -> None:
         assert (kind, time_ns > 0) == ("asleep", True)
@@ -111,7 +118,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
         for name, made in modules.items():
             monkeypatch.setitem(sys.modules, {"worker": "vllm.v1.worker.gpu_worker"}.get(name, name), made)
         watch = Watched()
-        hook.install([watch])
+        hook.install([watch], watch.listeners.append)
         return watch
 
     return installed
@@ -132,9 +139,18 @@ def test_an_engines_weights_and_cache_are_held_once_they_are_there(engine, monke
         def initialize_from_config(self, config: int) -> int:
             return config
 
+        def execute_model(self) -> str:
+            return "tokens"
+
+        def sleep(self, level: int) -> None: ...
+
     watch = engine(worker=SimpleNamespace(Worker=Worker))
     assert Worker().load_model() == "loaded"
     assert Worker().initialize_from_config(3) == 3
+    assert Worker().execute_model() == "tokens"
+    Worker().sleep(level=1)
+    assert watch.marks == ["serving", "asleep"]
+    assert watch.listeners == [watch]  # a trainer elsewhere may end it
     assert watch.held == [("engine_weights", ["weight", "table"]), ("kv_cache", ["one", "two", "three"])]
 
 
@@ -163,3 +179,110 @@ def test_what_the_allocator_unmaps_is_told_by_tag(engine, monkeypatch) -> None:
     allocator.wake_up()
     everything = [(256, 10), (512, 20)]
     assert watch.asleep == [everything, [(512, 20)], [], everything, [(512, 20)], []]
+
+
+def test_an_engine_that_cannot_wake_up_has_run_out(engine, monkeypatch) -> None:
+    class CuMemAllocator:
+        pointer_to_data = MappingProxyType(
+            {
+                address: SimpleNamespace(handle=(0, size, address, 0), tag=tag)
+                for address, size, tag in ((256, 10, "weights"), (512, 20, "kv_cache"), (768, 30, "kv_cache"))
+            }
+        )
+        why = "CUDA Error: out of memory at cumem_allocator.cpp:62"
+
+        def sleep(self, offload_tags=None) -> None: ...
+
+        def wake_up(self, tags=None) -> None:
+            raise RuntimeError(self.why)
+
+    module = ModuleType("vllm.device_allocator.cumem")
+    module.CuMemAllocator = CuMemAllocator
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", module)
+    cuda = SimpleNamespace(mem_get_info=lambda: (7, 80), current_device=lambda: 1)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    watch, allocator = engine(), CuMemAllocator()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        allocator.wake_up(tags=["kv_cache"])
+    assert watch.ooms == [(1, 50, 80, 7)]
+    allocator.why = "CUDA Error: invalid argument"
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        allocator.wake_up()
+    assert len(watch.ooms) == 1
+
+
+def test_processes_of_one_gpu_are_added_up_stage_by_stage(tmp_path: Path) -> None:
+    """A trainer, and an engine in a process of its own that sleeps while it trains; another GPU has its own."""
+    for card in (0, 1):
+        trainer, engine = (
+            Script(100 + card, device_uuid=str(card), rank=card),
+            Script(200 + card, device_uuid=str(card)),
+        )
+        extra = card * MIB
+        cycle(trainer, engine, extra)
+        trainer.write(tmp_path)
+        engine.write(tmp_path)
+    write_launcher(tmp_path)
+    by_pid = {one.pid: {stage.name: stage for stage in one.rollout} for one in analyse(tmp_path).ranks}
+    assert (by_pid[200], by_pid[201]) == ({}, {})
+    for card in (0, 1):
+        stages = by_pid[100 + card]
+        assert list(stages) == ["weight_sync", "generation", "forward", "optimizer_step"]
+        held = {
+            name: [one.live.weights_bytes, one.live.engine_weights_bytes, one.live.kv_cache_bytes, one.asleep_bytes]
+            for name, one in stages.items()
+        }
+        weights = 4 * MIB + card * MIB
+        assert held["weight_sync"] == [weights, 4 * MIB, 0, 64 * MIB]
+        assert held["generation"] == [weights, 4 * MIB, 64 * MIB, 0]  # the second: the optimizer has its state by then
+        assert stages["generation"].live.total_bytes == 72 * MIB + card * MIB + 8 * MIB + MIB
+        assert held["forward"] == [weights, 0, 0, 68 * MIB]
+        assert stages["generation"].device_bytes == 480 * MIB + 70 * MIB  # the engine's segments, as its driver says
+
+
+def cycle(trainer: Script, engine: Script, extra: int) -> None:
+    """Two steps: weight sync, generation, forward, the optimizer; the clocks of both go on together."""
+
+    def both() -> None:
+        trainer.now_ns = engine.now_ns = max(trainer.now_ns, engine.now_ns) + 1_000_000
+
+    with trainer.phase("load"):
+        trainer.alloc(WEIGHTS, 4 * MIB + extra)
+    both()
+    for name, address, size, cause in (("load", ENGINE, 4, "engine_weights"), ("kv_cache", CACHE, 64, "kv_cache")):
+        with engine.phase(f"engine_{name}"):
+            engine.alloc(address, size * MIB)
+            engine.holds(cause, address)
+    both()
+    for step in (1, 2):
+        asleep(engine, [[ENGINE, 4 * MIB], [CACHE, 64 * MIB]])
+        both()
+        with trainer.phase("weight_sync", step):
+            both()
+            asleep(engine, [[CACHE, 64 * MIB]])
+            both()
+        asleep(engine, [])
+        with engine.phase("serving"):
+            engine.alloc(ACTIVATION, MIB)
+            engine.free(ACTIVATION)
+        both()
+        asleep(engine, [[ENGINE, 4 * MIB], [CACHE, 64 * MIB]])
+        both()
+        with trainer.phase("forward", step, 1):
+            trainer.holds("weights", WEIGHTS)
+            trainer.alloc(ACTIVATION, 2 * MIB)
+        with trainer.phase("optimizer_step", step):
+            trainer.free(ACTIVATION)
+            if step == 1:
+                trainer.alloc(SEGMENT, 8 * MIB)
+                trainer.holds("optimizer_state", SEGMENT)
+        both()
+    for one in (trainer, engine):
+        one.say("end", why="so far", num_alloc_retries=0, num_ooms=0)
+
+
+def asleep(engine: Script, ranges: list[list[int]]) -> None:
+    with engine.phase("wake_up"):
+        engine.now_ns += 1_000_000
+        engine.say("asleep", time_ns=engine.now_ns, ranges=ranges)
+        engine.now_ns += 1_000_000

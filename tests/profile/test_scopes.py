@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sys
@@ -63,6 +64,35 @@ def test_a_training_that_resumes_has_that_phase_and_another_has_not(scopes: Modu
     assert kind()._load_from_checkpoint("out/checkpoint-2") == "out/checkpoint-2"
     assert kind()._load_optimizer_and_scheduler("out/checkpoint-2") == "out/checkpoint-2"
     assert names.entered == ["resume", "resume"]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_log_probs_with_gradients_are_a_forward_where_the_library_computes_its_loss_so(
+    scopes: ModuleType, monkeypatch: pytest.MonkeyPatch, grad: bool
+) -> None:
+    """TRL's loss calls them, verl's worker does not; and what is awaited within a phase belongs to it."""
+    entered = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(is_grad_enabled=lambda: grad))
+    for name, kind, function in (
+        ("trl.trainer.grpo_trainer", "GRPOTrainer", "_get_per_token_logps"),
+        ("verl.workers.engine_workers", "ActorRolloutRefWorker", "compute_log_prob"),
+    ):
+        names, module = Names(), ModuleType(name)
+
+        def computes(self: object) -> int:
+            return 3
+
+        async def updates(self: object, names: Names = names) -> list[str]:
+            return list(names.entered)
+
+        computes.__module__ = updates.__module__ = name
+        setattr(module, kind, type(kind, (), {function: computes, "update_weights": updates}))
+        scopes._name([SimpleNamespace(phases=names)], module)
+        worker = getattr(module, kind)()
+        assert getattr(worker, function)() == 3
+        entered.append(list(names.entered))
+    assert asyncio.run(worker.update_weights()) == [*entered[1], "weight_sync"]
+    assert entered == [[] if grad else ["log_probs"], ["log_probs"]]
 
 
 def test_what_is_loaded_after_a_resume_is_of_the_resume() -> None:

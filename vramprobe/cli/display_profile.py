@@ -200,7 +200,7 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
         console.print("\npeak by phase:")
         print_bars(console, {one.name: one.allocated_bytes for one in rank.phases}, shares=False)
     print_run_phases(console, record)
-    print_rollout(console, rank.rollout)
+    print_rollout(console, record)
     print_batches(console, record)
     print_growth(console, rank.growth)
     if rank.traffic:

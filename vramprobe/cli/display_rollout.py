@@ -1,6 +1,7 @@
 """What the command line shows of a step of reinforcement learning: who holds what on the GPU in each of its stages.
 
-In: RolloutStages. Out: a table on the terminal (rich), and which stage is the fullest. Decides nothing.
+In: a ProfileRecord. Out: a table on the terminal (rich) for each process that trains, and which stage is the fullest.
+Decides nothing.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from vramprobe.cli.display_run_phases import rank_name
 from vramprobe.units import GIB, format_bytes
 
 if TYPE_CHECKING:
-    from vramprobe.records.profile import RolloutStage
+    from vramprobe.records.profile import ProfileRecord, RolloutStage
 
 #: Heading → the causes that it adds up.
 _COLUMNS = {
@@ -27,10 +29,26 @@ _COLUMNS = {
 }
 
 
-def print_rollout(console: Console, stages: Sequence[RolloutStage]) -> None:
-    """A row for each stage, in order; nothing where there is none."""
-    if not stages:
+def print_rollout(console: Console, record: ProfileRecord) -> None:
+    """Of the process with the fullest stage, and of the others in a line; nothing where there is none."""
+    found = [one for one in record.ranks if one.rollout]
+    if not found:
         return
+    fullest = max(found, key=lambda one: _fullest(one.rollout).device_bytes or 0)
+    _print_stages(console, fullest.rollout, f", {rank_name(fullest)}" if len(found) > 1 else "")
+    for one in found:
+        if one is not fullest:
+            top = _fullest(one.rollout)
+            console.print(
+                f"{rank_name(one)}: fullest stage {escape(top.name)}, {format_bytes(top.live.total_bytes)} live"
+            )
+
+
+def _fullest(stages: Sequence[RolloutStage]) -> RolloutStage:
+    return max(stages, key=lambda one: (one.device_bytes or 0, one.live.total_bytes))
+
+
+def _print_stages(console: Console, stages: Sequence[RolloutStage], of: str) -> None:
     from vramprobe.report.definition import Column, Table
     from vramprobe.report.formats.terminal import show
 
@@ -44,9 +62,9 @@ def print_rollout(console: Console, stages: Sequence[RolloutStage]) -> None:
             columns.append(Column(heading, heading, size, _gib, is_number=True))
     if any(one.asleep_bytes for one in stages):
         columns.append(Column("asleep_bytes", "asleep", lambda one: one.asleep_bytes, _gib, is_number=True))
-    console.print("\na step with its rollout, GiB at the fullest moment of each stage:")
+    console.print(f"\na step with its rollout, GiB at the fullest moment of each stage{of}:")
     show([Table(title="rollout", columns=columns, rows=stages)], [], console)
-    top = max(stages, key=lambda one: (one.device_bytes or 0, one.live.total_bytes))
+    top = _fullest(stages)
     console.print(f"fullest stage: {escape(top.name)}, {format_bytes(top.live.total_bytes)} live")
 
 

@@ -31,6 +31,7 @@ from vramprobe.profile.lifetimes import Span
 from vramprobe.profile.measured_time import measured_step_seconds
 from vramprobe.profile.places import Places
 from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
+from vramprobe.profile.rollout_beside import stages_beside
 from vramprobe.profile.served import served_here
 from vramprobe.profile.step_time import step_time
 from vramprobe.recommend.prices import chosen, shipped_offers
@@ -110,6 +111,8 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
         for said in raw.warnings:
             remarks.add(said)
         warnings += remarks.texts
+    beside = stages_beside(run.ranks, seen_by_rank)
+    found = [one.model_copy(update={"rollout": beside.get(one.pid, one.rollout)}) for one in found]
     if alone := (launcher.get("options") or {}).get("one_rank"):
         warnings.append("rank {} of {} ran alone: the others did not run, and are taken to be like it".format(*alone))
     warnings += [str(one["what"]) for one in run.replaced if one.get("kind") == "missing"]

@@ -17,7 +17,7 @@ from vramprobe.profile.raw import RawAsleep, RawRank
 from vramprobe.records.profile import RolloutStage
 
 _GENERATION = "generation"
-_BETWEEN = ("other", "zero_grad", "sleep", "wake_up")  # what they leave is seen in the stages around them
+BETWEEN = ("other", "zero_grad", "sleep", "asleep", "wake_up")  # what they leave is seen in the stages around them
 
 
 def stages(raw: RawRank, seen: Seen | None) -> list[RolloutStage]:
@@ -27,7 +27,7 @@ def stages(raw: RawRank, seen: Seen | None) -> list[RolloutStage]:
     steps = [one.phase.step for one in seen.spans if one.phase.name == _GENERATION and one.phase.step is not None]
     if not steps:
         return []
-    own = [one for one in seen.spans if one.phase.step == max(steps) and one.phase.name not in _BETWEEN]
+    own = [one for one in seen.spans if one.phase.step == max(steps) and one.phase.name not in BETWEEN]
     return [
         max((_stage(raw, seen, span) for span in own if span.phase.name == name), key=lambda one: one.live.total_bytes)
         for name in dict.fromkeys(one.phase.name for one in own)
@@ -46,7 +46,7 @@ def _stage(raw: RawRank, seen: Seen, span: Span) -> RolloutStage:
         counts = np.arange(first, stop)
         totals = np.where(counts > 0, seen.lives.totals[counts - 1], 0)
         moment = moment_after(seen, span, int(counts[totals.argmax()]))
-        asleep = moment.alive & _within(seen.lives, unmapped)
+        asleep = moment.alive & within(seen.lives, unmapped)
         live = causes_of.composition(seen.lives, moment.causes, moment.alive & ~asleep)
         if fullest is None or live.total_bytes > fullest[0].total_bytes:
             fullest = live, int(seen.lives.sizes[asleep].sum())
@@ -70,7 +70,7 @@ def _stretches(
     yield first, stop, unmapped
 
 
-def _within(lives: Lives, ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
+def within(lives: Lives, ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
     """Which blocks lie in one of these (address, bytes), which are in order: a mask."""
     if not ranges:
         return np.zeros(len(lives.addresses), bool)

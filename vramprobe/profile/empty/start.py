@@ -41,13 +41,14 @@ def install():
         return
     if not asked:
         return
-    from . import audio, folders, hub, processors, rows, videos
+    from . import audio, casts, folders, hub, processors, rows, videos
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     told = Told(folder)
     repositories = hub.Repositories(folder, asked["models"], told)
     serve = {
         "huggingface_hub.file_download": repositories.serve,
+        "transformers.core_model_loading": casts.serve,
         "datasets.load": lambda module: rows.serve(module, asked, told),
         "datasets.features.audio": lambda module: audio.serve(module, folder=folder, told=told),
         "transformers.processing_utils": lambda module: processors.serve(

@@ -1,20 +1,24 @@
 """An inference engine within a process: its weights, its KV cache, and which of its memory sleeps.
 
-In: vLLM's modules as they are imported. Out: holdings of the causes ``engine_weights`` and ``kv_cache``, and a line
-``asleep`` with every unmapped range whenever vLLM's allocator has unmapped or mapped memory: torch goes on counting it
-as allocated. Nothing where the process has no watch.
+In: vLLM's modules as they are imported. Out: holdings of the causes ``engine_weights`` and ``kv_cache``; the phase
+``serving`` of an engine in a process of its own; a line ``asleep`` with every unmapped range whenever vLLM's allocator
+has unmapped or mapped memory, which torch goes on counting as allocated; ``oom`` where it could not map it. Nothing
+where the process has no watch.
 """
 
 import functools
+import sys
 import time
 
 from vramprobe_values.imports import when_imported
 
 
-def install(watches):
-    """``watches``: the list of this process's own, which may be empty still."""
+def install(watches, listen):
+    """``watches``: the list of this process's own, which may be empty still; ``listen(watch)``: an engine is here,
+    which others may end by force."""
 
     def weights(worker, watch):
+        listen(watch)
         model = worker.model_runner.model
         watch.hold_engine("engine_weights", (*model.named_parameters(), *model.named_buffers()))
 
@@ -24,6 +28,9 @@ def install(watches):
     def worker(module):
         _after(watches, module.Worker, "load_model", weights)
         _after(watches, module.Worker, "initialize_from_config", cache)
+        _before(watches, module.Worker, "execute_model", lambda watch: watch.phases.mark("serving"))
+        if hasattr(module.Worker, "sleep"):
+            _after(watches, module.Worker, "sleep", lambda worker, watch, *_, **__: watch.phases.mark("asleep"))
 
     def allocator(module):
         asleep = {}
@@ -41,12 +48,30 @@ def _after(watches, owner, name, act):
 
     @functools.wraps(run)
     def then(self, *args, **kwargs):
-        result = run(self, *args, **kwargs)
+        try:
+            result = run(self, *args, **kwargs)
+        except RuntimeError as error:
+            if watches and name == "wake_up" and "out of memory" in str(error):
+                _ran_out(watches[-1], self, *args, **kwargs)
+            raise
         if watches:
             act(self, watches[-1], *(args if name in ("discard", "wake_up") else ()), **kwargs)
         return result
 
     setattr(owner, name, then)
+
+
+def _before(watches, owner, name, act):
+    """``act(watch)`` as the method is called."""
+    run = getattr(owner, name)
+
+    @functools.wraps(run)
+    def first(self, *args, **kwargs):
+        if watches:
+            act(watches[-1])
+        return run(self, *args, **kwargs)
+
+    setattr(owner, name, first)
 
 
 def _mapped(asleep, name, allocator, watch, tags=None, **_):
@@ -60,6 +85,14 @@ def _mapped(asleep, name, allocator, watch, tags=None, **_):
     for address in asleep.keys() - blocks.keys():
         del asleep[address]
     watch.line("asleep", time_ns=time.time_ns(), ranges=sorted(asleep.items()))
+
+
+def _ran_out(watch, allocator, tags=None):
+    """What was to be mapped, of which a part is."""
+    wanted = sum(data.handle[1] for data in allocator.pointer_to_data.values() if tags is None or data.tag in tags)
+    cuda = sys.modules["torch"].cuda
+    free, total = cuda.mem_get_info()
+    watch.note_oom(cuda.current_device(), wanted, total, free)
 
 
 def _tensors(caches):

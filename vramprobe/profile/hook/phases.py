@@ -41,6 +41,7 @@ class Phases:
         self._scope = None  # the phase that all marks belong to now
         self._scope_is_of_step = False
         self.on_mark = []  # called as a phase is to begin
+        self.on_left = []  # called with the name of a scope that has been left
         self.on_close = []  # called with the name and the step of a phase that has ended
         self.on_step = []  # called with the number of a step that is whole, before the next begins
 
@@ -54,11 +55,13 @@ class Phases:
             return
         with self._lock:
             previous = self.name
+            if previous == "serving" and name in ("evaluation", "other"):
+                return  # an engine's own forwards
             if not self.started and name in ("zero_grad", "other", "optimizer_step"):
                 return  # as of a Trainer that clears gradients before the first forward: still loading
             if name == "backward" and previous in ("other", "zero_grad") and self.started:
                 previous = "forward"  # of a module that nobody watched
-            begins_step = self._stepped and not self.is_stepping and name in ("forward", "backward")
+            begins_step = self._stepped and not self.is_stepping and name in ("forward", "backward", "serving")
             if begins_step and previous == "forward":
                 self._end_step()
                 begins_step = False
@@ -96,6 +99,8 @@ class Phases:
             with self._lock:
                 self._close(name)
                 self.name, self._scope = outer, None
+            for act in self.on_left:
+                act(name)
 
     @property
     def step(self):

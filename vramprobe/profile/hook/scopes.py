@@ -1,12 +1,12 @@
 """Phases of a run outside its steps (evaluation, save, an engine's start), and those of a rollout within them.
 
-In: modules of transformers, accelerate, DeepSpeed, peft, safetensors, torch, torchtune, Axolotl, vLLM and TRL as they
-are imported. Out: each function's work is one phase of this process, whatever forwards run in it; nothing where the
-process has no watch.
+In: modules of libraries as they are imported (the tables below). Out: each function's work is one phase of this
+process, whatever forwards run in it; nothing where the process has no watch.
 """
 
 import contextlib
 import functools
+import inspect
 import sys
 
 from vramprobe_values.imports import when_imported
@@ -56,6 +56,8 @@ _OF_A_ROLLOUT = (
     ("vllm.entrypoints.llm", "LLM", "chat", "generation"),
     ("vllm.entrypoints.llm", "LLM", "sleep", "sleep"),
     ("vllm.entrypoints.llm", "LLM", "wake_up", "wake_up"),
+    ("vllm.v1.worker.gpu_worker", "Worker", "sleep", "sleep"),
+    ("vllm.v1.worker.gpu_worker", "Worker", "wake_up", "wake_up"),
     ("trl.generation.vllm_generation", "VLLMGeneration", "sync_weights", "weight_sync"),
     ("trl.trainer.grpo_trainer", "GRPOTrainer", "_move_model_to_vllm", "weight_sync"),
     ("trl.trainer.grpo_trainer", "GRPOTrainer", "_get_per_token_logps", "log_probs"),
@@ -63,7 +65,20 @@ _OF_A_ROLLOUT = (
     ("trl.trainer.rloo_trainer", "RLOOTrainer", "_get_per_token_logps_and_entropies", "log_probs"),
     ("trl.experimental.online_dpo.online_dpo_trainer", "OnlineDPOTrainer", "_move_model_to_vllm", "weight_sync"),
     ("trl.experimental.online_dpo.online_dpo_trainer", "OnlineDPOTrainer", "_forward", "log_probs"),
+    ("trl.scripts.vllm_serve", "WeightSyncWorkerExtension", "update_named_param", "weight_sync"),
+    ("swift.rlhf_trainers.rollout_mixin", "RolloutTrainerMixin", "_move_model_to_vllm", "weight_sync"),
+    ("swift.rlhf_trainers.grpo_trainer", "GRPOTrainer", "_get_per_token_logps_and_entropies", "log_probs"),
+    ("verl.workers.engine_workers", "ActorRolloutRefWorker", "compute_log_prob", "log_probs"),
+    ("verl.workers.engine_workers", "ActorRolloutRefWorker", "compute_ref_log_prob", "ref_log_probs"),
+    ("verl.workers.engine_workers", "ActorRolloutRefWorker", "update_weights", "weight_sync"),
+    (
+        "verl.workers.rollout.vllm_rollout.utils",
+        "vLLMColocateWorkerExtension",
+        "update_weights_from_ipc",
+        "weight_sync",
+    ),
 )
+_WITHIN_A_LOSS = ("trl.", "swift.")  # log-probabilities, which their losses compute by the same function
 _ONLY_WITH_AN_ARGUMENT = ("_load_optimizer_and_scheduler",)  # called with None where nothing is resumed
 
 
@@ -83,16 +98,28 @@ def _name(watches, module):
 
 
 def _within(watches, phase, run, is_of_step):
-    @functools.wraps(run)
-    def within(*args, **kwargs):
+    def scope(args, kwargs):
         phases = watches[-1].phases if watches else None
         if run.__name__ in _ONLY_WITH_AN_ARGUMENT and all(one is None for one in (*args[1:], *kwargs.values())):
             phases = None
         if phase == "generation" and not is_of_step and phases is not None and not phases.is_outside:
             phases = None  # of a step, as GRPO's: its forwards say so
-        if phase == "log_probs" and sys.modules["torch"].is_grad_enabled():
-            phases = None  # those of the loss are a forward
-        with contextlib.nullcontext() if phases is None else phases.scope(phase, is_of_step=is_of_step):
+        if (
+            phase == "log_probs"
+            and run.__module__.startswith(_WITHIN_A_LOSS)
+            and sys.modules["torch"].is_grad_enabled()
+        ):
+            phases = None  # they are a forward
+        return contextlib.nullcontext() if phases is None else phases.scope(phase, is_of_step=is_of_step)
+
+    @functools.wraps(run)
+    def within(*args, **kwargs):
+        with scope(args, kwargs):
             return run(*args, **kwargs)
 
-    return within
+    @functools.wraps(run)
+    async def awaited(*args, **kwargs):
+        with scope(args, kwargs):
+            return await run(*args, **kwargs)
+
+    return awaited if inspect.iscoroutinefunction(run) else within

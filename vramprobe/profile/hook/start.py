@@ -6,6 +6,7 @@ history.py. ``run.json`` says what is asked for: ``trace`` (all, step or none), 
 """
 
 import atexit
+import functools
 import json
 import os
 
@@ -29,6 +30,7 @@ def install():
         if world is not None:
             when_imported("torch", lambda torch: one_rank.install(torch, *world))
         when_imported("torch", lambda torch: _start(folder, torch))
+        when_imported("ray._private.worker", functools.partial(settle.before_ray_ends, folder))
         engine_log.listen(folder)
 
 
@@ -62,7 +64,7 @@ def _name_phases(folder, asked):
         _after_steps, _own_batches = AfterSteps(folder, _watches), OwnBatches(folder, _watches)
         when_imported("torch.utils.data.dataloader", _own_batches.install)
     scopes.install(_watches)  # around what it wraps
-    engine.install(_watches)
+    engine.install(_watches, functools.partial(settle.listen, folder))
 
 
 def _watch(folder, asked):
@@ -75,14 +77,21 @@ def _watch(folder, asked):
         return
     _watches.append(watch)
     atexit.register(watch.end)
-    if asked.get("requests"):
+    if asked.get("requests") or settle.is_of_ray():
         settle.listen(folder, watch)
+    watch.on_end = functools.partial(_settle_engines, folder, watch)
     if _own_batches is not None:
         atexit.register(_own_batches.leave, watch)
     from multiprocessing import util
 
     os.register_at_fork(after_in_child=watch.forked)
     util.Finalize(None, watch.end, exitpriority=0)  # what multiprocessing forked ends without atexit
+
+
+def _settle_engines(folder, watch):
+    """A trainer is at its end: an engine that served it from processes of its own is ended with it."""
+    if watch.phases.steps and not watch.is_listening:
+        settle.ask(folder)
 
 
 def write_so_far():

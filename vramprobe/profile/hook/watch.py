@@ -14,7 +14,7 @@ from importlib import metadata
 import torch
 from vramprobe_values import one_rank
 
-from . import held
+from . import held, settle
 from .counters import Counters
 from .host import HostPeaks
 from .journal import complain, hook_folders
@@ -44,8 +44,6 @@ _LIBRARIES = (
     "vllm",
 )
 _GROWTH_IS_SOUGHT_AT = (5, 9)  # steps
-
-
 _COPIES_ARE_SOUGHT_AT = 2  # the step at whose end; an EMA copy is made before the first
 
 
@@ -65,11 +63,12 @@ class Watch:
             self.phases.on_close.append(HostPeaks(journal, driver.take_host_peaks).closed)
         self._trace = Trace(asked["trace"], asked["trace_step"], lambda said: self.line("warning", message=said))
         journal.write("process", **_process(self._values is not None))
-        torch._C._cuda_attach_out_of_memory_observer(self._note_oom)
+        torch._C._cuda_attach_out_of_memory_observer(self.note_oom)
         self._marks = Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)
         self.phases.on_step.append(self._trace.step_ended)
         self.phases.on_step.append(self._look_for_copies)
         self.phases.on_step.append(self._look_for_growth)
+        self.phases.on_left.append(self._scope_left)
         if self._values is not None and asked.get("speed"):
             from .count.step import StepCount
 
@@ -78,6 +77,7 @@ class Watch:
         self._verification = Verification(self, self._values) if verifies else None
         self._stop = Stop(self, asked["steps"], self._verification, after_steps, own_batches)
         self._goes_on = False  # after its steps, to its own end
+        self.is_listening, self.on_end = False, None  # settle.py; called once this process has written its end
         if after_steps is not None:
             self.phases.on_mark.append(after_steps.check)
 
@@ -128,6 +128,11 @@ class Watch:
         """One more line in the journal."""
         self._journal.write(kind, **fields)
 
+    def _scope_left(self, name):
+        """A worker of Ray's is killed without a word once nobody refers to it: it writes after each cycle, too."""
+        if settle.is_of_ray() and (name == "sleep" or (name == "weight_sync" and self.phases.steps)):
+            self.write_so_far()
+
     def write_so_far(self):
         """As at the end, of a process that goes on."""
         if self._ended or self.is_of_another_process:
@@ -154,6 +159,8 @@ class Watch:
                 complain(error)
             self._write_end(self._why)
             self._close()  # what a program that was asked to stop goes on to do
+        if self.on_end is not None:
+            self.on_end()
 
     def _write_end(self, why):
         for remark in one_rank.remarks:
@@ -216,7 +223,8 @@ class Watch:
         if self._trace.is_on() and not self.phases.started:
             self._trace.hold(held.weights_of_all())
 
-    def _note_oom(self, device, requested, total, free):
+    def note_oom(self, device, requested, total, free):
+        """The card has run out: torch's allocator says so, or an engine's own."""
         if self._verification is not None and self._verification.is_under_way():
             return
         self._hold_what_was_loaded()
@@ -236,6 +244,8 @@ class Watch:
             stack=_stack(),
             time_ns=time.time_ns(),
         )
+        if settle.is_of_ray():
+            self.write_so_far()
 
 
 def _values_watch():

@@ -9,7 +9,8 @@ transformers, accelerate, peft, trl and deepspeed, or, with ``--environment NAME
 torchtune (runs/hf.txt). Peaks are allocated bytes of the rank that has the most, *emulated*; none was compared with a
 real GPU here. Training: the highest of three steps. Resume: from the first read of the checkpoint to the first step.
 Save: a checkpoint and the final model. Host: CPU tensors and pinned memory of all ranks, each at its highest. Rows that
-the table has are kept; ``--only NAME`` runs these anew. About 30 s of CPU a run.
+the table has are kept; ``--only NAME`` runs these anew. About 30 s of CPU a run. Launchers of several ranks take port
+29500: let no other run have it.
 """
 
 from __future__ import annotations

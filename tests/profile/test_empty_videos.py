@@ -170,6 +170,8 @@ def test_who_cannot_read_videos_says_what_to_do(empty, tmp_path: Path, capsys) -
         "Qwen/Qwen: videos need torchvision where the command runs; pip install torchvision, and run it again",
     ]
     assert not [one for one in replaced(tmp_path) if one["kind"] == "video tokens"]
+    with pytest.raises(ImportError, match="videos need torchvision where the command runs: pip install torchvision"):
+        empty.processors._no_videos()(videos=[1])
     (tmp_path / "replaced").unlink()
     empty.counts.tell(processor, "Qwen/Qwen", told, stand_ins.stand_ins())
     assert [one["kind"] for one in replaced(tmp_path)] == ["image tokens"]

@@ -242,5 +242,9 @@ def _no_videos():
     def to_dict(self):
         return {}
 
+    def refuse(self, *words, **options):
+        raise ImportError("videos need torchvision where the command runs: pip install torchvision, and run it again")
+
     about = {"processes_no_videos": True, "_auto_class": None, "model_input_names": [], "to_dict": to_dict}
+    about["__call__"] = refuse
     return type("NoVideos", (PushToHubMixin,), about)()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frameworks.stacks import python_of
+from benchmarks.speed import torchtune_rows
 from benchmarks.truth.reproduction import rows, run
 from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.emulate.environment import find_environment
@@ -31,7 +32,7 @@ from vramprobe.profile.step_time import count_of
 from vramprobe.speed.counted import Count, Row
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The fields of a row as a record keeps them, in this order.
+#: The fields of a row as a record keeps them, in this order; of a copy on its own stream True comes after them.
 FIELDS = ("phase", "what", "name", "shapes", "dtype", "calls", "flops", "read", "written", "launches", "width")
 _SUMS = ("calls", "flops", "read", "written", "launches")
 #: The day of a benchmark → the commit that published it, and so its libraries.
@@ -55,7 +56,7 @@ def recipe_of(row: SpeedRow) -> rows.Recipe | None:
     """The source's own command; None where the row has none, or its libraries have no environment."""
     day = re.search(r"bench date (\S+?);", row.notes)
     config = re.search(r"framework_config=([\w-]+)", row.notes)
-    if row.family != "fms-acceleration" or not day or not config or row.n_gpus != 1 or row.seq_len is None:
+    if row.family != "fms-acceleration" or not day or not config or row.n_gpus is None or row.seq_len is None:
         return None
     commit, dtype, model = _COMMITS.get(day[1]), _DTYPES.get(row.dtype or ""), _MODELS.get(row.model)
     if commit is None or dtype is None or model is None:
@@ -70,7 +71,7 @@ def recipe_of(row: SpeedRow) -> rows.Recipe | None:
             batch_size=row.batch_size,
             seq_len=row.seq_len,
             dtype=dtype,
-            num_gpus=1,
+            num_gpus=row.n_gpus,
             url_or_path=re.sub(r"@\w+:", f"@{commit}:", template.url_or_path),
             notes=re.sub(r"framework_config=[\w-]+", f"framework_config={config[1]}", template.notes),
         )
@@ -98,6 +99,14 @@ def count_command(recipe: rows.Recipe, *, uv: str, limit_seconds: float) -> Coun
             return _profiled(command, recipe.cards, {**os.environ, **added}, Path(work), limit_seconds)
     finally:
         shutil.rmtree(way.machine, ignore_errors=True)
+
+
+def count_torchtune(command: list[str], *, uv: str, limit_seconds: float) -> Count:
+    """What the second step of torchtune's own command launches. Raises RuntimeError where it fails."""
+    with tempfile.TemporaryDirectory(prefix="vramprobe-row-") as work:
+        plain = torchtune_rows.prepare(Path(work), uv=uv)
+        inside = plain | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        return _profiled(command, torchtune_rows.CARD, inside, Path(work), limit_seconds)
 
 
 def count_cell(row: SpeedRow, case: SpeedCase, *, limit_seconds: float) -> Count:
@@ -165,7 +174,7 @@ def _num_layers(case: SpeedCase) -> int:
 
 def deeper(few: Count, more: Count, depths: tuple[int, int], num_layers: int) -> Count:
     """The count of a model of ``num_layers`` by those of two shallow ones: each row grows by the layer."""
-    by_key: dict[tuple[str, ...], list[Row]] = {}
+    by_key: dict[tuple[str | bool, ...], list[Row]] = {}
     for number, count in enumerate((few, more)):
         for row in small(count.rows):
             pair = by_key.setdefault(key_of(row), [dataclasses.replace(row, **dict.fromkeys(_SUMS, 0))] * 2)
@@ -225,14 +234,14 @@ def _profiled(
     return count_of(counts[0])
 
 
-def key_of(row: Row) -> tuple[str, ...]:
-    return row.phase, row.what, row.name, row.shapes, row.dtype
+def key_of(row: Row) -> tuple[str | bool, ...]:
+    return row.phase, row.what, row.name, row.shapes, row.dtype, row.is_beside
 
 
 def small(given: Iterable[Row]) -> tuple[Row, ...]:
     """Rows without lines of Python; those that are neither product nor attention without shapes, but for embeddings,
     by which tokens are known."""
-    sums: dict[tuple[str, ...], Row] = {}
+    sums: dict[tuple[str | bool, ...], Row] = {}
     for row in given:
         keeps_shapes = row.what in ("product", "attention") or row.name == "aten::embedding"
         row = dataclasses.replace(row, line=None, shapes=row.shapes if keeps_shapes else "")
@@ -244,7 +253,7 @@ def small(given: Iterable[Row]) -> tuple[Row, ...]:
 
 def as_record(count: Count) -> dict[str, Any]:
     """A count as JSON, small."""
-    rows_ = [[getattr(row, name) for name in FIELDS] for row in small(count.rows)]
+    rows_ = [[getattr(row, name) for name in FIELDS] + [True] * row.is_beside for row in small(count.rows)]
     return {
         "num_launches": count.num_launches,
         "num_claimed": count.num_claimed,
@@ -263,5 +272,5 @@ def from_record(told: dict[str, Any]) -> Count:
         unclaimed=tuple((where, number) for where, number in told["unclaimed"]),
         link_bytes=tuple((kind, size, ranks) for kind, size, ranks in told["link_bytes"]),
         message_bytes=tuple(told.get("message_bytes", ())),
-        rows=tuple(Row(**dict(zip(FIELDS, one, strict=True))) for one in told["rows"]),
+        rows=tuple(Row(**dict(zip((*FIELDS, "is_beside"), one, strict=False))) for one in told["rows"]),
     )

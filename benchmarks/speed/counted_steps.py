@@ -23,7 +23,15 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.speed.counted_rows import as_record, count_cell, count_command, from_record, recipe_of
+from benchmarks.speed import torchtune_rows
+from benchmarks.speed.counted_rows import (
+    as_record,
+    count_cell,
+    count_command,
+    count_torchtune,
+    from_record,
+    recipe_of,
+)
 from benchmarks.speed.speed_model import coverage_table, percent, table
 from benchmarks.tables import as_csv, read_csv, write_or_check
 from vramprobe.catalog import find_gpu
@@ -118,6 +126,8 @@ def count_row(row: SpeedRow, case: SpeedCase, published: float, *, uv: str, limi
     if recipe is not None:
         count, how = count_command(recipe, uv=uv, limit_seconds=limit_seconds), recipe.stack
         published = row.tokens_per_s_per_gpu or published
+    elif (command := torchtune_rows.command_of(row)) is not None:
+        count, how = count_torchtune(command, uv=uv, limit_seconds=limit_seconds), "torchtune-0.6.1"
     else:
         count, how = count_cell(row, case, limit_seconds=limit_seconds), "cell"
     return {

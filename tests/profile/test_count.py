@@ -22,11 +22,14 @@ SCRIPT = """
 import torch, torch.nn.functional as F
 layer = torch.nn.Linear(512, 256, bias=False, device="cuda", dtype=torch.bfloat16)
 optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, foreach=False)
+beside, kept = torch.cuda.Stream(), torch.zeros(256, 512, dtype=torch.bfloat16).pin_memory()
 for step in range(NUM_STEPS):
     x = torch.zeros(64, 512, dtype=torch.bfloat16).cuda()
     q = torch.zeros(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     loss = layer(x).sum() + F.scaled_dot_product_attention(q, q, q, is_causal=True).sum()
     loss.backward()
+    with torch.cuda.stream(beside):
+        kept.copy_(layer.weight.detach(), non_blocking=True)
     optimizer.step()
     optimizer.zero_grad()
 print("peak", torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.memory_allocated())
@@ -119,12 +122,14 @@ def test_a_step_on_an_emulated_card_is_counted_exactly(tmp_path: Path, capfd: py
     assert attention["flops"] == 4 * 2 * 4 * pairs * 64
     backward = rows["backward", "aten::_scaled_dot_product_flash_attention_backward", "attention"]
     assert backward["flops"] == 10 * 2 * 4 * pairs * 64
-    assert backward["line"][1] == attention["line"][1] == 8  # the line whose forward made autograd's node
+    assert backward["line"][1] == attention["line"][1] == 9  # the line whose forward made autograd's node
     sgd = rows["optimizer", "aten::add_", "other"]
     weight_bytes = 2 * 512 * 256
     assert (sgd["read"], sgd["written"], sgd["launches"]) == (2 * weight_bytes, weight_bytes, 1)
     copied = [row for row in count["rows"] if row["what"] == "host_to_device"]
-    assert [row["read"] for row in copied] == [2 * 64 * 512]
+    assert [(row["read"], row.get("is_beside")) for row in copied] == [(2 * 64 * 512, None)]
+    (offloaded,) = (row for row in count["rows"] if row["what"] == "device_to_host")
+    assert (offloaded["read"], offloaded["is_beside"]) == (weight_bytes, True)
 
 
 REPEATED = """

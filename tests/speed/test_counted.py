@@ -41,6 +41,20 @@ def test_a_product_takes_its_share_of_the_peak_by_its_shape_or_its_bytes() -> No
     assert time_of(counted(slow), A100).by_class["products"] == pytest.approx(moved)
 
 
+def test_a_copy_on_a_stream_of_its_own_runs_while_the_card_computes() -> None:
+    computed = Row(phase="forward", what="other", name="aten::add", read=3 * 10**12)
+    copied = Row(phase="forward", what="device_to_host", name="aten::copy_", read=4 * 10**9, written=4 * 10**9)
+    beside = dataclasses.replace(copied, is_beside=True)
+    alone, waits, overlaps = (
+        time_of(counted(*rows), A100) for rows in ((computed,), (computed, copied), (computed, beside))
+    )
+    link = A100.pcie_gb_s / 2 * 1e9
+    assert waits.seconds - alone.seconds == pytest.approx(4e9 / (0.4 * link))
+    assert overlaps.by_class["copies"] == pytest.approx(4e9 / (0.8 * link))
+    rest = FIT.rates.step_seconds
+    assert overlaps.seconds == pytest.approx(math.hypot(alone.seconds - rest, 4e9 / (0.8 * link)) + rest)
+
+
 @pytest.mark.parametrize(
     ("name", "shapes", "flops", "expected"),
     [

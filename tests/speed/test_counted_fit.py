@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 
@@ -64,6 +65,17 @@ def test_a_step_at_full_rates_gives_the_times_of_its_count() -> None:
     for _, one in steps()[::4]:
         expected = time_of(one.count, one.gpu, fit=unproven(rates, [one])).seconds
         assert one.seconds(rates) == pytest.approx(expected)
+
+
+def test_a_copy_beside_is_timed_alike_by_a_fit_and_by_a_count() -> None:
+    rates, count = shipped_counted().rates, count_of_step(8192, 10**12, 10)
+    copies = [
+        Row(phase="forward", what="device_to_host", name="aten::copy_", read=10**10, is_beside=one)
+        for one in (True, False)
+    ]
+    count = dataclasses.replace(count, rows=(*count.rows, *copies))
+    step = CountedStep(source="one", count=count, gpu=A100, tokens=8192, tokens_per_second=1.0)
+    assert step.seconds(rates) == pytest.approx(time_of(count, A100, fit=unproven(rates, [step])).seconds)
 
 
 def test_a_source_that_is_left_out_is_predicted_by_the_others() -> None:

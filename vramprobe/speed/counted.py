@@ -26,8 +26,9 @@ from vramprobe.speed.rates import (
 )
 from vramprobe.speed.shapes import LARGE_MESSAGE, attention_share, product_share, sent_bytes_per_second, times_faster
 
-#: Share of a PCIe link's data-sheet rate that a copy from pageable memory reaches: assumed, no row of ours has it.
-_COPY_SHARE = 0.4
+#: Share of a PCIe link's data-sheet rate that a copy from pageable memory reaches, and one on a stream of its own, from
+#: pinned memory: assumed, no row of ours has them.
+_COPY_SHARE, _COPY_BESIDE_SHARE = 0.4, 0.8
 #: Where a card's clock is not known, fp32 products run at this share of the 16-bit ones.
 _FP32_SHARE_ELSEWHERE = 1 / 16
 _NUM_LINES = 10
@@ -62,6 +63,7 @@ class Row:
     written: int = 0
     launches: int = 0
     width: int = 0
+    is_beside: bool = False  # a copy on a stream of its own, which runs while the card computes
     line: Line | None = None
 
 
@@ -124,9 +126,11 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
     by_class |= dict.fromkeys(("optimizer", "copies", "collectives"), 0.0)
     by_line: dict[Line, float] = {}
     phases = [[0.0, 0.0] for _ in PHASES]  # seconds of the host, of the card
+    copied_beside = 0.0
     for row in count.rows:
         seconds, kind = seconds_of.row(row), class_of(row)
         by_class[kind] += seconds
+        copied_beside += seconds if row.is_beside else 0.0
         if row.line is not None:
             by_line[row.line] = by_line.get(row.line, 0.0) + seconds
         phase = phases[_phase_of(row)]
@@ -141,8 +145,8 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
         for one, message in zip_longest(count.link_bytes, count.message_bytes, fillvalue=LARGE_MESSAGE)
     )
     by_class["rest"] = fit.rates.step_seconds
-    seconds = math.hypot(replayed(phases), by_class["collectives"])
-    seconds += by_class["copies"] + by_class["rest"]
+    seconds = math.hypot(replayed(phases), by_class["collectives"], copied_beside)
+    seconds += by_class["copies"] - copied_beside + by_class["rest"]
     tokens, samples, shortest = _tokens(count.rows)
     condition = _condition(gpu, count, by_class, shortest, fit)
     factor = math.exp(fit.half_widths[condition])
@@ -207,7 +211,7 @@ class _Roofline:
         self._fp32_share = plain / gpu.half_dense_tflops if plain else _FP32_SHARE_ELSEWHERE
         self._stream = gpu.bandwidth_gb_s * 1e9 * rates.stream
         self._packed = gpu.bandwidth_gb_s * 1e9 * rates.dequantise
-        self._copy = gpu.pcie_gb_s / 2 * 1e9 * _COPY_SHARE
+        self._link = gpu.pcie_gb_s / 2 * 1e9
         self._link_share = rates.link
 
     def row(self, row: Row) -> float:
@@ -218,7 +222,7 @@ class _Roofline:
         """(seconds of its FLOPs, seconds of its bytes), of which the longer counts."""
         moved, what = row.read + row.written, class_of(row)
         if what == "copies":
-            return 0.0, row.read / self._copy
+            return 0.0, row.read / (self._link * (_COPY_BESIDE_SHARE if row.is_beside else _COPY_SHARE))
         if what == "collectives":
             return 0.0, 0.0
         if what in ("products", "attention"):

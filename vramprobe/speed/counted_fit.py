@@ -55,6 +55,7 @@ class Ideal:
         import numpy as np
 
         rows = ideal_rows(one.count, one.gpu)
+        pairs = zip(one.count.rows, rows, strict=True)
         num_unclaimed = max(0, one.count.num_launches - one.count.num_claimed)
         launches = [sum(row[4] for row in rows if row[0] == at) for at in range(len(PHASES))]
         self._launches = [launches[0] + num_unclaimed, *launches[1:]]
@@ -65,7 +66,10 @@ class Ideal:
             }
             for at in range(len(PHASES))
         ]
-        self._copies = sum(row[3] for row in rows if row[1] == "copies")
+        copies = [(seconds, row.is_beside) for row, (_, kind, _, seconds, _) in pairs if kind == "copies"]
+        self._copies, self._beside = (
+            sum(one for one, is_beside in copies if is_beside is beside) for beside in (False, True)
+        )
         full = unproven(FULL_RATES, [one])
         self._link = time_of(one.count, one.gpu, fit=full).by_class.get("collectives", 0.0)
 
@@ -80,4 +84,5 @@ class Ideal:
                 stream = rates.dequantise if kind == "dequantize" else rates.stream
                 card += float(np.maximum(flops / level, moved / stream).sum())
             phases.append((launches * rates.kernel_seconds, card))
-        return math.hypot(replayed(phases), self._link / rates.link) + self._copies + rates.step_seconds
+        seconds = math.hypot(replayed(phases), self._link / rates.link, self._beside)
+        return seconds + self._copies + rates.step_seconds

@@ -11,6 +11,8 @@ from vramprobe_values.imports import when_imported
 from .operators import shown, size_of, tensors_of
 
 _CALL_OF_BITSANDBYTES = re.compile(r"c(de)?quantize|cadam|clion|cmomentum|crmsprop|cadagrad|cademamix|cgemm_4bit|cgemv")
+#: Inductor's own products and flex attention. Their operations are not known: a mask's are in values.
+_TEMPLATE = "triton_tem_"
 #: A pointer made of another one.
 _POINTER = re.compile(r"(%\w+)(?::\d+)? = (?:tt\.(?:addptr|splat|broadcast|bitcast|expand_dims)|arith\.select) (.*)")
 _BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -52,7 +54,9 @@ def _wrap(owner, name_of):
             kernel = run(self, *args, **kwargs)
         finally:
             launched = count.end(begun)
-        if launched:
+        if launched and _TEMPLATE in name:
+            count.leave(name, launched)
+        elif launched:
             names = getattr(self, "arg_names", ())
             bound = dict(zip(names, args, strict=False)) | kwargs
             tensors = [one for name in names or bound for one in tensors_of(bound.get(name))] or tensors_of(args)

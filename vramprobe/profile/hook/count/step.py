@@ -17,6 +17,7 @@ from .operators import row_of
 
 _COUNTED_STEP = 2
 _SUMS = ("flops", "read", "written", "launches")
+_COPIES = ("host_to_device", "device_to_host")
 _APPLY = getattr(torch.autograd.Function.apply, "__func__", None)  # C, without a frame, from torch 2.14 on
 _BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 
@@ -112,14 +113,22 @@ class StepCount:
             self._at = now
         return own
 
+    def leave(self, name, launches):
+        """Launches whose operations are not known are nobody's, and named."""
+        self._claimed -= launches
+        key = f"{self.phase()}, {name}"
+        self._unclaimed[key] = self._unclaimed.get(key, 0) + launches
+
     def note(self, row):
         """Add one call to the rows."""
         phase = self.phase()
         self._products += row["what"] == "product"
         row["line"] = self._lines.here(phase == "backward")
-        key = (phase, row["what"], row["name"], row["shapes"], row["line"])
-        known = self._rows.get(key)
         stream = torch.cuda.current_stream().stream_id
+        if stream and row["what"] in _COPIES:
+            row["is_beside"] = True
+        key = (phase, row["what"], row["name"], row["shapes"], row["line"], row.get("is_beside"))
+        known = self._rows.get(key)
         at = len(self._rows) if known is None else known["at"]
         self._order.append((at, time.time_ns() // 1000, stream))
         if known is None:

@@ -240,7 +240,7 @@ class Watch:
             allocated_bytes=stats["allocated_bytes.all.current"],
             reserved_bytes=stats["reserved_bytes.all.current"],
             phase=self.phases.name,
-            step=self.phases.step,
+            step=self.phases.step if self._modules else None,  # an engine's process takes none
             stack=_stack(),
             time_ns=time.time_ns(),
         )

@@ -28,16 +28,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_replace": 1, "kv_lora_rank": 48,
        "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 16,
        "n_shared_experts": 2, "num_experts_per_tok": 6, "moe_intermediate_size": 40},
+    "llama4_text": TINY | {"model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 1,
+                           "intermediate_size": 40, "intermediate_size_mlp": 80, "no_rope_layer_interval": 2},
 }  # fmt: skip
-#: The queries' own latent, values as wide as keys, and a router that does not renormalise.
+#: The queries' own latent, values as wide as keys, a router that does not renormalise, chunks shorter than a row, and
+#: layers that are dense by turns.
 VARIANTS: dict[str, dict[str, Any]] = {
     "q_latent": FAMILIES["deepseek_v2"] | {"q_lora_rank": 24, "first_k_dense_replace": 0},
     "wide_values": FAMILIES["deepseek_v2"] | {"v_head_dim": 24},
     "not_renormalised": FAMILIES["qwen3_moe"] | {"norm_topk_prob": False},
+    "short_chunks": FAMILIES["llama4_text"] | {"attention_chunk_size": 32},
+    "half_dense": FAMILIES["llama4_text"]
+    | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attn_temperature_tuning": False},
 }
 
 
 def moe_cell(family: str, **words: Any) -> CellSpec:
-    """A cell of a tiny model; gpt-oss has the eager attention alone."""
-    only = {"attn": "eager"} if family == "gpt_oss" else {}
-    return cell((FAMILIES | VARIANTS)[family], **({"batch_size": 3, "seq_len": 48, "timing_steps": 0} | words | only))
+    """A cell of a tiny model; gpt-oss has the eager attention alone, and Llama 4's router takes no adapter."""
+    config = (FAMILIES | VARIANTS)[family]
+    only: dict[str, Any] = {"attn": "eager"} if family == "gpt_oss" else {}
+    if config["model_type"] == "llama4_text" and words.get("method", "full") != "full":
+        only = {"lora_targets": "q_proj,k_proj,v_proj,o_proj"} if "lora_targets" not in words else {}
+    return cell(config, **({"batch_size": 3, "seq_len": 48, "timing_steps": 0} | words | only))

@@ -50,6 +50,21 @@ VISION: dict[str, dict[str, Any]] = {
         "text_config": {**_TEXT, "model_type": "gemma3_text", "sliding_window": 32, "query_pre_attn_scalar": 16},
         "vision_config": {**_SIGLIP, "model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14},
     },
+    "llama4": {
+        "model_type": "llama4",
+        "image_token_index": 500,
+        "text_config": {**_TEXT, "model_type": "llama4_text", "num_local_experts": 2, "intermediate_size_mlp": 80},
+        "vision_config": {
+            **_SIGLIP,
+            "intermediate_size": 128,  # four pixels of one, as they are joined
+            "model_type": "llama4_vision_model",
+            "image_size": 32,
+            "patch_size": 8,
+            "vision_output_dim": 24,
+            "projector_input_dim": 24,
+            "projector_output_dim": 24,
+        },
+    },
     "smolvlm": {
         "model_type": "smolvlm",
         "image_token_id": 500,

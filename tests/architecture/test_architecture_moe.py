@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mixtures import FAMILIES, moe_cell
 
-from vramprobe.architecture import architecture
+from vramprobe.architecture import RunFails, architecture
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.terms.cell.parameters import Tensor, lora_targets, tensors
 
@@ -47,11 +47,37 @@ def test_dense_and_sparse_layers_are_counted_apart() -> None:
         ("deepseek_v2", {"first_k_dense_replace": 3}, "first_k_dense_replace 3 and topk_method 'greedy', only with 0"),
         ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "topk_method 'group_limited_greedy', only with 0"),
         ("deepseek_v2", {"num_key_value_heads": 2}, "num_key_value_heads 2 and num_attention_heads 4"),
+        ("llama4_text", {"num_experts_per_tok": 5}, "num_experts_per_tok 5; it must be 4 or less"),
+        ("llama4_text", {"moe_layers": [0, 3]}, r"moe_layers \[0, 3\]; it must be a list of layers from 0 to 2"),
+        ("llama4_text", {"no_rope_layers": [1, 0]}, r"no_rope_layers \[1, 0\]; it must be a list of 3 numbers"),
+        ("llama4_text", {"layer_types": ["full_attention"] * 3}, "layer_types other than chunked_attention where"),
     ],
 )
 def test_what_is_not_covered_says_so(family: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(VramprobeError, match=message):
         architecture(FAMILIES[family] | options)
+
+
+def test_layers_of_llama_4_are_of_three_kinds() -> None:
+    from vramprobe.terms.models.families import layer_place
+
+    arch = architecture(FAMILIES["llama4_text"] | {"num_hidden_layers": 9, "interleave_moe_layer_step": 2})
+    assert arch.dense_layers == (0, 2, 4, 6, 8)
+    assert arch.sliding_layers == (True, False) * 4 + (True,)  # every second one turns no heads
+    places = [layer_place(arch, layer).removeprefix("a middle layer ") for layer in range(9)]
+    assert places[:2] == ["first layer", "that sees all"]
+    assert places[2:] == ["that is dense and slides", "that sees all"] * 3 + ["last layer"]
+    named = architecture(FAMILIES["llama4_text"] | {"moe_layers": [2], "no_rope_layers": [0, 1, 1]})
+    assert (named.dense_layers, named.sliding_layers) == ((0, 1), (False, True, True))
+
+
+def test_an_adapter_on_the_router_of_llama_4_is_refused_by_every_engine() -> None:
+    from vramprobe.predict import questions
+
+    for targets in ("all-linear", "q_proj,router"):
+        words = {"model": "llama-4-scout", "method": "lora", "lora_targets": targets, "batch_size": 1, "seq_len": 64}
+        with pytest.raises(RunFails, match="name the targets, such as q_proj,k_proj,v_proj,o_proj"):
+            questions.predict(gpu="B300", num_layers=1, **words)
 
 
 def test_a_window_of_mixtral_is_a_limit_and_one_of_gpt_oss_is_none() -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import json
+import random
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +54,35 @@ def test_smolvlm_cuts_into_tiles_as_its_processor_does(slug: str, kind: str) -> 
         tokens = (tile // patch) ** 2 // config["scale_factor"] ** 2
         assert np.asarray(made).shape == (1, number := image_of(config, width, height).num_tiles, 3, tile, tile)
         assert image_of(config, width, height) == Image(number, tile, tile, number * tokens)
+
+
+def own_functions(module: str) -> dict[str, Any]:
+    """The functions of a module of transformers that needs torchvision, by name, without it."""
+    torch = pytest.importorskip("torch")
+    source = importlib.util.find_spec(module).origin
+    tree = ast.parse(Path(source).read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for node in tree.body:
+        node.returns, node.decorator_list = None, []
+        for argument in node.args.args:
+            argument.annotation = None
+    names: dict[str, Any] = {"torch": torch, "defaultdict": defaultdict}
+    exec(compile(tree, source, "exec"), names)
+    return names
+
+
+def test_llama_4_cuts_into_tiles_as_its_processor_does() -> None:
+    own = own_functions("transformers.models.llama4.image_processing_llama4")
+    config = config_of("llama-4-scout-it")
+    shapes = own["torch"].tensor(own["find_supported_resolutions"](16, SimpleNamespace(height=336, width=336)))
+    drawn = random.Random(4)
+    sizes = [*SIZES, (336, 336), (337, 336), (1344, 1344), (5376, 336)]
+    sizes += [(drawn.randint(1, 6000), drawn.randint(1, 6000)) for _ in range(300)]
+    for width, height in sizes:
+        high, wide = own["get_best_fit"]((height, width), shapes).tolist()
+        number = high * wide // 336**2
+        number += number > 1  # the whole image
+        assert image_of(config, width, height) == Image(number, 336, 336, 144 * number), (width, height)
 
 
 def test_gemma_makes_all_images_alike() -> None:

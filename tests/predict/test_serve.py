@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vramprobe.architecture import architecture
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_model
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.predict.serve import serve
@@ -18,6 +18,11 @@ from vramprobe.units import GIB, MIB
 ROOT = Path(__file__).parents[2]
 H100 = {"gpu": "H100-SXM", "gpu_memory_utilization": 0.95, "max_model_len": 8192}
 SPEC = serving.ServeSpec(max_model_len=8192, max_num_batched_tokens=8192, max_num_seqs=1024)
+
+
+def test_a_kv_cache_of_chunks_is_refused() -> None:
+    with pytest.raises(UnsupportedArchitecture, match="whose layers attend within chunks"):
+        serve(model="llama-4-scout", gpu="B300")
 
 
 def test_weights_of_a_tiny_llama_by_hand() -> None:

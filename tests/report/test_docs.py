@@ -76,6 +76,7 @@ HOW = {
     "python benchmarks/truth/speech.py": Way(more="--check", why="its runs take minutes on an emulated GPU"),
     "python benchmarks/truth/video.py": Way(more="--check", why="its runs take minutes on an emulated GPU"),
     "python benchmarks/truth/vision.py": Way(more="--check", why="its cells take minutes on an emulated GPU"),
+    "python benchmarks/truth/llama4.py": Way(more="--check", why="its cells take minutes on an emulated GPU"),
     "vramprobe doctor": Way(elsewhere="tests/measure/test_doctor.py", why="half a minute"),
     "vramprobe measure --model smollm2-135m --method lora --batch-size 1 --seq-len 64 --save out/mine.jsonl": Way(
         more="--num-layers 1 --timing-steps 0 --device cpu", why="the whole model takes longer"

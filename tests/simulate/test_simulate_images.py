@@ -36,6 +36,8 @@ CELLS: list[tuple[str, dict[str, Any]]] = [
     ("smolvlm", FP32 | FROZEN),
     ("qwen2_5_vl", FP32 | LORA | FROZEN | {"padding": True}),
     ("qwen3_vl", FP32 | {"with_images": False}),
+    ("llama4", LORA | {"lora_targets": "q_v", "gradient_checkpointing": True}),
+    ("llama4", FROZEN),
 ]
 
 

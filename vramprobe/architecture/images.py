@@ -2,8 +2,8 @@
 
 In: a config.json as a dict, an image's width and height in pixels. Out: a frozen Image: the tiles that enter the vision
 tower, and the tokens of the text that they replace. The rules are those of the processors of transformers 5.23
-(``image_processing_qwen2_vl.py``, ``image_processing_idefics3.py``, ``image_processing_gemma3.py``) with the settings
-that each family publishes. It never asks transformers.
+(``image_processing_qwen2_vl.py``, ``image_processing_idefics3.py``, ``image_processing_gemma3.py``,
+``image_processing_llama4.py``) with the settings that each family publishes. It never asks transformers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ MAX_IMAGE_SIDE, MAX_VIDEO_FRAMES = 16384, 4096
 _QWEN2_PIXELS, _QWEN3_PIXELS = (3136, 12845056), (65536, 16777216)
 #: Longest side after the first resize, in tiles; and what no image exceeds (``MAX_IMAGE_SIZE``).
 _TILES_PER_SIDE, _LONGEST_SIDE = 4, 4096
+_MOST_TILES = 16  # of an image of Llama 4's
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,28 @@ def _in_tiles(width: int, height: int, tile: int) -> tuple[int, int]:
     return math.ceil(int(rows * tile * ratio) / tile), rows
 
 
+def _llama4(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """Cut into at most 16 tiles, in the shape that enlarges it least, or else shrinks it least, and of those the
+    smallest; with the whole image as one more where there are several. Marks between tiles are not counted."""
+    vision = config["vision_config"]
+    tile, patch = vision.get("image_size", 448), vision.get("patch_size", 14)
+    shapes = [
+        (rows, most // rows) for most in range(1, _MOST_TILES + 1) for rows in range(1, most + 1) if most % rows == 0
+    ]
+    scales = {shape: min(shape[0] * tile / height, shape[1] * tile / width) for shape in shapes}
+    enlarging = [scale for scale in scales.values() if scale >= 1]
+    scale = min(enlarging) if enlarging else max(scales.values())
+    rows, columns = min((shape for shape in shapes if scales[shape] == scale), key=math.prod)
+    num_tiles = rows * columns + 1 if rows * columns > 1 else 1
+    ratio = vision.get("pixel_shuffle_ratio", 0.5)
+    return Image(num_tiles, tile, tile, num_tiles * int((tile // patch) ** 2 * ratio**2))
+
+
 _RULES: dict[str, Callable[[Mapping[str, Any], int, int], Image]] = {
     "qwen2_5_vl": _qwen2,
     "qwen3_vl": _qwen3,
     "gemma3": _gemma3,
     "idefics3": _tiled,
     "smolvlm": _tiled,
+    "llama4": _llama4,
 }

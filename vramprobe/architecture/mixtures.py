@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vramprobe.architecture.config import Config, Inventory
+from vramprobe.architecture.llama4 import llama4
 from vramprobe.architecture.parts import Architecture, Experts, UnsupportedArchitecture, Wrapped
 from vramprobe.architecture.relatives import sliding_layers, window_of
 from vramprobe.architecture.releases import habits
@@ -175,7 +176,7 @@ def _deepseek_v2(config: Config) -> Architecture:
         num_heads,
         head_size,
         rotary_size=rotated,
-        num_dense=num_dense,
+        dense_layers=tuple(range(num_dense)),
         value_size=value_size if value_size != head_size else None,
         wrapped=_wrapped(experts, hidden, _QWEN_TARGETS),
         window=None,
@@ -272,7 +273,7 @@ def _finish(
     sliding: tuple[bool, ...] = (),
     rotary_size: int | None = None,
     value_size: int | None = None,
-    num_dense: int = 0,
+    dense_layers: tuple[int, ...] = (),
 ) -> Architecture:
     """The layer's two norms and what follows the layers."""
     if experts.per_token > experts.num:
@@ -300,7 +301,7 @@ def _finish(
         activation=config.text("hidden_act", "silu"),
         rotary_size=rotary_size or head_size,
         value_size=value_size,
-        num_dense=num_dense,
+        dense_layers=dense_layers,
         attention_dropout=config.rate("attention_dropout", 0.0),
         sliding_window=window,
         sliding_layers=sliding,
@@ -311,4 +312,10 @@ def _finish(
 
 
 #: Model type → its inventory.
-MIXTURES = {"mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "gpt_oss": _gpt_oss, "deepseek_v2": _deepseek_v2}
+MIXTURES = {
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "gpt_oss": _gpt_oss,
+    "deepseek_v2": _deepseek_v2,
+    "llama4_text": llama4,
+}

@@ -24,6 +24,10 @@ class UnsupportedArchitecture(VramprobeError):
     """A model, or an option of it, that the formula engine has no arithmetic for."""
 
 
+class RunFails(UnsupportedArchitecture):
+    """An option that the libraries fail on with this model: no other engine is to be asked."""
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One parameter tensor; ``{layer}`` in the name stands for the layer's number where there is one per layer."""
@@ -76,6 +80,12 @@ class Experts:
     per_token: int
     width: int  # of the inner layer of one
     renormalised: bool  # the scores of those taken are divided by their sum
+    run_by_all: bool = False  # every token goes through every one, and is 0 where it does not take it
+
+    @property
+    def per_token_run(self) -> int:
+        """Experts that a token goes through."""
+        return self.num if self.run_by_all else self.per_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +156,10 @@ class Architecture:
     caps_scores: bool = False  # tanh over the attention's scores, and over the logits
     caps_logits: bool = False
     experts: Experts | None = None
-    num_dense: int = 0  # layers before those with experts
+    dense_layers: tuple[int, ...] = ()  # those without experts, where others have them
+    #: Llama 4's: queries and keys are normed after they are turned, and queries of layers that turn none are scaled.
+    norms_turned: bool = False
+    scales_unturned: bool = False
     wrapped: tuple[Wrapped, ...] = ()
     tower: Tower | None = None
     parameters: tuple[Parameter, ...] = ()
@@ -170,7 +183,7 @@ class Architecture:
         """How many tensors of this name pattern the model has."""
         if not parameter.per_layer:
             return 1
-        num_dense = min(self.num_dense, self.num_layers)
+        num_dense = len(self.dense_layers)
         return {"": self.num_layers, "dense": num_dense, "sparse": self.num_layers - num_dense}[parameter.only]
 
     @cached_property

@@ -39,12 +39,10 @@ class ProfiledModel:
 
     def why_not_predicted(self, given: str) -> str:
         """One line for verbs that predict and simulate."""
-        text = next((name for name in self.also if "/" not in name), None)
-        alone = f" Its language model alone is predicted as --model {text}." if text else ""
         article = "an" if self.kind[0] in "aeiou" else "a"
         return (
             f"{given} is {article} {self.kind} model, and those are not predicted or simulated. Run its training "
-            f"command on an emulated GPU: vramprobe profile --emulate GPU --empty-weights -- COMMAND.{alone}"
+            f"command on an emulated GPU: vramprobe profile --emulate GPU --empty-weights -- COMMAND."
         )
 
 

@@ -199,7 +199,7 @@ def predicted(
     retries: bool = False,
 ) -> Prediction:
     """By the arithmetic or the simulation, as ``engine`` says."""
-    from vramprobe.architecture import UnsupportedArchitecture
+    from vramprobe.architecture import RunFails, UnsupportedArchitecture
     from vramprobe.predict.predict import predict as predict_cell
 
     if engine != "trace":
@@ -207,8 +207,9 @@ def predicted(
             return predict_cell(
                 one, model, allow_extrapolation=allow_extrapolation, gpu=gpu, replays=replays, retries=retries
             )
-        except UnsupportedArchitecture:
-            if engine == "formula" or one.sharding is not None or one.other_head:  # which no simulation has
+        except UnsupportedArchitecture as error:
+            # Sharding and other heads have no simulation.
+            if engine == "formula" or one.sharding is not None or one.other_head or isinstance(error, RunFails):
                 raise
     from vramprobe.predict import trace_engine as trace  # loads torch
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from vramprobe.architecture import architecture
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_model
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.emulate.cards import CardProperties, card_properties
@@ -78,6 +78,10 @@ def serve(
     utilization = default_utilization if gpu_memory_utilization is None else gpu_memory_utilization
     card, entry = card_properties(gpu), find_model(model)
     arch, config = architecture(entry.config), entry.config
+    if arch.model_type == "llama4_text":
+        raise UnsupportedArchitecture(
+            "--serve: there is no arithmetic for vLLM's KV cache of Llama 4, whose layers attend within chunks"
+        )
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
     is_large = card.total_bytes >= _LARGE_GPU_BYTES and "A100" not in card.name
     spec = serving.ServeSpec(

@@ -104,15 +104,17 @@ def _by_card(found: pd.DataFrame) -> list[dict[str, Any]]:
 def _verdicts(
     entry: catalog.ModelEntry, method: Method, cards: Sequence[Gpu], model: MemoryModel, ran: ByCard
 ) -> list[dict[str, Any]]:
-    """A row per card; none without arithmetic for the model, or where it has fewer positions than the cell tokens."""
+    """A row per card; none without arithmetic for the cell, or where the model has fewer positions than it tokens."""
     from vramprobe.architecture import UnsupportedArchitecture, architecture
     from vramprobe.kernels.chip import chip_like
     from vramprobe.predict.predict import predict
     from vramprobe.predict.verdict import verdict
+    from vramprobe.terms.cell.parameters import tensors
 
     try:
         num_params = architecture(entry.config).num_params
         specs = [standard_cell(entry.name, method, gpu) for gpu in cards]
+        tensors(specs[0], architecture(entry.config))
     except (UnsupportedArchitecture, SpecError):
         return []
     replayed: dict[tuple, Prediction | None] = {}

@@ -148,7 +148,7 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
             linear_stream += elements * copies
             adapter_kernels += _ADAPTER_KERNELS * copies
     for stack in (p for p in arch.parameters if p.role == "experts"):
-        share = (arch.experts.per_token / arch.experts.num) if arch.experts else 1.0
+        share = (arch.experts.per_token_run / arch.experts.num) if arch.experts else 1.0
         num_in, num_out = stack.shape[-2:]
         copies = arch.num_copies(stack) * stack.numel / (num_in * num_out)
         products += _uses(tokens * share, num_out, num_in, dense, copies, again, trains=full)
@@ -253,7 +253,7 @@ def _share_of_tokens(arch: Architecture, name: str) -> float:
     """Of a linear layer that is one of several experts, the share of tokens that comes to it."""
     if arch.experts is None or ".experts." not in name:
         return 1.0
-    return arch.experts.per_token / arch.experts.num
+    return arch.experts.per_token_run / arch.experts.num
 
 
 def _attention_flops(arch: Architecture, batch: int, length: int, layer: int) -> float:

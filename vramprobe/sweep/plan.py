@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.architecture import RunFails, UnsupportedArchitecture
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.lengths.padding import PaddedData
 from vramprobe.model.memory_model import MemoryModel
@@ -283,7 +283,7 @@ def _predictions(
             found[spec.fingerprint] = _predicted(spec, fit, card)
         except UnsupportedArchitecture as error:
             found[spec.fingerprint] = str(error)
-            for_trace += [spec] if spec.num_gpus == 1 else []
+            for_trace += [spec] if spec.num_gpus == 1 and not isinstance(error, RunFails) else []
         except VramprobeError as error:  # far outside the fit
             found[spec.fingerprint] = str(error)
     if trace is not None and for_trace:

@@ -63,6 +63,9 @@ def add_images(spec: CellSpec, config: Any, batch: dict[str, torch.Tensor]) -> N
             batch["pixel_values"] = torch.rand(
                 num_images, vision.num_channels, image.height, image.width, device=device
             )
+        case "llama4":  # normalized in bfloat16, all images' tiles in one row
+            size = (num_images * image.num_tiles, vision.num_channels, image.height, image.width)
+            batch["pixel_values"] = torch.rand(*size, dtype=torch.bfloat16, device=device)
         case _:
             tiles = (spec.batch_size, spec.images * image.num_tiles)
             size = (image.height, image.width)

@@ -28,7 +28,7 @@ def test_every_mixture_is_among_these() -> None:
     assert set(FAMILIES) == set(MIXTURES)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "half_dense", "short_chunks"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,9 +102,11 @@ MEASURED: list[tuple[str, dict[str, Any]]] = [
     ("gpt_oss", {"dtype": "fp16", "autocast": "none", "grad_accum": 2}),
     ("deepseek_v2", QLORA | FP32 | {"quant": "nf4-single"}),
     ("deepseek_v2", FP32 | EAGER | {"grad_accum": 2}),
+    ("llama4_text", FP32 | EAGER | CKPT),
+    ("half_dense", QLORA | CKPT | {"lora_targets": "q_v"}),
 ]
 #: Every family once, and every kind of step.
-ALWAYS = [*MEASURED[: len(FAMILIES) + len(VARIANTS)], ("gpt_oss", FP32 | CKPT | {"batch_size": 1}), *MEASURED[-11::3]]
+ALWAYS = [*MEASURED[: len(FAMILIES) + len(VARIANTS)], ("gpt_oss", FP32 | CKPT | {"batch_size": 1}), *MEASURED[-13:-2:3]]
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

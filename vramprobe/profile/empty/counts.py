@@ -57,5 +57,7 @@ def _marks(processor, kind, **seen):
     text = processor.apply_chat_template([{"role": "user", "content": [{"type": kind}]}], tokenize=False)
     ids = processor(text=[text], **seen)["input_ids"][0]
     marks = getattr(processor, "image_token_ids", None) or [processor.image_token_id]
+    if patch := getattr(processor, "img_patch_token", None):  # Llama 4's, whose image token stands once in a text
+        marks = [processor.tokenizer.convert_tokens_to_ids(patch)]
     marks = [*marks, getattr(processor, "video_token_id", None)]
     return sum(int(one) in marks for one in ids)

@@ -44,6 +44,7 @@ _MODULES: dict[str, set[str] | None] = {
     "architecture.relatives": None,
     "architecture.variants": None,
     "architecture.releases": None,
+    "architecture.llama4": None,
     "architecture.mixtures": None,
     "architecture.vision": None,
     "architecture": None,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vramprobe.architecture import SCORE, Architecture, Parameter, Wrapped
+from vramprobe.architecture import SCORE, Architecture, Parameter, RunFails, Wrapped
 from vramprobe.errors import SpecError
 from vramprobe.rules.cell import lora_target_names
 from vramprobe.spec import CellSpec
@@ -25,6 +25,8 @@ CODE_8BIT_BYTES = 256 * 4  # the second-level code book
 _BEHIND_A_PRODUCT = ("o_proj", "out_proj", "dense", "c_proj", "down_proj", "dense_4h_to_h", "fc2")
 #: What peft calls the copy of a module that it trains beside adapters.
 TRAINED_COPY = "modules_to_save"
+#: The linear layer with a result that no adapter can be added to.
+_ROUTER = "feed_forward.router"
 _TRL_BF16_NAMES = ("lm_head", "embed_tokens", "wte", "wpe")
 
 
@@ -107,11 +109,18 @@ def _base_dtype(spec: CellSpec, parameter: Parameter, *, own_linear: bool) -> st
 def lora_targets(spec: CellSpec, arch: Architecture) -> frozenset[str]:
     """Name patterns of the linear layers and other weights that get an adapter.
 
-    Raises SpecError where a target matches none, or not all of what peft needs for one (Wrapped).
+    Raises SpecError where a target matches none, or not all of what peft needs for one (Wrapped), and RunFails for
+    those that peft cannot train.
     """
     if spec.method == "full":
         return frozenset()
     wanted = lora_target_names(spec)
+    if arch.model_type == "llama4_text" and (wanted is None or any(_matches(_ROUTER, name) for name in wanted)):
+        targets = "all-linear" if wanted is None else ", ".join(wanted)
+        raise RunFails(
+            f"lora_targets {targets}: peft takes Llama 4's router for a linear layer, and its adapter fails "
+            "on the two results of it; name the targets, such as q_proj,k_proj,v_proj,o_proj"
+        )
     claimed = {target for wrapped in arch.wrapped for target in wrapped.targets}
     # peft takes these names for the experts' parameters, and leaves linear layers that are called so (a dense layer's,
     # the shared experts') alone.

@@ -158,7 +158,10 @@ def _safe_softmax(scores: Value, device: str) -> Value:
 
 
 def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> tuple[Value, Value]:
-    """transformers' ``eager_attention_forward``: scores, scale, mask, softmax in fp32 (GPT-2: as it comes), product."""
+    """transformers' ``eager_attention_forward``: scores, scale, mask, softmax in fp32, product.
+
+    GPT-2 and Llama 4 take the softmax as the scores come.
+    """
     # The view of a single head is a bmm's operand only for a single row.
     key, value = _repeated(query, key, value, as_view=setup.batch_size == setup.arch.num_kv_heads == 1)
     dtype = query.dtype
@@ -171,6 +174,9 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     scores = op.add(scores, mask) if mask is not None else scores
     if setup.arch.model_type == "gpt2":
         scores = op.cast(op.softmax(scores, setup.device), value.dtype)
+    elif setup.arch.model_type == "llama4_text":  # in fp32 only where CUDA's autocast has it so
+        is_wide = setup.device == "cuda" and setup.autocast != "none"
+        scores = op.softmax(op.cast(scores, "fp32") if is_wide else scores, setup.device)
     else:
         scores = op.cast(op.softmax(op.cast(scores, "fp32"), setup.device), dtype)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, VARIANTS, Architecture
 from vramprobe.terms.cell.parameters import part_of
-from vramprobe.terms.models import falcon, gpt_oss, llama, mla, preference, relatives, variants, vision
+from vramprobe.terms.models import falcon, gpt_oss, llama, llama4, mla, preference, relatives, variants, vision
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.chunked_nll import chunked_nll
 from vramprobe.terms.models.cut_cross_entropy import cut_cross_entropy
@@ -100,17 +100,18 @@ def layer_place(arch: Architecture, layer: int) -> str:
     """Where in the depth a layer is; memory is linear between layers of one place.
 
     Layers that look through a window and layers that see everything are handed tables and masks of their own, and below
-    the first of the others, backward has none of theirs left.
+    the first of the others, backward has none of theirs left. Some are dense where others have experts.
     """
     if layer == arch.num_layers - 1:
         return "last layer"
     if layer == 0:
         return "first layer"
+    is_dense = len(arch.dense_layers) > 1 and layer in arch.dense_layers
     if len(set(arch.sliding_layers)) < 2:
-        return MIDDLE_LAYER
+        return f"{MIDDLE_LAYER} that is dense" if is_dense else MIDDLE_LAYER
     slides = arch.sliding_layers[layer]
-    kind = "that slides" if slides else "that sees all"
-    return f"{MIDDLE_LAYER} {kind}" + ("" if (not slides) in arch.sliding_layers[:layer] else ", near the first")
+    kind = ("is dense and " if is_dense else "") + ("slides" if slides else "sees all")
+    return f"{MIDDLE_LAYER} that {kind}" + ("" if (not slides) in arch.sliding_layers[:layer] else ", near the first")
 
 
 def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
@@ -153,6 +154,8 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
             return mla.embed, mla.layer, llama.finish
         case "gpt_oss":
             return gpt_oss.embed, gpt_oss.layer, gpt_oss.finish
+        case "llama4_text":
+            return mla.embed, llama4.layer, llama.finish
         case "gpt_neox":
             return _neox_embed, _neox_layer, lambda model, hidden: model.layer_norm("gpt_neox.final_layer_norm", hidden)
         case "gpt2":

@@ -29,8 +29,8 @@ def _complex_tables(model: Model, dtype: str) -> None:
 
 
 def layer(model: Model, hidden: Value) -> Value:
-    """A decoder layer: a llama's, with another attention, and with experts beyond the first num_dense."""
-    is_dense = model.layer < model.arch.num_dense
+    """A decoder layer: a llama's, with another attention, and with experts beyond the first dense ones."""
+    is_dense = model.layer in model.arch.dense_layers
     return llama.layer(model, hidden, _attention, llama.gated_mlp if is_dense else _mixture)
 
 
@@ -78,12 +78,13 @@ def _attention(model: Model, prefix: str, hidden: Value) -> Value:
 def _rotated(model: Model, query: Value, key: Value) -> tuple[Value, Value]:
     """``apply_rotary_emb``: as complex fp32 numbers, times the shared ones, which are all that is saved."""
     wide_query, wide_key = op.cast(query, "fp32"), op.cast(key, "fp32")
-    turned_query = op.cast(_times(wide_query, model.tables[0]), query.dtype)
+    turned_query = op.cast(times(wide_query, model.tables[0]), query.dtype)
     turned_query.contiguous = True  # only concatenated
-    return turned_query, op.cast(_times(wide_key, model.tables[0]), key.dtype)
+    return turned_query, op.cast(times(wide_key, model.tables[0]), key.dtype)
 
 
-def _times(value: Value, table: Value) -> Value:
+def times(value: Value, table: Value) -> Value:
+    """Complex numbers times the shared ones."""
     out = op.value_like(value)
     value.tape.record([value], [out], [table], lambda grads: [op.value_like(grads[0])])
     return out

@@ -57,6 +57,8 @@ class Model(Weights):
                 norm = norms.rms_norm_around_one
             case "olmo2" | "olmo3":
                 norm = norms.rms_norm_weighted_in_fp32
+            case "llama4_text":
+                norm = norms.rms_norm_weighted_last
             case _:
                 norm = norms.rms_norm
         return norm(value, weight, value.numel // weight.numel)
@@ -155,6 +157,8 @@ class Model(Weights):
         elif setup.attn == "sdpa" and (arch.model_type == "falcon" or setup.beyond_window):
             # Falcon asks for a mask always (allow_is_causal_skip=False).
             slides = arch.model_type != "falcon"
+            # A chunk begins where a row's padding ends, so that its mask is one of each row.
+            numel *= setup.batch_size if arch.model_type == "llama4_text" else 1
             self._masks = {slides: self._allowed(numel, slides=slides)}
 
     def _of_packed(self, numel: int) -> Value:

@@ -310,17 +310,19 @@ def batched_product(left: Value, right: Value, numel: int, *, is_scaled: bool = 
     tape = left.tape
     out = tape.new(numel, left.dtype)
     out.contiguous = False
-    sizes = (left.numel, right.numel)
+    sizes, needs = (left.numel, right.numel), (left.needs_grad, right.needs_grad)
     saved = ([right] if left.needs_grad else []) + ([left] if right.needs_grad else [])
 
     def backward(grads: list[Value]) -> list[Value | None]:
         made: dict[int, Value] = {}
         for side in (0, 1) if is_scaled else (1, 0):
+            if not needs[side]:
+                continue
             made[side] = tape.new(sizes[side], grads[0].dtype)
             if is_scaled:
                 made[side] = value_like(made[side])
             made[side].contiguous = False
-        return [made[0], made[1]]
+        return [made.get(0), made.get(1)]
 
     tape.record([left, right], [out], saved, backward)
     return out

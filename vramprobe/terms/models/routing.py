@@ -21,6 +21,14 @@ def top_k(value: Value, num_chosen: int) -> tuple[Value, Value]:
     return values, indices
 
 
+def scattered(value: Value, indices: Value, numel: int) -> Value:
+    """``torch.full_like(…).scatter_(1, indices, value)``: saves the indices; backward gathers."""
+    tape, chosen = value.tape, value.numel
+    out = tape.new(numel, value.dtype)
+    tape.record([value], [out], [indices], lambda grads: [tape.new(chosen, grads[0].dtype)])
+    return out
+
+
 def divided_by_row_sums(value: Value, num_rows: int) -> Value:
     """``value /= value.sum(-1, keepdim=True)``: in place, so that what division saves of it is a copy."""
     tape = value.tape

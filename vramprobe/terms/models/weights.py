@@ -37,7 +37,7 @@ class Weights:
 
     def has(self, name: str) -> bool:
         """Whether the current layer has its own of this name, where some layers are dense and others have experts."""
-        is_dense = self.layer < self.arch.num_dense
+        is_dense = self.layer in self.arch.dense_layers
         return self._only.get(name.removesuffix(".lora_A").removesuffix(".lora_B"), "") in (
             "",
             "dense" if is_dense else "sparse",

@@ -1,0 +1,147 @@
+"""Llama 4's cells: ``python benchmarks/truth/llama4.py`` (rebuilds llama4.csv and llama4.md; resumable).
+
+Scout and Maverick, whole or cut to their first layers, text alone or with images, run on emulated cards (the real CUDA
+software over a driver that launches nothing), once more on fake tensors, and by ``predict``. None of these is a
+measurement. It needs ``vramprobe emulate setup`` and takes about 10 minutes on two cores and 10 GiB. The emulated
+records stay under ``--out`` and are not run again; ``--check`` says whether llama4.md is what llama4.csv says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+warnings.filterwarnings("ignore")
+
+import yaml  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check  # noqa: E402
+from vramprobe import api, catalog  # noqa: E402
+from vramprobe.records import store  # noqa: E402
+from vramprobe.spec import resolve  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+TABLE = Path(__file__).with_suffix(".csv")
+SCOUT, MAVERICK, WITH_IMAGES = {"model": "llama-4-scout"}, {"model": "llama-4-maverick"}, {"model": "llama-4-scout-it"}
+FULL, CKPT = {"method": "full"}, {"gradient_checkpointing": True}
+LORA = {"method": "lora", "lora_targets": "q_proj,k_proj,v_proj,o_proj"}
+#: By card, what each cell has beside a batch and a length.
+CELLS: dict[str, list[dict[str, Any]]] = {
+    "H100-SXM": [
+        {**SCOUT, "num_layers": 2, "batch_size": 2, "seq_len": 512} | FULL,
+        {**SCOUT, "num_layers": 2, "batch_size": 2, "seq_len": 512, "attn": "eager"} | FULL,
+        {**SCOUT, "num_layers": 8, "batch_size": 2, "seq_len": 512} | LORA,
+        {**SCOUT, "num_layers": 8, "batch_size": 2, "seq_len": 512, "method": "qlora", "lora_targets": "q_v"} | CKPT,
+        {**SCOUT, "num_layers": 4, "batch_size": 1, "seq_len": 12288} | LORA | CKPT,  # beyond a chunk
+        {**MAVERICK, "num_layers": 2, "batch_size": 2, "seq_len": 512}
+        | {"method": "lora", "lora_targets": "q_proj,v_proj,gate_proj,up_proj,down_proj"},
+        {**WITH_IMAGES, "num_layers": 2, "batch_size": 1, "seq_len": 256, "images": 1, "freeze_vision": True} | FULL,
+        {**WITH_IMAGES, "num_layers": 4, "batch_size": 1, "seq_len": 256, "images": 2, "image_size": "336x500"}
+        | LORA
+        | CKPT,
+    ],
+    "B300": [
+        {**SCOUT, "batch_size": 1, "seq_len": 4096} | LORA | CKPT,
+        {**WITH_IMAGES, "batch_size": 1, "seq_len": 1024, "images": 1, "freeze_vision": True} | LORA | CKPT,
+    ],
+}
+Row = dict[str, Any]
+
+
+def emulate(card: str, out: Path) -> dict[str, Any]:
+    """Fingerprint → record, of this card."""
+    sweep, records = out / f"{card.lower()}.yaml", out / card.lower()
+    out.mkdir(parents=True, exist_ok=True)
+    sweep.write_text(yaml.safe_dump({"name": "llama4", "defaults": {"timing_steps": 0}, "cells": CELLS[card]}))
+    words = ["run", str(sweep), "--emulate", card, "--out", str(records), "--no-skip"]
+    subprocess.run([sys.executable, "-m", "vramprobe", *words], cwd=ROOT, check=False)
+    return store.latest_by_fingerprint(store.read(records).records)
+
+
+def row_of(card: str, words: dict[str, Any], records: dict[str, Any]) -> Row:
+    """The peaks of one cell."""
+    from vramprobe.simulate.run import simulate
+
+    cell = resolve(device="cuda", timing_steps=0, **words)
+    emulated, simulated = records[cell.fingerprint].peak, simulate(cell, gpu=catalog.find_gpu(card)).record.peak
+    predicted = api.predict(gpu=card, device="cuda", timing_steps=0, **words)
+    return {
+        "card": card,
+        "cell": cell.cell_id,
+        "emulated_bytes": emulated.allocated_bytes,
+        "emulated_reserved_bytes": emulated.reserved_bytes,
+        "simulated_bytes": simulated.allocated_bytes,
+        "simulated_reserved_bytes": simulated.reserved_bytes,
+        "engine": predicted.engine,
+        "predicted_bytes": predicted.peak_allocated_bytes.value,
+    }
+
+
+def rows(out: Path) -> list[Row]:
+    """A row per cell."""
+    made = []
+    for card, cells in CELLS.items():
+        records = emulate(card, out)
+        for words in cells:
+            made.append(row_of(card, words, records))
+            print(made[-1], flush=True)
+    return made
+
+
+def percent(row: Row, name: str) -> float | None:
+    """How far this one is from the emulated one of its kind; None where not all layers were simulated."""
+    if not row[name]:
+        return None
+    of = "emulated_reserved_bytes" if "reserved" in name else "emulated_bytes"
+    return 100 * (int(row[name]) / int(row[of]) - 1)
+
+
+def summary(found: list[Row]) -> str:
+    """The page."""
+    names = ("simulated_bytes", "simulated_reserved_bytes", "predicted_bytes")
+    worst = {name: f"{max(abs(percent(row, name) or 0) for row in found):.3f} %" for name in names}
+    lines = [
+        "# Llama 4: simulated and predicted against emulated\n",
+        f"{len(found)} cells of Scout and Maverick, whole or cut to their first layers. Simulated peaks are off by",
+        f"{worst['simulated_bytes']} at worst (allocated) and {worst['simulated_reserved_bytes']} (reserved),",
+        f"`predict` by {worst['predicted_bytes']}: by arithmetic, with images by simulation. Emulated: the real",
+        "CUDA software over a driver that launches nothing; no GPU was measured.",
+        "transformers runs every expert on every token; a library that sends tokens to their experts has another peak.",
+        "A dash: of a whole model a few layers are simulated, which says nothing of what is reserved.",
+        "By `python benchmarks/truth/llama4.py`.\n",
+    ]
+    head = ["cell", "card", "emulated, GiB", "simulated, %", "reserved, %", "predicted, %", "by"]
+    cells = [
+        [
+            row["cell"],
+            row["card"],
+            f"{int(row['emulated_bytes']) / 2**30:.3f}",
+            *["–" if (error := percent(row, name)) is None else f"{error:+.3f}" for name in names],
+            {"trace": "simulation", "formula": "arithmetic"}[row["engine"]],
+        ]
+        for row in found
+    ]
+    return "\n".join([*lines, *as_markdown(head, "llrrrrl", cells)]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "llama4")
+    parser.add_argument("--check", action="store_true")
+    words = parser.parse_args()
+    if not words.check:
+        TABLE.write_text(as_csv(rows(words.out)))
+    write_or_check({TABLE.with_suffix(".md"): summary(read_csv(TABLE))}, "truth/llama4.py", check=words.check)
+
+
+if __name__ == "__main__":
+    main()

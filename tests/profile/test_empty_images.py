@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,22 @@ def test_tokens_of_an_image_are_those_that_the_processor_counts(slug, expected, 
     shown = processor.apply_chat_template(chat, tokenize=False)
     image = empty.processors.FAMILIES[raw["model_type"]]["image"]
     assert shown == f"<|im_start|>user\n{image}what?<|im_end|>\n<|im_start|>assistant\na</s>\n"
+
+
+def test_llama_4_reads_an_image_at_its_patches(empty) -> None:
+    """Its processor needs torchvision; its image token stands once in a text, before the patches of the whole image."""
+
+    class Processor:
+        image_token_id, img_patch_token = 9, "<|patch|>"
+        tokenizer = types.SimpleNamespace(convert_tokens_to_ids={"<|patch|>": 7}.get)
+
+        def apply_chat_template(self, messages, tokenize):
+            return "<|image|>"
+
+        def __call__(self, **given):
+            return {"input_ids": [[1, 7, 7, 8, 9, 7, 2]]}
+
+    assert empty.counts.tokens_per_image(Processor(), 640, 480) == 3
 
 
 def test_an_image_is_a_png_of_its_size(empty) -> None:

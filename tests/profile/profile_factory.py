@@ -30,7 +30,7 @@ class Script:
     """One process, told line by line."""
 
     def __init__(self, pid: int = 100, **process: Any) -> None:
-        self.pid, self.now_ns = pid, FIRST_NS
+        self.pid, self.now_ns, self.device = pid, FIRST_NS, 0
         known = {
             "ppid": 1,
             "argv": ["/srv/train.py", "--lr", "1"],
@@ -117,7 +117,7 @@ class Script:
                 "name": name,
                 "step": step,
                 "micro_step": micro_step,
-                "device": 0,
+                "device": self.device,
                 "start_ns": start_ns,
                 "end_ns": self.now_ns,
                 "allocated_end_bytes": allocated,
@@ -141,7 +141,7 @@ class Script:
 
     def history(self) -> dict[str, Any]:
         return {
-            "device": 0,
+            "device": self.device,
             "traced": self.traced,
             "first_ns": FIRST_NS,
             "last_ns": self.now_ns,

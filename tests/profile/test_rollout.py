@@ -216,8 +216,9 @@ def test_processes_of_one_gpu_are_added_up_stage_by_stage(tmp_path: Path) -> Non
     for card in (0, 1):
         trainer, engine = (
             Script(100 + card, device_uuid=str(card), rank=card),
-            Script(200 + card, device_uuid=str(card)),
+            Script(200 + card, device_uuid="0", device_uuids=["0", "1"]),
         )
+        engine.device = card  # chosen after its first use of CUDA, as vLLM's second worker does
         extra = card * MIB
         cycle(trainer, engine, extra)
         trainer.write(tmp_path)

@@ -87,7 +87,7 @@ def homes_of(process: RawProcess, folder: str | None) -> list[str]:
 def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks, cards: Sequence[CardSeen] = ()) -> RankProfile:
     """Everything that is known of one process, and of its card from outside."""
     peak = peak_of(raw.phases)
-    card = next((one for one in cards if _is_called(raw.process.device_uuid, one.uuid)), None)
+    card = next((one for one in cards if _is_called(raw.device_uuid, one.uuid)), None)
     if peak is not None and card is not None:
         peak = peak.model_copy(update={"device_bytes": _highest((peak.device_bytes, card.peak_bytes))})
         if (card.before_bytes or 0) > _OTHERS_BYTES:

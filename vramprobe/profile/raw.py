@@ -39,6 +39,7 @@ class RawProcess:
     device_name: str | None = None
     device_total_bytes: int | None = None
     device_uuid: str | None = None  # torch below 2.4 does not tell
+    device_uuids: tuple[str | None, ...] = ()  # of all that it sees
     capability: tuple[int, int] | None = None
     emulated: bool = False
     versions: Mapping[str, str | None] = field(default_factory=dict)
@@ -191,6 +192,13 @@ class RawRank:
     trainer: RawTrainer | None = None
     end: RawEnd | None = None
     history: RawHistory | None = None
+
+    @property
+    def device_uuid(self) -> str | None:
+        """Of the card that it works on: an engine's worker may choose it after its first use of CUDA."""
+        devices = [one.device for one in self.phases if one.device is not None]
+        uuids = self.process.device_uuids
+        return uuids[devices[-1]] if devices and devices[-1] < len(uuids) else self.process.device_uuid
 
 
 @dataclass(frozen=True, kw_only=True)

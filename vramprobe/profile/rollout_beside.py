@@ -88,7 +88,7 @@ def stages_beside(raws: Sequence[RawRank], seen: Sequence[Seen | None]) -> dict[
         return {}
     cards: dict[object, list[_Member]] = {}
     for one in members:
-        cards.setdefault(one.raw.process.device_uuid, []).append(one)
+        cards.setdefault(one.raw.device_uuid, []).append(one)
     found = {}
     for own in cards.values():
         trainer = next((one for one in own if one.trains), None)

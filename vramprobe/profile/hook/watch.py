@@ -268,12 +268,17 @@ def _process(emulated):
         "device_index": device,
         "device_name": properties.name,
         "device_total_bytes": properties.total_memory,
-        "device_uuid": str(getattr(properties, "uuid", "")) or None,
+        "device_uuid": _uuid(device),
+        "device_uuids": list(map(_uuid, range(torch.cuda.device_count()))),
         "capability": [properties.major, properties.minor],
         "emulated": emulated,
         "versions": _versions(),
         "started_ns": time.time_ns(),
     }
+
+
+def _uuid(device):
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
 
 
 def _said(error):

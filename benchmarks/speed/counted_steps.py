@@ -1,10 +1,11 @@
 """Published training steps, counted and made into seconds: ``python benchmarks/speed/counted_steps.py`` (minutes).
 
-``--run`` counts rows of published_speed.csv that the journal (counted_steps.jsonl) has not: of fms-acceleration by the
+``--run`` counts rows of published_speed.csv that are in no journal yet: of fms-acceleration and torchtune by the
 source's own command, else by their cell; ``--line 6`` these lines, ``--source NAME`` these sources, ``--most 20`` so
-many. Without it nothing is emulated: rates are fitted to the journal, each source and each card is left out in turn,
-and counted_steps.md, .csv and vramprobe/data/rates/counted.json, which ships, are written. ``--check`` writes nothing
-and fails where one of them is not what the journal gives.
+many. They go to counted_later.jsonl, to which no rate is fitted (counted_later.py). Without it nothing is emulated:
+rates are fitted to the journal, each source and each card is left out in turn, and counted_steps.md, .csv and
+vramprobe/data/rates/counted.json, which ships, are written. ``--check`` writes nothing and fails where one of them is
+not what the journal gives.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from vramprobe.speed.rates import Condition, SpeedFit
 
 OUT = Path(__file__).resolve().with_suffix(".md")
 ROWS, JOURNAL = OUT.with_suffix(".csv"), OUT.with_suffix(".jsonl")
+LATER = OUT.with_name("counted_later.jsonl")
 SHIPPED = data_file("rates/counted.json")
 #: Steps of one source and day that differ by a plugin, kernel or compiler alone: a line, or the prototype's name.
 PAIRS: list[tuple[int | str, int | str]] = [
@@ -69,7 +71,6 @@ PAIRS: list[tuple[int | str, int | str]] = [
     ("llama8_qlora_foak_4", "llama8_qlora_liger_4"),
     ("powerlm_lora_none_4", "powerlm_lora_foak_4"),
     ("mixtral_qlora_none_4", "mixtral_qlora_foak_4"),
-    (1101, 1102),
 ]
 #: "multinode 2x2": what their network takes is not counted.
 _TWO_MACHINES = (1061, 1062)
@@ -77,25 +78,27 @@ Record = dict[str, Any]
 Errors = dict[int, float]  # number of a step → log(predicted / published)
 
 
-def journal() -> list[Record]:
+def journal(path: Path = JOURNAL) -> list[Record]:
     """Every record that there is."""
-    return [json.loads(line) for line in JOURNAL.read_text().splitlines()] if JOURNAL.exists() else []
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def steps() -> list[tuple[Record, CountedStep]]:
     """The journal's records and what they say of a step, in the order of their sources and lines."""
-    found = []
-    for record in sorted(journal(), key=lambda one: (one["source"], one["line"] or 0, one["url"])):
-        count = from_record(record)
-        step = CountedStep(
-            source=record["source"],
-            count=with_first_flash(count) if record["source"] in FIRST_FLASH else count,
-            gpu=find_gpu(record["card"]),
-            tokens=record["tokens"],
-            tokens_per_second=record["published"],
-        )
-        found.append((record, step))
-    return found
+    records = sorted(journal(), key=lambda one: (one["source"], one["line"] or 0, one["url"]))
+    return [(record, step_of(record)) for record in records]
+
+
+def step_of(record: Record) -> CountedStep:
+    """What a record says of a step."""
+    count = from_record(record)
+    return CountedStep(
+        source=record["source"],
+        count=with_first_flash(count) if record["source"] in FIRST_FLASH else count,
+        gpu=find_gpu(record["card"]),
+        tokens=record["tokens"],
+        tokens_per_second=record["published"],
+    )
 
 
 def with_first_flash(count: Count) -> Count:
@@ -146,7 +149,7 @@ def count_row(row: SpeedRow, case: SpeedCase, published: float, *, uv: str, limi
 
 def campaign(given: argparse.Namespace) -> None:
     """Count what is left, one after the other."""
-    known = {one["line"] for one in journal()}
+    known = {one["line"] for path in (JOURNAL, LATER) for one in journal(path)}
     todo = [found for found in observations() if found[2].num_gpus <= given.gpus and found[0].line not in known]
     todo = [found for found in todo if given.line is None or found[0].line in given.line]
     todo = [found for found in todo if given.source is None or found[0].family in given.source]
@@ -154,7 +157,7 @@ def campaign(given: argparse.Namespace) -> None:
         started = time.monotonic()
         try:
             record = count_row(row, case, one.tokens_per_second, uv=given.uv, limit_seconds=given.limit)
-            with JOURNAL.open("a") as out:
+            with LATER.open("a") as out:
                 out.write(json.dumps(record, separators=(",", ":")) + "\n")
             told = f"{record['num_launches'] - record['num_claimed']} of {record['num_launches']} launches unclaimed"
         except (RuntimeError, subprocess.TimeoutExpired) as error:
@@ -234,7 +237,7 @@ def as_page(found: Findings) -> str:
     parts = [
         head,
         "## Left out\n",
-        table(["way", "steps", "median", "90 % below", "worst"], [[name, *_told(one)] for name, one in ways if one]),
+        table(["way", "steps", "median", "90 % below", "worst"], [[name, *told(one)] for name, one in ways if one]),
         "What the 80 % interval of a fit, and of widths, that have not seen the source holds:\n",
         coverage_table(found.inside.values()),
         "## By source and card (source left out)\n",
@@ -265,7 +268,7 @@ def as_page(found: Findings) -> str:
 
 def _line(found: Findings, at: int) -> list[str]:
     record, published = found.records[at], f"{found.steps[at].tokens_per_second:,.0f}"
-    errors = [_signed(found.shown[at]), _signed(found.alone[at])]
+    errors = [signed(found.shown[at]), signed(found.alone[at])]
     number = record.get("num_gpus", 1)
     card = record["card"] if number == 1 else f"{number} × {record['card']}"
     return [record["source"], record["what"], card, record["how"], published, *errors]
@@ -281,9 +284,9 @@ def as_rows(found: Findings) -> str:
             {name: record.get(name) or "" for name in names}
             | {
                 "published_tokens_per_s": f"{one.tokens_per_second:.4g}",
-                "error_source_left_out": _signed(found.shown[at]),
-                "error_card_left_out": _signed(found.by_card.get(at)),
-                "error_tables_alone": _signed(found.alone[at]),
+                "error_source_left_out": signed(found.shown[at]),
+                "error_card_left_out": signed(found.by_card.get(at)),
+                "error_tables_alone": signed(found.alone[at]),
                 "in_interval": {True: "yes", False: "no", None: ""}[found.inside.get(at, (None, None))[1]],
                 "unclaimed_launches": one.count.num_launches - one.count.num_claimed,
             }
@@ -355,7 +358,7 @@ def _groups(found: Findings) -> list[list[str]]:
     for name, which in sorted(groups.items()):
         held = [found.inside[at][1] for at in which if at in found.inside]
         share = percent(sum(held) / len(held)) if held else "-"
-        lines.append([name, *_told({at: found.shown[at] for at in which}), share])
+        lines.append([name, *told({at: found.shown[at] for at in which}), share])
     return lines
 
 
@@ -369,7 +372,7 @@ def _pairs(found: Findings) -> list[list[str]]:
             published = math.log(found.steps[other].tokens_per_second / found.steps[one].tokens_per_second)
             predicted = published + found.by_source[other] - found.by_source[one]
             names = [f"{found.records[at]['what']} ({found.records[at]['how']})" for at in (one, other)]
-            lines.append([*names, _signed(published), _signed(predicted)])
+            lines.append([*names, signed(published), signed(predicted)])
     return lines
 
 
@@ -387,12 +390,12 @@ def _summary(errors: Errors) -> tuple[int, float, float, float]:
     return len(sizes), statistics.median(sizes), sizes[min(len(sizes) - 1, math.ceil(0.9 * len(sizes)) - 1)], sizes[-1]
 
 
-def _told(errors: Errors) -> list[str]:
+def told(errors: Errors) -> list[str]:
     count, *sizes = _summary(errors)
     return [str(count), *map(percent, sizes)]
 
 
-def _signed(error: float | None) -> str:
+def signed(error: float | None) -> str:
     return "" if error is None else f"{100 * (math.exp(error) - 1):+.1f} %"
 
 

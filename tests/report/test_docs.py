@@ -183,6 +183,7 @@ HOW = {
     "python benchmarks/truth/data_lengths.py --run": Way(
         elsewhere="tests/benchmarks/test_data_lengths.py", why="its runs take minutes"
     ),
+    "python benchmarks/speed/counted_later.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/speed/counted_steps.py": Way(
         elsewhere="tests/speed/test_counted_fit.py", why="it would write its tables"
     ),

@@ -153,8 +153,8 @@ HEAD = """# Speed-ups: predicted beside what others published
 Every two configurations of one source and day that differ by one option alone. The predicted speed-up is of fits that
 have not seen the source; a line is one of `vramprobe/data/published_speed.csv`. Rebuild:
 `python benchmarks/speed/pairs.py`. No source publishes two configurations that differ by packing alone and whose
-lengths are known. By the count, the pairs are of the sources' own commands (fms-acceleration's, torchtune's); five more,
-of lines that this file has not, are in [counted_steps.md](counted_steps.md#pairs), the farthest 3.9 points off.
+lengths are known. By the count, the pairs are of the sources' own commands (fms-acceleration's, torchtune's); more of
+them, of lines that this file has not, are in [counted_steps.md](counted_steps.md#pairs), the farthest 3.9 points off.
 """
 CAUSES = """
 How eager kernels are predicted decides the gain of fused ones. Arithmetic has norms, rotations and the loss by the time

@@ -93,7 +93,7 @@ REFUSALS = [
     ("#kp=trl&ldt=fp16", "lora_dtype", "lora_dtype fp16 was given"),
     ("#t=full&d=fp16&ac=fp16", "autocast", "GradScaler refuses"),
     ("#m=gpt-oss-20b&a=sdpa", "attn", "transformers has no sdpa attention"),
-    ("#m=llama-4-scout", "model", "cannot be predicted by this version"),
+    ("#m=deepseek-v3", "model", "cannot be predicted by this version"),
 ]
 
 
@@ -113,8 +113,8 @@ def test_every_refusal_stands_at_the_option_that_mends_it(opened: Any) -> None:
 
 
 def test_what_the_engine_refuses_is_told_in_its_words(opened: Any) -> None:
-    one = opened("#m=llama-4-scout", replays=False)
-    assert one.text("#no-prediction").startswith("model type 'llama4_text' cannot be predicted by this version")
+    one = opened("#m=deepseek-v3", replays=False)
+    assert one.text("#no-prediction").startswith("model type 'deepseek_v3' cannot be predicted by this version")
     assert set(one.cells("gpus-rows", 2)) == {"–", "memory not known"}
 
 

@@ -156,9 +156,9 @@ def test_what_cannot_be_is_said_and_no_figure_is_left(opened: Any) -> None:
     assert one.tab.locator("#which-problems").is_hidden()
     one.tab.fill("#seq_len", "0")
     assert one.text("#which-state") == "Mend what the form marks to see a prediction."
-    other = opened("#m=llama-4-scout", replays=False)
-    waiting(other.tab.locator("#which-state")).to_contain_text("'llama4_text' cannot be predicted by this version")
-    assert other.text("#which-command").startswith("vramprobe recommend --model llama-4-scout")
+    other = opened("#m=deepseek-v3", replays=False)
+    waiting(other.tab.locator("#which-state")).to_contain_text("'deepseek_v3' cannot be predicted by this version")
+    assert other.text("#which-command").startswith("vramprobe recommend --model deepseek-v3")
 
 
 @exhaustive

@@ -36,7 +36,10 @@ def listen(folder, watch):
 
 def ask(folder):
     """Have every process that listens write, and wait for those that are there."""
-    journals = [entry.path for entry in os.scandir(folder) if entry.name.endswith(".jsonl")]
+    try:
+        journals = [entry.path for entry in os.scandir(folder) if entry.name.endswith(".jsonl")]
+    except OSError:  # the folder is gone: nobody can write
+        return
     awaited = [path for path in journals if _is_there(path) and _holds(path, _LISTENS) and not _holds(path, _ANSWER)]
     if not awaited:
         return

@@ -1,11 +1,14 @@
-"""GRPO, RLOO and online DPO by TRL with vLLM in the trainer's process, on one emulated H100: who holds what, what fits.
+"""GRPO, RLOO and online DPO by TRL with vLLM in the trainer's process, on one emulated H100, and GRPO by verl on two:
+who holds what, what fits.
 
 Needs `vramprobe emulate` (a C compiler) and an interpreter with vLLM 0.32.0, TRL 1.16.0, torch 2.13.0 and no package of
-NVIDIA's (grpo.md tells how, 4.6 GB); about two minutes of CPU a row:
+NVIDIA's (grpo.md tells how, 4.6 GB); about two minutes of CPU a row. verl needs one of its own (stacks.md), pyarrow
+here, ten minutes and 16 GB of memory a row:
 
-    python benchmarks/rollouts/grpo.py --python PATH    # the rows that are missing (QLoRA: vLLM 0.22), the table
-    python benchmarks/rollouts/grpo.py                  # the table alone
-    python benchmarks/rollouts/grpo.py --check          # fails if it is stale
+    python benchmarks/rollouts/grpo.py --python PATH    # the rows that are missing (QLoRA: vLLM 0.22), the tables
+    python benchmarks/rollouts/grpo.py --verl PATH      # the same of verl
+    python benchmarks/rollouts/grpo.py                  # the tables alone
+    python benchmarks/rollouts/grpo.py --check          # fails if they are stale
 """
 
 from __future__ import annotations
@@ -17,12 +20,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.rollouts import stacks
 from vramprobe.predict.grpo import Grpo, grpo
 from vramprobe.records.profile import ProfileRecord, RolloutStage, read_profiles
 from vramprobe.units import GIB
 
 HERE = Path(__file__).parent
 JOURNAL, PAGE = HERE / "grpo.jsonl", HERE / "grpo.md"
+STACKS, STACKS_PAGE = HERE / "stacks.jsonl", HERE / "stacks.md"
 LLAMA = {"model": "meta-llama/Llama-3.1-8B-Instruct", "completion": 256}
 QWEN = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "completion": 1024}
 ROWS = (
@@ -58,6 +64,41 @@ def run(python: str, row: int) -> None:
     script = [python, str(HERE / "grpo_train.py"), json.dumps(ROWS[row])]
     told = {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
     subprocess.run([sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=os.environ | told)
+
+
+def stacks_journal() -> dict[int, ProfileRecord]:
+    """The last profile of each row of stacks.py, by its command's words behind the interpreter."""
+    rows = {tuple(stacks.words(one)): number for number, one in enumerate(stacks.ROWS)}
+    found = read_profiles(STACKS) if STACKS.exists() else ()
+    return {rows[of]: record for record in found if (of := tuple(record.command[1:])) in rows}
+
+
+def run_stack(python: str, row: dict[str, Any]) -> None:
+    """Profile one row of stacks.py: by Ray, which a profile ends with its command."""
+    stacks.write_rows()
+    words = ["--emulate", f"H100-SXM x{row['gpus']}", "--empty-weights", "--no-speed", "--whole", "--save", str(STACKS)]
+    told = {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "RAY_ADDRESS": "local"}
+    told |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no process for each thread: memory of the host
+    command = [sys.executable, "-m", "vramprobe", "profile", *words, "--", python, *stacks.words(row)]
+    subprocess.run(command, env=os.environ | told)
+
+
+def stacks_page() -> str:
+    """stacks.md: a row for each setting, then the stages on each GPU."""
+    lines = [
+        "| setting | outcome | GPU | " + " | ".join(stacks.STAGES) + " |",
+        "| --- " * (3 + len(stacks.STAGES)) + "|",
+    ]
+    details = []
+    for number, record in sorted(stacks_journal().items()):
+        name = stacks.name(stacks.ROWS[number])
+        for rank in (one for one in record.ranks if one.rollout):
+            stages = {one.name: one for one in rank.rollout}
+            device = [_gib(stages[stage].device_bytes) if stage in stages else "-" for stage in stacks.STAGES]
+            lines.append(f"| {name} | {_outcome(record)} | {rank.rank} | {' | '.join(device)} |")
+            details += [f"\n{name}, GPU of rank {rank.rank}:\n", *_stages(rank.rollout)]
+    tables = {"settings": "\n".join(lines), "stages": "\n".join(details)}
+    return (HERE / "stacks.in.md").read_text(encoding="utf-8").format(**tables)
 
 
 def page() -> str:
@@ -146,18 +187,23 @@ def _gib(num_bytes: int | None) -> str:
 
 
 def main() -> int:
-    """Run what is missing if an interpreter is given; write the page, or say that it is stale."""
+    """Run what is missing if an interpreter is given; write the pages, or say which are stale."""
     if "--python" in sys.argv:
         for row in range(len(ROWS)):
             if row not in journal():
                 run(sys.argv[sys.argv.index("--python") + 1], row)
-    if "--check" in sys.argv:
-        if PAGE.read_text(encoding="utf-8") != page():
-            print("grpo.md is stale: python benchmarks/rollouts/grpo.py")
-            return 1
-        return 0
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
+    if "--verl" in sys.argv:
+        for number, row in enumerate(stacks.ROWS):
+            if number not in stacks_journal():
+                run_stack(sys.argv[sys.argv.index("--verl") + 1], row)
+    stale = False
+    for path, made in ((PAGE, page), (STACKS_PAGE, stacks_page)):
+        if "--check" not in sys.argv:
+            path.write_text(made(), encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != made():
+            print(f"{path.name} is stale: python benchmarks/rollouts/grpo.py")
+            stale = True
+    return int(stale)
 
 
 if __name__ == "__main__":

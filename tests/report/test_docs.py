@@ -192,6 +192,9 @@ HOW = {
     "python benchmarks/rollouts/grpo.py --python PATH": Way(
         instead="python benchmarks/rollouts/grpo.py", more="--check", why="it would start vLLM five times"
     ),
+    "python benchmarks/rollouts/grpo.py --verl PATH": Way(
+        instead="python benchmarks/rollouts/grpo.py", more="--check", why="it would start verl twice"
+    ),
     "python benchmarks/rollouts/emulated.py --python PATH": Way(
         instead="python benchmarks/rollouts/emulated.py", more="--check", why="it would start vLLM eleven times"
     ),

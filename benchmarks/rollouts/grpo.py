@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,48 +54,52 @@ STAGES = ("weight_sync", "generation", "log_probs", "forward", "backward", "opti
 
 def journal() -> dict[int, ProfileRecord]:
     """The last profile of each row, by its command's last word."""
-    rows = {json.dumps(one): number for number, one in enumerate(ROWS)}
-    found = read_profiles(JOURNAL) if JOURNAL.exists() else ()
-    return {rows[record.command[-1]]: record for record in found if record.command[-1] in rows}
-
-
-def run(python: str, row: int) -> None:
-    """Profile one row."""
-    words = ["--emulate", "H100-SXM", "--empty-weights", "--no-speed", "--save", str(JOURNAL)]
-    script = [python, str(HERE / "grpo_train.py"), json.dumps(ROWS[row])]
-    told = {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    subprocess.run([sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=os.environ | told)
+    return _last(JOURNAL, [(json.dumps(one),) for one in ROWS], slice(-1, None))
 
 
 def stacks_journal() -> dict[int, ProfileRecord]:
     """The last profile of each row of stacks.py, by its command's words behind the interpreter."""
-    rows = {tuple(stacks.words(one)): number for number, one in enumerate(stacks.ROWS)}
-    found = read_profiles(STACKS) if STACKS.exists() else ()
-    return {rows[of]: record for record in found if (of := tuple(record.command[1:])) in rows}
+    return _last(STACKS, [tuple(stacks.words(one)) for one in stacks.ROWS], slice(1, None))
+
+
+def _last(path: Path, rows: Sequence[tuple[str, ...]], which: slice) -> dict[int, ProfileRecord]:
+    """By row: the last profile whose command has the row's words there."""
+    number = {words: at for at, words in enumerate(rows)}
+    found = read_profiles(path) if path.exists() else ()
+    return {number[words]: record for record in found if (words := tuple(record.command[which])) in number}
+
+
+def run(python: str, row: int) -> None:
+    """Profile one row."""
+    _profile("H100-SXM", JOURNAL, [python, str(HERE / "grpo_train.py"), json.dumps(ROWS[row])])
 
 
 def run_stack(python: str, row: dict[str, Any]) -> None:
     """Profile one row of stacks.py: by Ray, which a profile ends with its command."""
     stacks.write_rows()
-    words = ["--emulate", f"H100-SXM x{row['gpus']}", "--empty-weights", "--no-speed", "--whole", "--save", str(STACKS)]
-    told = {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "RAY_ADDRESS": "local"}
-    told |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # no process for each thread: memory of the host
-    command = [sys.executable, "-m", "vramprobe", "profile", *words, "--", python, *stacks.words(row)]
-    subprocess.run(command, env=os.environ | told)
+    # One thread: no process of the compiler's for each, which would take memory of the host.
+    told = {"RAY_ADDRESS": "local", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    _profile(f"H100-SXM x{row['gpus']}", STACKS, [python, *stacks.words(row)], "--whole", **told)
+
+
+def _profile(gpus: str, into: Path, command: Sequence[str], *options: str, **told: str) -> None:
+    words = ["--emulate", gpus, "--empty-weights", "--no-speed", *options, "--save", str(into), "--", *command]
+    inside = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"} | told
+    subprocess.run([sys.executable, "-m", "vramprobe", "profile", *words], env=inside)
 
 
 def stacks_page() -> str:
     """stacks.md: a row for each setting, then the stages on each GPU."""
     lines = [
-        "| setting | outcome | GPU | " + " | ".join(stacks.STAGES) + " |",
-        "| --- " * (3 + len(stacks.STAGES)) + "|",
+        "| setting | outcome | GPU | " + " | ".join(STAGES) + " |",
+        "| --- " * (3 + len(STAGES)) + "|",
     ]
     details = []
     for number, record in sorted(stacks_journal().items()):
         name = stacks.name(stacks.ROWS[number])
         for rank in (one for one in record.ranks if one.rollout):
             stages = {one.name: one for one in rank.rollout}
-            device = [_gib(stages[stage].device_bytes) if stage in stages else "-" for stage in stacks.STAGES]
+            device = [_gib(stages[stage].device_bytes) if stage in stages else "-" for stage in STAGES]
             lines.append(f"| {name} | {_outcome(record)} | {rank.rank} | {' | '.join(device)} |")
             details += [f"\n{name}, GPU of rank {rank.rank}:\n", *_stages(rank.rollout)]
     tables = {"settings": "\n".join(lines), "stages": "\n".join(details)}

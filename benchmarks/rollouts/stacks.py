@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path("out") / "stacks"  # from the folder that the command is run in
-VERL = {"gpus": 2, "prompts": 16, "prompt": 512, "completion": 256, "micro_batch": 8}
-STAGES = ("weight_sync", "generation", "log_probs", "forward", "backward", "optimizer_step")
-QWEN = "Qwen/Qwen2.5-7B-Instruct"
-ROWS: tuple[dict[str, Any], ...] = (
-    {**VERL, "model": QWEN, "utilization": 0.6, "offload": False},
-    {**VERL, "model": QWEN, "utilization": 0.3, "offload": False},
-)
+VERL = {
+    "model": "Qwen/Qwen2.5-7B-Instruct",
+    "gpus": 2,
+    "prompts": 16,
+    "prompt": 512,
+    "completion": 256,
+    "micro_batch": 8,
+}
+ROWS: tuple[dict[str, Any], ...] = ({**VERL, "utilization": 0.6}, {**VERL, "utilization": 0.3})
 
 
 def write_rows() -> None:
@@ -41,8 +43,7 @@ def write_rows() -> None:
 
 def name(row: dict[str, Any]) -> str:
     """What the tables call it."""
-    offload = "offloaded" if row["offload"] else "not offloaded"
-    return f"{row['model'].partition('/')[2]}, utilization {row['utilization']}, {offload}"
+    return f"{row['model'].partition('/')[2]}, utilization {row['utilization']}"
 
 
 def words(row: dict[str, Any]) -> list[str]:
@@ -65,8 +66,8 @@ def words(row: dict[str, Any]) -> list[str]:
         f"{actor}.use_kl_loss": False,
         f"{actor}.entropy_coeff": 0,
         "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-        f"{actor}.fsdp_config.param_offload": row["offload"],
-        f"{actor}.fsdp_config.optimizer_offload": row["offload"],
+        f"{actor}.fsdp_config.param_offload": False,
+        f"{actor}.fsdp_config.optimizer_offload": False,
         f"{rollout}.log_prob_micro_batch_size_per_gpu": row["micro_batch"],
         f"{rollout}.tensor_model_parallel_size": row["gpus"],
         f"{rollout}.name": "vllm",
@@ -90,4 +91,4 @@ def words(row: dict[str, Any]) -> list[str]:
         "data.dataloader_num_workers": 0,
         "ray_kwargs.ray_init.num_cpus": 16,
     }
-    return ["-m", "verl.trainer.main_ppo", *(f"{name}={value}" for name, value in settings.items())]
+    return ["-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())]

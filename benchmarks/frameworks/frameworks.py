@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def main() -> None:
 
 def measure(run: Run, environments: Path, uv: str) -> Row:
     """Both runs of one command; what was seen, and what is missing."""
-    python = _environment(run.environment, environments, uv)
+    python = environment_of(run.environment, environments, uv)
     work = OUT / "work"
     _prepare(run, work, python)
     started = time.monotonic()
@@ -146,7 +147,7 @@ def _equal_as_a_whole(run: Run, peaks: list[list[int]], work: Path, python: Path
     return "whole" if whole == peaks else f"no: {whole} with the hook to the end, {peaks} without"
 
 
-def _environment(name: str, environments: Path, uv: str) -> Path:
+def environment_of(name: str, environments: Path, uv: str) -> Path:
     """The interpreter of an environment with exactly these pins; made where it is not there."""
     pins, folder = FILES / f"{name}.txt", environments / name
     python, mark = folder / "bin" / "python", folder / "vramprobe-pins.txt"
@@ -174,22 +175,26 @@ def _prepare(run: Run, work: Path, python: Path) -> None:
             commands.append([*prepare, str(CONFIGS / f"{model.lower()}.json"), model, *one_file])
     if run.before:
         commands.append(shlex.split(run.before))
-    if not commands:
-        return
-    way = entrance_for_command(python, run.cards, say=_say)  # this torch does not load without a driver
+    if commands:
+        run_on_cards(commands, work, python, run.cards)
+
+
+def run_on_cards(commands: Sequence[Sequence[str]], work: Path, python: Path, cards: str) -> None:
+    """Commands of an environment, whose torch does not load without a driver, one after the other, in ``work``."""
+    way = entrance_for_command(python, cards, say=_say)
     try:
         for command in commands:
             subprocess.run(
                 [python.parent / command[0], *command[1:]],
                 cwd=work,
                 check=True,
-                env=way.environment | _plain_environment(python),
+                env=way.environment | plain_environment(python),
             )
     finally:
         shutil.rmtree(way.machine, ignore_errors=True)
 
 
-def _plain_environment(python: Path) -> dict[str, str]:
+def plain_environment(python: Path) -> dict[str, str]:
     """As in a shell in which the environment was activated, without the network."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     return kept | {
@@ -209,7 +214,7 @@ def _started(run: Run, way: str, work: Path, python: Path) -> Row:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shutil.rmtree(work / "out", ignore_errors=True)
-    environment = _plain_environment(python)
+    environment = plain_environment(python)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, str(ROOT), str(Path(__file__).resolve()), run.name, way, str(folder)],

@@ -8,17 +8,12 @@ of flex attention alone, which the count leaves out.
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
-from benchmarks.frameworks.frameworks import FILES, _environment, _plain_environment
+from benchmarks.frameworks.frameworks import CONFIGS, FILES, environment_of, plain_environment, run_on_cards
 from benchmarks.frameworks.stacks import home
-from vramprobe.catalog.shipped import data_file
-from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.literature.published_speed import SpeedRow
 
-PINS = "hf"
 CARD, _MODEL = "A100-80GB-SXM", "Llama-3.2-3B"
 #: The README's baseline, packed: torch's AdamW and plain cross-entropy where today's configuration saves memory.
 _COMMAND = (
@@ -46,15 +41,10 @@ def command_of(row: SpeedRow) -> list[str] | None:
 
 def prepare(work: Path, *, uv: str) -> dict[str, str]:
     """Its checkpoint and data in ``work`` -> the variables of a shell in which its environment is activated."""
-    python = _environment(PINS, home(), uv)
-    plain, made_by = _plain_environment(python), [python, FILES / "prepare.py"]
-    config = data_file("models/llama-3.2-3b.json")
-    way = entrance_for_command(python, CARD, say=lambda line: None)  # this torch does not load without a driver
-    try:
-        for words in (["data", "data"], [config, _MODEL, "one-file"]):
-            subprocess.run([*made_by, *words], cwd=work, env=way.environment | plain, check=True, capture_output=True)
-    finally:
-        shutil.rmtree(way.machine, ignore_errors=True)
+    python = environment_of("hf", home(), uv)
+    made_by = [str(python), str(FILES / "prepare.py")]
+    config = str(CONFIGS / f"{_MODEL.lower()}.json")
+    run_on_cards([[*made_by, "data", "data"], [*made_by, config, _MODEL, "one-file"]], work, python, CARD)
     rows = json.loads((work / "data" / "alpaca.json").read_text())
     (work / "rows.json").write_text("\n".join(map(json.dumps, rows * _COPIES)))
-    return plain
+    return plain_environment(python)

@@ -9,27 +9,21 @@ records stay under ``--out`` and are not run again; ``--check`` says whether lla
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-warnings.filterwarnings("ignore")
-
-import yaml  # noqa: E402
+import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check  # noqa: E402
-from vramprobe import api, catalog  # noqa: E402
-from vramprobe.records import store  # noqa: E402
-from vramprobe.spec import resolve  # noqa: E402
+from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.truth.vision import ROOT, Row, peaks_of, simulated, worst_of  # its settings of the process, too
+from vramprobe import api
+from vramprobe.records import store
+from vramprobe.spec import resolve
 
-ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_suffix(".csv")
 SCOUT, MAVERICK, WITH_IMAGES = {"model": "llama-4-scout"}, {"model": "llama-4-maverick"}, {"model": "llama-4-scout-it"}
 FULL, CKPT = {"method": "full"}, {"gradient_checkpointing": True}
@@ -54,7 +48,6 @@ CELLS: dict[str, list[dict[str, Any]]] = {
         {**WITH_IMAGES, "batch_size": 1, "seq_len": 1024, "images": 1, "freeze_vision": True} | LORA | CKPT,
     ],
 }
-Row = dict[str, Any]
 
 
 def emulate(card: str, out: Path) -> dict[str, Any]:
@@ -69,18 +62,15 @@ def emulate(card: str, out: Path) -> dict[str, Any]:
 
 def row_of(card: str, words: dict[str, Any], records: dict[str, Any]) -> Row:
     """The peaks of one cell."""
-    from vramprobe.simulate.run import simulate
-
     cell = resolve(device="cuda", timing_steps=0, **words)
-    emulated, simulated = records[cell.fingerprint].peak, simulate(cell, gpu=catalog.find_gpu(card)).record.peak
+    emulated = records[cell.fingerprint].peak
     predicted = api.predict(gpu=card, device="cuda", timing_steps=0, **words)
     return {
         "card": card,
         "cell": cell.cell_id,
         "emulated_bytes": emulated.allocated_bytes,
         "emulated_reserved_bytes": emulated.reserved_bytes,
-        "simulated_bytes": simulated.allocated_bytes,
-        "simulated_reserved_bytes": simulated.reserved_bytes,
+        **simulated(cell, card),
         "engine": predicted.engine,
         "predicted_bytes": predicted.peak_allocated_bytes.value,
     }
@@ -97,18 +87,10 @@ def rows(out: Path) -> list[Row]:
     return made
 
 
-def percent(row: Row, name: str) -> float | None:
-    """How far this one is from the emulated one of its kind; None where not all layers were simulated."""
-    if not row[name]:
-        return None
-    of = "emulated_reserved_bytes" if "reserved" in name else "emulated_bytes"
-    return 100 * (int(row[name]) / int(row[of]) - 1)
-
-
 def summary(found: list[Row]) -> str:
     """The page."""
     names = ("simulated_bytes", "simulated_reserved_bytes", "predicted_bytes")
-    worst = {name: f"{max(abs(percent(row, name) or 0) for row in found):.3f} %" for name in names}
+    worst = {name: f"{worst_of(found, name):.3f} %" for name in names}
     lines = [
         "# Llama 4: simulated and predicted against emulated\n",
         f"{len(found)} cells of Scout and Maverick, whole or cut to their first layers. Simulated peaks are off by",
@@ -120,16 +102,7 @@ def summary(found: list[Row]) -> str:
         "By `python benchmarks/truth/llama4.py`.\n",
     ]
     head = ["cell", "card", "emulated, GiB", "simulated, %", "reserved, %", "predicted, %", "by"]
-    cells = [
-        [
-            row["cell"],
-            row["card"],
-            f"{int(row['emulated_bytes']) / 2**30:.3f}",
-            *["–" if (error := percent(row, name)) is None else f"{error:+.3f}" for name in names],
-            {"trace": "simulation", "formula": "arithmetic"}[row["engine"]],
-        ]
-        for row in found
-    ]
+    cells = [[row["cell"], row["card"], *peaks_of(row, names)] for row in found]
     return "\n".join([*lines, *as_markdown(head, "llrrrrl", cells)]) + "\n"
 
 

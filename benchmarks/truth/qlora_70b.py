@@ -67,7 +67,9 @@ def recipes() -> list[Recipe]:
 
 def run(recipe: Recipe, num_layers: int | None, *, environments: Path, uv: str, limit_seconds: float) -> dict[str, Any]:
     """The journal's entry of one attempt."""
-    python = frameworks._environment(recipe.environment, environments, uv) if recipe.environment else find_environment()
+    python = (
+        frameworks.environment_of(recipe.environment, environments, uv) if recipe.environment else find_environment()
+    )
     started = time.time()
     with tempfile.TemporaryDirectory(prefix="vramprobe-70b-") as home:
         work = Path(home)

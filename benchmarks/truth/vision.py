@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,12 @@ def emulate(out: Path) -> dict[str, Any]:
     return store.latest_by_fingerprint(store.read(out / "records").records)
 
 
-def simulated(cell: CellSpec) -> dict[str, int | str]:
+def simulated(cell: CellSpec, card: str = CARD) -> dict[str, int | str | None]:
     """The peaks, or why there are none."""
     from vramprobe.simulate.run import simulate
 
     try:
-        peak = simulate(cell, gpu=catalog.find_gpu(CARD)).record.peak
+        peak = simulate(cell, gpu=catalog.find_gpu(card)).record.peak
     except VramprobeError as error:
         return {"simulated_bytes": str(error), "simulated_reserved_bytes": ""}
     return {"simulated_bytes": peak.allocated_bytes, "simulated_reserved_bytes": peak.reserved_bytes}
@@ -113,17 +114,31 @@ def rows(out: Path) -> list[Row]:
     return made
 
 
-def percent(row: Row, name: str) -> float:
-    """How far this one is from the emulated one of its kind."""
+def percent(row: Row, name: str) -> float | None:
+    """How far this one is from the emulated one of its kind; None where not all layers were simulated."""
+    if not row[name]:
+        return None
     of = "emulated_reserved_bytes" if "reserved" in name else "emulated_bytes"
     return 100 * (int(row[name]) / int(row[of]) - 1)
+
+
+def worst_of(found: list[Row], name: str) -> float:
+    """The largest of :func:`percent`, whatever its sign."""
+    return max(abs(percent(row, name) or 0) for row in found)
+
+
+def peaks_of(row: Row, names: Sequence[str]) -> list[str]:
+    """The emulated peak, how far the others are from it, and by which engine ``predict`` came to its own."""
+    errors = [percent(row, name) for name in names]
+    shown = ["–" if error is None else f"{error:+.3f}" for error in errors]
+    engine = {"trace": "simulation", "formula": "arithmetic"}[row["engine"]]
+    return [f"{int(row['emulated_bytes']) / 2**30:.3f}", *shown, engine]
 
 
 def summary(found: list[Row]) -> str:
     """The page."""
     names = ("simulated_bytes", "simulated_reserved_bytes", "predicted_bytes")
-    errors = {name: [percent(row, name) for row in found] for name in names}
-    worst = {name: max(map(abs, errors[name])) for name in names}
+    worst = {name: worst_of(found, name) for name in names}
     lines = [
         "# Cells with images: simulated and predicted against emulated\n",
         f"{len(found)} cells on an emulated {CARD}: the language model cut to two or three layers, the vision tower",
@@ -148,9 +163,7 @@ def summary(found: list[Row]) -> str:
             row["cell"],
             row["image_tokens"],
             row["row_tokens"],
-            f"{int(row['emulated_bytes']) / 2**30:.3f}",
-            *[f"{percent(row, name):+.3f}" for name in names],
-            {"trace": "simulation", "formula": "arithmetic"}[row["engine"]],
+            *peaks_of(row, names),
         ]
         for row in found
     ]

@@ -14,7 +14,18 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.speed.counted_steps import LATER, Record, journal, signed, step_of, steps, told, why_aside
+from benchmarks.speed.counted_steps import (
+    LATER,
+    NAMES,
+    Record,
+    cards_of,
+    journal,
+    signed,
+    step_of,
+    steps,
+    told,
+    why_aside,
+)
 from benchmarks.speed.speed_model import percent, table
 from benchmarks.tables import as_csv, write_or_check
 from vramprobe.speed.counted_fit import CountedStep
@@ -22,8 +33,6 @@ from vramprobe.speed.fit import fit_rates, log_error
 from vramprobe.speed.rates import shipped_counted
 
 OUT = Path(__file__).resolve().with_suffix(".md")
-#: What a step differs by, beside its cards.
-_KINDS = ("one GPU", "two GPUs, FSDP")
 
 
 class Later(NamedTuple):
@@ -37,8 +46,8 @@ class Later(NamedTuple):
 
     @property
     def kind(self) -> str:
-        kind = "torchtune" if self.record["source"] == "torchtune" else _KINDS[self.record["num_gpus"] > 1]
-        return f"{self.record['source']}, {kind}" if kind in _KINDS else kind
+        """Its source and cards, as a line of the table."""
+        return f"{self.record['source']}, {cards_of(self.record)}"
 
 
 def findings() -> list[Later]:
@@ -66,14 +75,13 @@ def as_page(found: Sequence[Later]) -> str:
     lines = []
     for name, some in groups.items():
         inside = percent(sum(one.is_inside for one in some) / len(some))
-        ours = told({at: one.error for at, one in enumerate(some)})
-        lines.append([name, *ours, inside, told({at: one.left_out for at, one in enumerate(some)})[1]])
+        lines.append([name, *told(one.error for one in some), inside, told(one.left_out for one in some)[1]])
     every = [
         [
             one.record["source"],
             str(one.record["line"]),
             one.record["what"],
-            one.step.gpu.short_name if one.record["num_gpus"] == 1 else f"{one.record['num_gpus']} × A100-80GB-SXM",
+            cards_of(one.record),
             one.record["how"],
             f"{one.step.tokens_per_second:,.0f}",
             signed(one.error),
@@ -87,10 +95,9 @@ def as_page(found: Sequence[Later]) -> str:
 
 def as_rows(found: Sequence[Later]) -> str:
     """As CSV, with the columns of counted_steps.csv that pairs.py reads."""
-    names = ("source", "line", "url", "what", "card", "num_gpus", "how")
     return as_csv(
         [
-            {name: one.record[name] for name in names}
+            {name: one.record[name] for name in NAMES}
             | {
                 "published_tokens_per_s": f"{one.step.tokens_per_second:.4g}",
                 "error": signed(one.error),
@@ -113,10 +120,10 @@ were, of fms-acceleration and torchtune; the last column is of a fit without any
 They were chosen by what this machine could hold and run in an hour, not by their errors, and none is left out. Every
 launch is claimed by an operator but those of flex attention, below.
 
-- *Santacoder* (1.1B) is predicted too fast, the more so the shorter its step: 30 to 100 ms of each step are missing,
-  which its Trainer may take between steps. Unexplained; the rates' own 20 ms are of larger models.
+- *Santacoder* (1.1B) is predicted too fast, the more so the shorter its step: 25 to 70 ms of each step are missing, and
+  200 ms of the one on line 25. Unexplained; the rates' own 20 ms are of larger models.
 - *torchtune* packs documents, and its mask is in values, which are not computed: flex attention's launches are
-  unclaimed (2 to 4 %), its work is left out. How long the documents were is not published.
+  unclaimed (1 to 4 %), its work is left out. How long the documents were is not published.
 - *The same step counted before:* line 12 is among the steps that rates were fitted to, without the bytes of its Triton
   kernels, which the count could not read under Triton 3.0 then; 1101 and 1102 are there as cells of transformers.
 """

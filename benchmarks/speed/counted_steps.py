@@ -15,10 +15,10 @@ import dataclasses
 import hashlib
 import json
 import math
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from benchmarks.speed.counted_rows import (
     from_record,
     recipe_of,
 )
-from benchmarks.speed.speed_model import coverage_table, percent, table
+from benchmarks.speed.speed_model import coverage_table, percent, spread, table
 from benchmarks.tables import as_csv, read_csv, write_or_check
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.shipped import data_file
@@ -72,6 +72,8 @@ PAIRS: list[tuple[int | str, int | str]] = [
     ("powerlm_lora_none_4", "powerlm_lora_foak_4"),
     ("mixtral_qlora_none_4", "mixtral_qlora_foak_4"),
 ]
+#: Of a record, as a table names its step.
+NAMES = ("source", "line", "url", "what", "card", "num_gpus", "how")
 #: "multinode 2x2": what their network takes is not counted.
 _TWO_MACHINES = (1061, 1062)
 Record = dict[str, Any]
@@ -195,7 +197,9 @@ def findings() -> Findings:
     )
     expected = rates_of([math.log(value) for value, _ in EXPECTED.values()])
     digest = hashlib.sha256(JOURNAL.read_bytes()).hexdigest()[:16]
-    fit = fit_speed(whole, f"counted_steps.jsonl, sha256 {digest}", _summary(by_source)[1])
+    fit = fit_speed(
+        whole, f"counted_steps.jsonl, sha256 {digest}", spread(math.exp(error) - 1 for error in by_source.values())[1]
+    )
     return Findings(
         records=records,
         steps=everything,
@@ -237,7 +241,10 @@ def as_page(found: Findings) -> str:
     parts = [
         head,
         "## Left out\n",
-        table(["way", "steps", "median", "90 % below", "worst"], [[name, *told(one)] for name, one in ways if one]),
+        table(
+            ["way", "steps", "median", "90 % below", "worst"],
+            [[name, *told(one.values())] for name, one in ways if one],
+        ),
         "What the 80 % interval of a fit, and of widths, that have not seen the source holds:\n",
         coverage_table(found.inside.values()),
         "## By source and card (source left out)\n",
@@ -269,19 +276,22 @@ def as_page(found: Findings) -> str:
 def _line(found: Findings, at: int) -> list[str]:
     record, published = found.records[at], f"{found.steps[at].tokens_per_second:,.0f}"
     errors = [signed(found.shown[at]), signed(found.alone[at])]
+    return [record["source"], record["what"], cards_of(record), record["how"], published, *errors]
+
+
+def cards_of(record: Record) -> str:
+    """A record's card, and how many of it."""
     number = record.get("num_gpus", 1)
-    card = record["card"] if number == 1 else f"{number} × {record['card']}"
-    return [record["source"], record["what"], card, record["how"], published, *errors]
+    return record["card"] if number == 1 else f"{number} × {record['card']}"
 
 
 def as_rows(found: Findings) -> str:
     """Every step as CSV, with its seconds by class."""
-    names = ("source", "line", "url", "what", "card", "num_gpus", "how")
     lines = []
     for at, (record, one) in enumerate(zip(found.records, found.steps, strict=True)):
         seconds = time_of(one.count, one.gpu, fit=found.fit).by_class
         lines.append(
-            {name: record.get(name) or "" for name in names}
+            {name: record.get(name) or "" for name in NAMES}
             | {
                 "published_tokens_per_s": f"{one.tokens_per_second:.4g}",
                 "error_source_left_out": signed(found.shown[at]),
@@ -358,7 +368,7 @@ def _groups(found: Findings) -> list[list[str]]:
     for name, which in sorted(groups.items()):
         held = [found.inside[at][1] for at in which if at in found.inside]
         share = percent(sum(held) / len(held)) if held else "-"
-        lines.append([name, *told({at: found.shown[at] for at in which}), share])
+        lines.append([name, *told(found.shown[at] for at in which), share])
     return lines
 
 
@@ -384,14 +394,9 @@ def _rates(fit: SpeedFit) -> list[list[str]]:
     ]
 
 
-def _summary(errors: Errors) -> tuple[int, float, float, float]:
-    """(steps, median, 90 % below, worst) of |predicted / published - 1|."""
-    sizes = sorted(abs(math.exp(error) - 1) for error in errors.values())
-    return len(sizes), statistics.median(sizes), sizes[min(len(sizes) - 1, math.ceil(0.9 * len(sizes)) - 1)], sizes[-1]
-
-
-def told(errors: Errors) -> list[str]:
-    count, *sizes = _summary(errors)
+def told(errors: Iterable[float]) -> list[str]:
+    """Of log errors: how many, the median, 90 % below, the worst of |predicted / published - 1|."""
+    count, *sizes = spread(math.exp(error) - 1 for error in errors)
     return [str(count), *map(percent, sizes)]
 
 

@@ -9,7 +9,6 @@ fails where the page is not what they give.
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.speed.speed_model import percent, table
+from benchmarks.speed.speed_model import percent, spread, table
 from benchmarks.tables import read_csv, write_or_check
 from vramprobe.catalog import find_gpu
 from vramprobe.spec import CellSpec, checked, with_defaults
@@ -114,10 +113,8 @@ def part_lines(rows: Sequence[Row]) -> list[list[str]]:
 
 def line(name: str, errors: Sequence[float]) -> list[str]:
     """Number, median, 90 % below, and the median with its sign."""
-    sizes = sorted(map(abs, errors))
-    most = sizes[min(len(sizes) - 1, math.ceil(0.9 * len(sizes)) - 1)]
-    signed = f"{100 * statistics.median(errors):+.1f} %"
-    return [name, str(len(sizes)), percent(statistics.median(sizes)), percent(most), signed]
+    count, median, most, _ = spread(errors)
+    return [name, str(count), percent(median), percent(most), f"{100 * statistics.median(errors):+.1f} %"]
 
 
 def vtrain() -> str:

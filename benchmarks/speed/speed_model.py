@@ -88,8 +88,13 @@ def rule_errors(found: Sequence[Found], *, recomputed: bool, constant: float | N
 
 def summary(errors: Errors, which: Iterable[Observation]) -> tuple[int, float, float]:
     """(configurations, median, 90 % below) of |predicted / published - 1|."""
-    sizes = sorted(abs(math.exp(errors[id(one)]) - 1) for one in which)
-    return len(sizes), statistics.median(sizes), sizes[min(len(sizes) - 1, math.ceil(0.9 * len(sizes)) - 1)]
+    return spread(math.exp(errors[id(one)]) - 1 for one in which)[:3]
+
+
+def spread(errors: Iterable[float]) -> tuple[int, float, float, float]:
+    """(number, median, 90 % below, worst) of what predictions are off, as shares, whatever their sign."""
+    sizes = sorted(map(abs, errors))
+    return len(sizes), statistics.median(sizes), sizes[min(len(sizes) - 1, math.ceil(0.9 * len(sizes)) - 1)], sizes[-1]
 
 
 def percent(share: float) -> str:

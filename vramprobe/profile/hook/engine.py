@@ -17,61 +17,58 @@ def install(watches, listen):
     """``watches``: the list of this process's own, which may be empty still; ``listen(watch)``: an engine is here,
     which others may end by force."""
 
-    def weights(worker, watch):
+    def weights(worker, watch, *_, **__):
         listen(watch)
         model = worker.model_runner.model
         watch.hold_engine("engine_weights", (*model.named_parameters(), *model.named_buffers()))
 
-    def cache(worker, watch):
+    def cache(worker, watch, *_, **__):
         watch.hold_engine("kv_cache", (("", tensor) for tensor in _tensors(worker.model_runner.kv_caches)))
 
     def worker(module):
-        _after(watches, module.Worker, "load_model", weights)
-        _after(watches, module.Worker, "initialize_from_config", cache)
-        _before(watches, module.Worker, "execute_model", lambda watch: watch.phases.mark("serving"))
+        _watch(watches, module.Worker, "load_model", after=weights)
+        _watch(watches, module.Worker, "initialize_from_config", after=cache)
+        _watch(watches, module.Worker, "execute_model", before=lambda watch: watch.phases.mark("serving"))
         if hasattr(module.Worker, "sleep"):
-            _after(watches, module.Worker, "sleep", lambda worker, watch, *_, **__: watch.phases.mark("asleep"))
+            _watch(watches, module.Worker, "sleep", after=lambda worker, watch, *_, **__: watch.phases.mark("asleep"))
 
     def allocator(module):
         asleep = {}
         for name in ("sleep", "discard", "wake_up"):
             if hasattr(module.CuMemAllocator, name):
-                _after(watches, module.CuMemAllocator, name, functools.partial(_mapped, asleep, name))
+                failed = _ran_out if name == "wake_up" else None
+                _watch(
+                    watches,
+                    module.CuMemAllocator,
+                    name,
+                    after=functools.partial(_mapped, asleep, name),
+                    failed=failed,
+                )
 
     when_imported("vllm.v1.worker.gpu_worker", worker)
     when_imported("vllm.device_allocator.cumem", allocator)
 
 
-def _after(watches, owner, name, act):
-    """``act(self, watch, …)`` once the method has come back."""
+def _watch(watches, owner, name, *, before=None, after=None, failed=None):
+    """``before(watch)`` as the method is called, ``after(self, watch, …)`` once it has come back, with its words, and
+    ``failed(self, watch, error, …)`` where it raises a RuntimeError."""
     run = getattr(owner, name)
 
     @functools.wraps(run)
-    def then(self, *args, **kwargs):
+    def watched(self, *args, **kwargs):
+        if watches and before is not None:
+            before(watches[-1])
         try:
             result = run(self, *args, **kwargs)
         except RuntimeError as error:
-            if watches and name == "wake_up" and "out of memory" in str(error):
-                _ran_out(watches[-1], self, *args, **kwargs)
+            if watches and failed is not None:
+                failed(self, watches[-1], error, *args, **kwargs)
             raise
-        if watches:
-            act(self, watches[-1], *(args if name in ("discard", "wake_up") else ()), **kwargs)
+        if watches and after is not None:
+            after(self, watches[-1], *args, **kwargs)
         return result
 
-    setattr(owner, name, then)
-
-
-def _before(watches, owner, name, act):
-    """``act(watch)`` as the method is called."""
-    run = getattr(owner, name)
-
-    @functools.wraps(run)
-    def first(self, *args, **kwargs):
-        if watches:
-            act(watches[-1])
-        return run(self, *args, **kwargs)
-
-    setattr(owner, name, first)
+    setattr(owner, name, watched)
 
 
 def _mapped(asleep, name, allocator, watch, tags=None, **_):
@@ -87,8 +84,10 @@ def _mapped(asleep, name, allocator, watch, tags=None, **_):
     watch.line("asleep", time_ns=time.time_ns(), ranges=sorted(asleep.items()))
 
 
-def _ran_out(watch, allocator, tags=None):
+def _ran_out(allocator, watch, error, tags=None):
     """What was to be mapped, of which a part is."""
+    if "out of memory" not in str(error):
+        return
     wanted = sum(data.handle[1] for data in allocator.pointer_to_data.values() if tags is None or data.tag in tags)
     cuda = sys.modules["torch"].cuda
     free, total = cuda.mem_get_info()

@@ -116,8 +116,7 @@ class StepCount:
     def leave(self, name, launches):
         """Launches whose operations are not known are nobody's, and named."""
         self._claimed -= launches
-        key = f"{self.phase()}, {name}"
-        self._unclaimed[key] = self._unclaimed.get(key, 0) + launches
+        self._add_unclaimed(name, launches)
 
     def note(self, row):
         """Add one call to the rows."""
@@ -149,9 +148,12 @@ class StepCount:
     def _note_unclaimed(self, before):
         now = self._launches()
         if now > self._at:
-            key = f"{self.phase()}, before {before}"
-            self._unclaimed[key] = self._unclaimed.get(key, 0) + now - self._at
+            self._add_unclaimed(f"before {before}", now - self._at)
         self._at = now
+
+    def _add_unclaimed(self, where, launches):
+        key = f"{self.phase()}, {where}"
+        self._unclaimed[key] = self._unclaimed.get(key, 0) + launches
 
     def _found(self, step):
         moved = []

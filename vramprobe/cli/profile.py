@@ -6,11 +6,12 @@ command's own; 1 where it is over a limit (``--max-allocated``, ``--max-growth``
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _TRACES = ("all", "step", "none")
 _MAX_RANKS = 960  # of the emulated NCCL
+_MOST_AT_ONCE = 64  # profiles whose folders have a path that the next run takes again
 _SEVERAL_MACHINES = ("--nnodes", "--num-machines", "--num-nodes")
 #: What the hub's libraries say of what they do not have, in the words of several releases.
 _NOT_THERE = re.compile(
@@ -260,7 +262,7 @@ def _home(folder: Path | None, from_folder: Path | None) -> Iterator[Path]:
     if folder is not None or from_folder is not None:
         yield from_folder if folder is None else _new(folder)
         return
-    home = Path(tempfile.mkdtemp(prefix="vramprobe-profile-"))
+    home = _temporary()
     try:
         yield home
     except BaseException:
@@ -270,6 +272,17 @@ def _home(folder: Path | None, from_folder: Path | None) -> Iterator[Path]:
             shutil.rmtree(home, ignore_errors=True)
         raise
     shutil.rmtree(home, ignore_errors=True)
+
+
+def _temporary() -> Path:
+    """A new folder at the first free of a few paths, so that the next run has the same path again: vLLM finds what it
+    has compiled by the path of its model, which may be an empty one in here."""
+    for number in range(_MOST_AT_ONCE):
+        home = Path(tempfile.gettempdir(), f"vramprobe-profile-{os.getuid()}-{number}")
+        with suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+            return home
+    return Path(tempfile.mkdtemp(prefix="vramprobe-profile-"))
 
 
 def _one_rank(

@@ -11,6 +11,8 @@ import warnings
 import torch
 from torch.optim import optimizer as optim
 
+from .graphs import Graphs
+
 _MAX_FRAMES = 60
 
 
@@ -37,6 +39,7 @@ class Marks:
         engine = self._watched_engine(torch.autograd.graph._engine_run_backward)
         torch.autograd.graph._engine_run_backward = engine
         torch.autograd._engine_run_backward = engine
+        Graphs(phases, self._in_backward)
         for owner in (torch.nn.Module, torch.optim.Optimizer):
             owner.zero_grad = self._watched_zero_grad(owner.zero_grad)
 
@@ -99,20 +102,23 @@ class Marks:
         def _engine_run_backward(*args, **kwargs):
             if self._depth["forward"] or _is_traced(args):  # a part of the forward: forces, what a compiler asks
                 return run(*args, **kwargs)
-            if self._depth["backward"] == 0:
-                self._settle()
-                self._phases.mark("backward")
-            self._depth["backward"] += 1
-            try:
-                return run(*args, **kwargs)
-            finally:
-                self._depth["backward"] -= 1
-                if self._depth["backward"] == 0:
-                    self._on_backward_end()
-                    self._phases.mark("optimizer_step" if self._has_closure else "other")
-                    self._phases.is_stepping = self._has_closure
+            return self._in_backward(lambda: run(*args, **kwargs))
 
         return _engine_run_backward
+
+    def _in_backward(self, run):
+        if self._depth["backward"] == 0:
+            self._settle()
+            self._phases.mark("backward")
+        self._depth["backward"] += 1
+        try:
+            return run()
+        finally:
+            self._depth["backward"] -= 1
+            if self._depth["backward"] == 0:
+                self._on_backward_end()
+                self._phases.mark("optimizer_step" if self._has_closure else "other")
+                self._phases.is_stepping = self._has_closure
 
     def _before_step(self, optimizer, args, kwargs):
         self.optimizers[id(optimizer)] = optimizer

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -38,7 +39,8 @@ from vramprobe.profile.interpreter import interpreter_of
 HERE = Path(__file__).resolve().parent
 FILES, TABLE = HERE / "runs", HERE / "frameworks.csv"
 ROOT = HERE.parents[1]
-CONFIGS = ROOT / "vramprobe" / "data" / "models"
+DATA = ROOT / "vramprobe" / "data"
+CONFIGS = (DATA / "models", DATA / "profiled", FILES)
 OUT = ROOT / "out" / "frameworks"
 STEPS, LIMIT_SECONDS = 3, 900
 COLUMNS = (
@@ -64,7 +66,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One entry of runs.toml. ``before``: what its users run first. ``remark``: what a reader should know."""
+    """One entry of runs.toml. ``before``: what its users run first. ``remark``: what a reader should know. ``sources``:
+    OWNER/NAME@TAG:PATH of files that the command reads: an example's script as its repository has it."""
 
     name: str
     package: str
@@ -74,12 +77,14 @@ class Run:
     command: str
     before: str = ""
     remark: str = ""
+    sources: tuple[str, ...] = ()
 
 
 def runs() -> list[Run]:
     """What is to be run, in order."""
     found = tomllib.loads((FILES / "runs.toml").read_text())["run"]
-    return [Run(**entry | {"models": tuple(entry["models"])}) for entry in found]
+    lists = ("models", "sources")
+    return [Run(**entry | {key: tuple(entry.get(key, ())) for key in lists}) for entry in found]
 
 
 def main() -> None:
@@ -87,6 +92,9 @@ def main() -> None:
     parser.add_argument("--only", metavar="NAME", action="append", help="run these anew")
     parser.add_argument("--environments", metavar="FOLDER", type=Path, default=cache_folder() / "frameworks")
     parser.add_argument("--uv", default="uv", help="uv's command, for environments that are not there yet")
+    parser.add_argument(
+        "--clones", metavar="FOLDER", type=Path, help="of git clones, OWNER+NAME each, that examples' scripts come from"
+    )
     parser.add_argument("--check", action="store_true", help="say whether the page is what the CSV says")
     parser.add_argument("--start", nargs=3, metavar=("NAME", "hooked|whole|plain", "FOLDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -102,17 +110,17 @@ def main() -> None:
     for run in every.values():
         if run.name not in given.only if given.only else any(row["name"] == run.name for row in found):
             continue
-        row = measure(run, given.environments, given.uv)
+        row = measure(run, given.environments, given.uv, given.clones)
         _say(f"{run.name}: {row['allocated_peak_bytes']} {row['missing'] or 'nothing is missing'}")
         found = [*(kept for kept in read_csv(TABLE) if kept["name"] != run.name), row]
         _write(sorted(found, key=lambda row: list(every).index(row["name"])))
 
 
-def measure(run: Run, environments: Path, uv: str) -> Row:
+def measure(run: Run, environments: Path, uv: str, clones: Path | None) -> Row:
     """Both runs of one command; what was seen, and what is missing."""
     python = environment_of(run.environment, environments, uv)
     work = OUT / "work"
-    _prepare(run, work, python)
+    _prepare(run, work, python, clones)
     started = time.monotonic()
     hooked = _started(run, "hooked", work, python)
     seconds = time.monotonic() - started
@@ -161,22 +169,40 @@ def environment_of(name: str, environments: Path, uv: str) -> Path:
     return python
 
 
-def _prepare(run: Run, work: Path, python: Path) -> None:
+def _prepare(run: Run, work: Path, python: Path, clones: Path | None) -> None:
     """The folder that the command is typed in."""
     work.mkdir(parents=True, exist_ok=True)
     for path in FILES.iterdir():
         if path.suffix in (".py", ".yaml", ".json"):
             shutil.copy(path, work)
+    for source in run.sources:
+        _copy_source(source, work, clones)
     prepare = [str(python), str(FILES / "prepare.py")]
-    commands = [] if (work / "data").is_dir() else [[*prepare, "data", "data"]]
+    commands = [] if (work / "data" / "vision").is_dir() else [[*prepare, "data", "data"]]
     for model in run.models:
-        if not (work / model / "tokenizer.json").is_file():
+        if not any((work / model).glob("tokenizer*")):
             one_file = ["one-file"] if "1B" in model else []  # as torchtune's own configuration names it
-            commands.append([*prepare, str(CONFIGS / f"{model.lower()}.json"), model, *one_file])
+            config = next(one for one in (folder / f"{model.lower()}.json" for folder in CONFIGS) if one.is_file())
+            commands.append([*prepare, str(config), model, *one_file])
     if run.before:
         commands.append(shlex.split(run.before))
     if commands:
         run_on_cards(commands, work, python, run.cards)
+
+
+def _copy_source(source: str, work: Path, clones: Path | None) -> None:
+    """OWNER/NAME@TAG:PATH from its clone: a file under its own name, a folder (PATH/) under its path."""
+    repository, tag, path = re.fullmatch(r"(.+)@(.+):(.+)", source).groups()
+    if clones is None:
+        sys.exit(f"{source}: give --clones FOLDER, which has a clone of it as {repository.replace('/', '+')}")
+    git = ["git", "-C", clones / repository.replace("/", "+")]
+    if not path.endswith("/"):
+        shown = subprocess.run([*git, "show", f"{tag}:{path}"], check=True, stdout=subprocess.PIPE)
+        (work / Path(path).name).write_bytes(shown.stdout)
+        return
+    shutil.rmtree(work / path, ignore_errors=True)
+    packed = subprocess.run([*git, "archive", tag, path], check=True, stdout=subprocess.PIPE)
+    subprocess.run(["tar", "-x", "-C", work], check=True, input=packed.stdout)
 
 
 def run_on_cards(commands: Sequence[Sequence[str]], work: Path, python: Path, cards: str) -> None:

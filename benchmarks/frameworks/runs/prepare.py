@@ -1,13 +1,19 @@
 """What the runs read: an empty checkpoint with a tokenizer of bytes, and rows of text that are all alike.
 
     prepare.py CONFIG.json FOLDER [one-file]     a checkpoint (sparse_checkpoint.py), in one file
-    prepare.py data FOLDER                       rows for fine-tuning, for preferences and for prompts
+    prepare.py data FOLDER                       rows for fine-tuning, for preferences, for prompts, and with images
+
+A config of vramprobe/data/profiled has its processor or its pooling besides, as ``--empty-weights`` makes them; one
+of a pipeline of diffusers' (stable-diffusion-v1-5.json) has a folder for each part.
 
 Every row is as long as every other, so that a step is like the one before it. Each framework's own tokenizer and loader
 read them; nothing of a framework is replaced.
 """
 
 import base64
+import csv
+import functools
+import importlib
 import json
 import os
 import sys
@@ -26,9 +32,72 @@ def write_model(config_path, folder, in_one_file):
     from transformers import AutoConfig
 
     with open(config_path) as file:
-        config = AutoConfig.for_model(**json.load(file))
+        config = json.load(file)
+    if "unet" in config:
+        return write_pipeline(config, folder)
+    listed = os.path.join(os.path.dirname(config_path), "MODELS.csv")
+    if os.path.isfile(listed):
+        return write_profiled(config, folder, listed, os.path.basename(config_path).removesuffix(".json"))
+    config = AutoConfig.for_model(**config)
     sparse_checkpoint.write(config, folder, **({"max_shard_bytes": 1 << 40} if in_one_file else {}))
     write_tokenizer(folder)
+
+
+def write_profiled(config, folder, listed, slug):
+    """As ``vramprobe profile --empty-weights`` makes it."""
+    from empty import hub
+
+    with open(listed) as file:
+        about = next(row for row in csv.DictReader(file) if row["slug"] == slug)
+    os.makedirs(folder, exist_ok=True)
+    hub.fill(folder, config, None, about)
+
+
+def write_pipeline(parts, folder):
+    """The empty models of a pipeline of diffusers', its scheduler, and a CLIP tokenizer of bytes."""
+    for name, config in parts.items():
+        into, (library, kind) = os.path.join(folder, name), config.pop("_class").split(".")
+        library = importlib.import_module(library)
+        if name == "scheduler":
+            getattr(library, kind)(**config).save_pretrained(into)
+        elif library.__name__ == "diffusers":
+            _write_part(functools.partial(getattr(library, kind), **config), into, "diffusion_pytorch_model")
+        else:
+            config = getattr(library, kind).config_class(**config)
+            _write_part(functools.partial(getattr(library, kind), config), into, "model")
+    _write_clip_tokenizer(os.path.join(folder, "tokenizer"))
+
+
+def _write_part(make, folder, stem):
+    import torch
+    from empty import checkpoint
+
+    with torch.device("meta"):
+        model = make()
+    checkpoint.write(model, folder, "float32")
+    os.rename(os.path.join(folder, "model.safetensors"), os.path.join(folder, stem + ".safetensors"))
+    (model.save_config if hasattr(model, "save_config") else model.config.save_pretrained)(folder)
+
+
+def _write_clip_tokenizer(folder):
+    """A token for each byte, in a word and at its end; the special ones at CLIP's ids."""
+    from tokenizers import pre_tokenizers
+
+    os.makedirs(folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {word: number for number, word in enumerate([*letters, *(one + "</w>" for one in letters)])}
+    marks = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>"}
+    vocabulary |= {mark: 49406 + number for number, mark in enumerate(marks.values())}
+    files = {
+        "vocab.json": json.dumps(vocabulary),
+        "merges.txt": "#version: 0.2\n",
+        "tokenizer_config.json": json.dumps(
+            {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, **marks, "pad_token": marks["eos_token"]}
+        ),
+    }
+    for name, content in files.items():
+        with open(os.path.join(folder, name), "w") as file:
+            file.write(content)
 
 
 def write_tokenizer(folder):
@@ -67,6 +136,8 @@ def write_data(folder):
         "alpaca": {"instruction": prompt, "input": "", "output": answer},
         "preference": {"prompt": prompt, "chosen": answer, "rejected": answer[::-1]},
         "prompt": {"prompt": prompt},
+        "pair": {"anchor": prompt, "positive": answer},
+        "hellaswag": {"ctx": prompt, "endings": [answer] * 4, "label": "0"},
     }
     for kind, row in kinds.items():
         os.makedirs(os.path.join(folder, kind), exist_ok=True)
@@ -76,6 +147,29 @@ def write_data(folder):
             json.dump([row] * NUM_ROWS, file)
     with open(os.path.join(folder, "dataset_info.json"), "w") as file:  # LLaMA-Factory's list of what there is
         json.dump({"rows": {"file_name": "alpaca.json"}}, file)
+    write_tables(folder, kinds["chat"], prompt, answer)
+
+
+def write_tables(folder, chat, prompt, answer):
+    """Conversations as Parquet, others with an image, and a folder of images with captions: gray, 512 × 512 pixels."""
+    import sparse_checkpoint  # noqa: F401  it knows where "empty" is
+    from datasets import Dataset, Image
+    from empty import images
+
+    Dataset.from_list([chat] * NUM_ROWS).to_parquet(os.path.join(folder, "chat.parquet"))
+    picture = images.png(512, 512)
+    for kind in ("pictures", "vision"):
+        os.makedirs(os.path.join(folder, kind), exist_ok=True)
+    with open(os.path.join(folder, "pictures", "metadata.jsonl"), "w") as captions:
+        for number in range(16):
+            with open(os.path.join(folder, "pictures", f"{number}.png"), "wb") as file:
+                file.write(picture)
+            captions.write(json.dumps({"file_name": f"{number}.png", "text": "a gray square"}) + "\n")
+    asked = {"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": prompt}]}
+    answered = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
+    seen = {"messages": [asked, answered], "images": [{"bytes": picture, "path": None}]}
+    table = Dataset.from_list([seen] * NUM_ROWS).cast_column("images", [Image()])
+    table.to_parquet(os.path.join(folder, "vision", "train.parquet"))
 
 
 if __name__ == "__main__":

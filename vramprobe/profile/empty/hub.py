@@ -147,7 +147,7 @@ class Repositories:
             os.makedirs(folder, exist_ok=True)
             for file in os.listdir(source) if source else ():
                 os.symlink(os.path.realpath(os.path.join(source, file)), os.path.join(folder, file))
-            made = self._fill(folder, config, source, entry or {})
+            made = fill(folder, config, source, entry or {})
             with open(folder + ".whole", "w"):
                 pass
         if origin:
@@ -155,27 +155,28 @@ class Repositories:
         for kind, by in made.items():
             self._told.replaced(kind, name, by)
 
-    def _fill(self, folder, config, source, entry):
-        """Weights, a tokenizer and a processor where there are none; -> kind → what it is."""
-        made = {}
-        if not source:
-            with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
-                json.dump(config, out)
-        read = None
-        if not _has_weights(folder):
-            for file in filter(_WEIGHTS.search, os.listdir(folder)):  # shards without the others
-                os.unlink(os.path.join(folder, file))
-            read = _read(folder, config)
-            made["weights"] = _write_weights(folder, config, read, entry.get("dtype"))
-        if not _has_tokenizer(folder):
-            read = read or _read(folder, config)
-            made["tokenizer"] = _write_tokenizer(folder, config, read)
-        if processors.of(config) and not os.path.exists(os.path.join(folder, "preprocessor_config.json")):
-            made["processor"] = processors.write(folder, config, read or _read(folder, config))
-        if entry.get("pooling") and not os.path.exists(os.path.join(folder, "modules.json")):
-            read = read or _read(folder, config)
-            made["sentence embedding"] = sentences.write(folder, entry["pooling"], read.hidden_size)
-        return made
+
+def fill(folder, config, source, entry):
+    """Weights, a tokenizer and a processor ``folder`` lacks; without ``source`` its config too. -> what is made."""
+    made = {}
+    if not source:
+        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
+            json.dump(config, out)
+    read = None
+    if not _has_weights(folder):
+        for file in filter(_WEIGHTS.search, os.listdir(folder)):  # shards without the others
+            os.unlink(os.path.join(folder, file))
+        read = _read(folder, config)
+        made["weights"] = _write_weights(folder, config, read, entry.get("dtype"))
+    if not _has_tokenizer(folder):
+        read = read or _read(folder, config)
+        made["tokenizer"] = _write_tokenizer(folder, config, read)
+    if processors.of(config) and not os.path.exists(os.path.join(folder, "preprocessor_config.json")):
+        made["processor"] = processors.write(folder, config, read or _read(folder, config))
+    if entry.get("pooling") and not os.path.exists(os.path.join(folder, "modules.json")):
+        read = read or _read(folder, config)
+        made["sentence embedding"] = sentences.write(folder, entry["pooling"], read.hidden_size)
+    return made
 
 
 class Refused(Exception):

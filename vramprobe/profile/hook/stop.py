@@ -1,4 +1,5 @@
-"""When a run knows enough: after the steps that were asked for, once two of them are alike to the byte.
+"""When a run knows enough: after the steps that were asked for, once two of them are alike to the byte; one rank of
+several does not wait for that, as it would go on alone where another's steps repeat.
 
 In: a Watch, ``steps``, a Verification that comes before the end, or None; an AfterSteps and an OwnBatches, or None.
 Out: steps on batches that decide (own_batches.py); then the loop ends after one more step and the run goes on to its
@@ -36,7 +37,7 @@ class Stop:
             if self._batches.step_ended(step):
                 self._go_on()
             return
-        may_wait = not self._watch.phases.repeats() and (self._after is None or not self._watch.has_other_ranks)
+        may_wait = not self._watch.phases.repeats() and self._watch.place_among_ranks[1] == 1
         if step < self._steps or (may_wait and step < _PATIENCE * self._steps):
             return
         if not self._watch.phases.repeats() and self._steps > 1:

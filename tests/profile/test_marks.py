@@ -31,3 +31,10 @@ def test_torch_compile_is_not_heard_of_our_hooks() -> None:
         warnings.simplefilter("error")
         marks_module._let_compile_ignore_our_hooks()
         warnings.warn("Using `torch.compile(module)` when there are global hooks on modules", stacklevel=1)
+
+
+def test_a_module_may_have_a_list_by_the_name_of_buffers() -> None:
+    """As Megatron's DistributedDataParallel has."""
+    module = torch.nn.Linear(1, 1)
+    module.buffers = []
+    assert not marks_module._is_on_a_card(module)

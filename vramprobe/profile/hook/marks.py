@@ -166,7 +166,8 @@ def _is_traced(args):
 
 def _is_on_a_card(module):
     """Whether it has anything on a card; one of the host's modules trains nothing here."""
-    tensors = (*module.parameters(), *module.buffers())
+    kind = torch.nn.Module  # Megatron's DistributedDataParallel has a list by the name of buffers
+    tensors = (*kind.parameters(module), *kind.buffers(module))
     return any(tensor.is_cuda for tensor in tensors)
 
 

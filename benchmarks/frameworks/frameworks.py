@@ -240,7 +240,8 @@ def _started(run: Run, way: str, work: Path, python: Path) -> Row:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shutil.rmtree(work / "out", ignore_errors=True)
-    environment = plain_environment(python)
+    environment = plain_environment(python)  # every start compiles anew, which leaves more reserved than a cache does
+    environment |= {f"{name}_CACHE_DIR": str(folder / name.lower()) for name in ("TORCHINDUCTOR", "TRITON")}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, str(ROOT), str(Path(__file__).resolve()), run.name, way, str(folder)],

@@ -82,9 +82,12 @@ class Run:
 
 def runs() -> list[Run]:
     """What is to be run, in order."""
-    found = tomllib.loads((FILES / "runs.toml").read_text())["run"]
     lists = ("models", "sources")
-    return [Run(**entry | {key: tuple(entry.get(key, ())) for key in lists}) for entry in found]
+    return [Run(**entry | {key: tuple(entry.get(key, ())) for key in lists}) for entry in _read_runs()["run"]]
+
+
+def _read_runs() -> dict[str, list[Row]]:
+    return tomllib.loads((FILES / "runs.toml").read_text())
 
 
 def main() -> None:
@@ -363,6 +366,8 @@ def page(found: list[Row]) -> str:
         shown.append(cells)
     lines += [*as_markdown(head, "llllrrrrrllll", shown), "", "Commands, and the phases that were seen:", ""]
     lines += [f"- {row['name']}: `{row['command']}`: {row['phases'].replace(' ', ', ')}" for row in found]
+    lines += ["", "## What does not run, and why", ""]
+    lines += [f"- {one['what']}: {one['why']}" for one in _read_runs()["not_run"]]
     return "\n".join(lines) + "\n"
 
 

@@ -39,8 +39,8 @@ from vramprobe.profile.interpreter import interpreter_of
 HERE = Path(__file__).resolve().parent
 FILES, TABLE = HERE / "runs", HERE / "frameworks.csv"
 ROOT = HERE.parents[1]
-DATA = ROOT / "vramprobe" / "data"
-CONFIGS = (DATA / "models", DATA / "profiled", FILES)
+CONFIGS = ROOT / "vramprobe" / "data" / "models"
+CONFIG_FOLDERS = (CONFIGS, CONFIGS.with_name("profiled"), FILES)
 OUT = ROOT / "out" / "frameworks"
 STEPS, LIMIT_SECONDS = 3, 900
 COLUMNS = (
@@ -122,7 +122,7 @@ def main() -> None:
 def measure(run: Run, environments: Path, uv: str, clones: Path | None) -> Row:
     """Both runs of one command; what was seen, and what is missing."""
     python = environment_of(run.environment, environments, uv)
-    work = OUT / "work"
+    work = OUT / "work" / run.environment  # transformers 4 does not read a tokenizer that 5 has saved
     _prepare(run, work, python, clones)
     started = time.monotonic()
     hooked = _started(run, "hooked", work, python)
@@ -185,7 +185,7 @@ def _prepare(run: Run, work: Path, python: Path, clones: Path | None) -> None:
     for model in run.models:
         if not any((work / model).glob("tokenizer*")):
             one_file = ["one-file"] if "1B" in model else []  # as torchtune's own configuration names it
-            config = next(one for one in (folder / f"{model.lower()}.json" for folder in CONFIGS) if one.is_file())
+            config = next(one for one in (folder / f"{model.lower()}.json" for folder in CONFIG_FOLDERS) if one.is_file())
             commands.append([*prepare, str(config), model, *one_file])
     if run.before:
         commands.append(shlex.split(run.before))

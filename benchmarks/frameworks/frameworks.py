@@ -185,8 +185,8 @@ def _prepare(run: Run, work: Path, python: Path, clones: Path | None) -> None:
     for model in run.models:
         if not any((work / model).glob("tokenizer*")):
             one_file = ["one-file"] if "1B" in model else []  # as torchtune's own configuration names it
-            config = next(one for one in (folder / f"{model.lower()}.json" for folder in CONFIG_FOLDERS) if one.is_file())
-            commands.append([*prepare, str(config), model, *one_file])
+            found = next(one for one in CONFIG_FOLDERS if (one / f"{model.lower()}.json").is_file())
+            commands.append([*prepare, str(found / f"{model.lower()}.json"), model, *one_file])
     if run.before:
         commands.append(shlex.split(run.before))
     if commands:

@@ -122,8 +122,8 @@ launch is claimed by an operator but those of flex attention, below.
 
 - *Santacoder* (1.1B) is predicted too fast, the more so the shorter its step: 25 to 85 ms of each step are missing, and
   200 ms of the one on line 25. Unexplained; the rates' own 20 ms are of larger models.
-- *PowerLM 3B under FSDP on two GPUs* (54, 55, 58): 0.42 to 0.49 s of every step are missing, whichever its length; on one GPU
-  none, nor of the 7B and 8B on two and four GPUs. Unexplained.
+- *PowerLM 3B under FSDP on two GPUs* (54, 55, 58): 0.42 to 0.49 s of every step are missing, whichever its length; on
+  one GPU none, nor of the 7B and 8B on two and four GPUs. Unexplained.
 - *torchtune* packs documents, and its mask is in values, which are not computed: flex attention's launches are
   unclaimed (1 to 4 %), its work is left out. How long the documents were is not published.
 - *The same step counted before:* line 12 is among the steps that rates were fitted to, without the bytes of its Triton

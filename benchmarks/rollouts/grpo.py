@@ -1,12 +1,13 @@
-"""GRPO, RLOO and online DPO by TRL with vLLM in the trainer's process, on one emulated H100, and GRPO by verl on two:
-who holds what, what fits.
+"""GRPO, RLOO and online DPO by TRL with vLLM in the trainer's process, on one emulated H100; GRPO by verl, by ms-swift,
+and by TRL beside a server: who holds what, what fits.
 
 Needs `vramprobe emulate` (a C compiler) and an interpreter with vLLM 0.32.0, TRL 1.16.0, torch 2.13.0 and no package of
 NVIDIA's (grpo.md tells how, 4.6 GB); about two minutes of CPU a row. verl needs one of its own (stacks.md), pyarrow
-here, ten minutes and 16 GB of memory a row:
+here, ten minutes and 16 GB of memory a row; ms-swift one of its own, seven minutes a row:
 
     python benchmarks/rollouts/grpo.py --python PATH    # the rows that are missing (QLoRA: vLLM 0.22), the tables
     python benchmarks/rollouts/grpo.py --verl PATH      # the same of verl
+    python benchmarks/rollouts/grpo.py --ms-swift PATH  # the same of ms-swift
     python benchmarks/rollouts/grpo.py                  # the tables alone
     python benchmarks/rollouts/grpo.py --check          # fails if they are stale
 """
@@ -58,8 +59,8 @@ def journal() -> dict[int, ProfileRecord]:
 
 
 def stacks_journal() -> dict[int, ProfileRecord]:
-    """The last profile of each row of stacks.py, by its command's words behind the interpreter."""
-    return _last(STACKS, [tuple(stacks.words(one)) for one in stacks.ROWS], slice(1, None))
+    """The last profile of each row of stacks.py, by its command."""
+    return _last(STACKS, [tuple(stacks.words(one)) for one in stacks.ROWS], slice(None))
 
 
 def _last(path: Path, rows: Sequence[tuple[str, ...]], which: slice) -> dict[int, ProfileRecord]:
@@ -75,11 +76,13 @@ def run(python: str, row: int) -> None:
 
 
 def run_stack(python: str, row: dict[str, Any]) -> None:
-    """Profile one row of stacks.py: by Ray, which a profile ends with its command."""
+    """Profile one row of stacks.py; verl's by Ray, which a profile ends with its command."""
     stacks.write_rows()
     # One thread: no process of the compiler's for each, which would take memory of the host.
     told = {"RAY_ADDRESS": "local", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    _profile(f"H100-SXM x{row['gpus']}", STACKS, [python, *stacks.words(row)], "--whole", **told)
+    told["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
+    cards = f"H100-SXM x{row['gpus']}" if row["gpus"] > 1 else "H100-SXM"
+    _profile(cards, STACKS, stacks.words(row), "--whole", **told)
 
 
 def _profile(gpus: str, into: Path, command: Sequence[str], *options: str, **told: str) -> None:
@@ -89,20 +92,27 @@ def _profile(gpus: str, into: Path, command: Sequence[str], *options: str, **tol
 
 
 def stacks_page() -> str:
-    """stacks.md: a row for each setting, then the stages on each GPU."""
+    """stacks.md: a row for each setting and GPU, its stages, the phases of processes with a GPU of their own."""
     lines = [
         "| setting | outcome | GPU | " + " | ".join(STAGES) + " |",
         "| --- " * (3 + len(STAGES)) + "|",
     ]
-    details = []
+    details, apart = [], ["| process | phase | allocated | device |", "| --- | --- | ---: | ---: |"]
     for number, record in sorted(stacks_journal().items()):
-        name = stacks.name(stacks.ROWS[number])
+        row = stacks.ROWS[number]
+        name = stacks.name(row)
         for rank in (one for one in record.ranks if one.rollout):
             stages = {one.name: one for one in rank.rollout}
             device = [_gib(stages[stage].device_bytes) if stage in stages else "-" for stage in STAGES]
             lines.append(f"| {name} | {_outcome(record)} | {rank.rank} | {' | '.join(device)} |")
             details += [f"\n{name}, GPU of rank {rank.rank}:\n", *_stages(rank.rollout)]
-    tables = {"settings": "\n".join(lines), "stages": "\n".join(details)}
+        if row["stack"] == "trl-server":
+            for rank in record.ranks:
+                process = "server" if any(one.name == "serving" for one in rank.phases) else "trainer"
+                for one in rank.phases:
+                    device_bytes = one.reserved_bytes + (record.context_bytes or 0)
+                    apart.append(f"| {process} | {one.name} | {_gib(one.allocated_bytes)} | {_gib(device_bytes)} |")
+    tables = {"settings": "\n".join(lines), "stages": "\n".join(details), "apart": "\n".join(apart)}
     return (HERE / "stacks.in.md").read_text(encoding="utf-8").format(**tables)
 
 
@@ -197,10 +207,10 @@ def main() -> int:
         for row in range(len(ROWS)):
             if row not in journal():
                 run(sys.argv[sys.argv.index("--python") + 1], row)
-    if "--verl" in sys.argv:
-        for number, row in enumerate(stacks.ROWS):
-            if number not in stacks_journal():
-                run_stack(sys.argv[sys.argv.index("--verl") + 1], row)
+    for option, stack in (("--verl", "verl"), ("--ms-swift", "ms-swift"), ("--python", "trl-server")):
+        for number, row in enumerate(stacks.ROWS if option in sys.argv else ()):
+            if row["stack"] == stack and number not in stacks_journal():
+                run_stack(sys.argv[sys.argv.index(option) + 1], row)
     stale = False
     for path, made in ((PAGE, page), (STACKS_PAGE, stacks_page)):
         if "--check" not in sys.argv:

@@ -1,15 +1,19 @@
-"""The commands of verl's GRPO, row by row, as its example has them but for what stacks.md names.
+"""The commands of GRPO by verl, by ms-swift, and by TRL beside a server, row by row, as their examples have them but
+for what stacks.md names.
 
 In: a row. Out: the command's words, and what a table calls it. grpo.py runs them.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).parent
 FOLDER = Path("out") / "stacks"  # from the folder that the command is run in
 VERL = {
+    "stack": "verl",
     "model": "Qwen/Qwen2.5-7B-Instruct",
     "gpus": 2,
     "prompts": 16,
@@ -17,38 +21,103 @@ VERL = {
     "completion": 256,
     "micro_batch": 8,
 }
-ROWS: tuple[dict[str, Any], ...] = ({**VERL, "utilization": 0.6}, {**VERL, "utilization": 0.3})
+SWIFT = {"stack": "ms-swift", "model": "Qwen/Qwen2.5-3B-Instruct", "gpus": 1, "completion": 256, "utilization": 0.4}
+SERVER = {
+    "stack": "trl-server",
+    "model": "Qwen/Qwen2.5-1.5B-Instruct",
+    "gpus": 2,
+    "completion": 1024,
+    "lora": False,
+    "utilization": 0.3,
+    "sleep": False,
+    "mode": "server",
+}
+ROWS: tuple[dict[str, Any], ...] = (
+    {**VERL, "utilization": 0.6},
+    {**VERL, "utilization": 0.3},
+    {**SWIFT, "sleep": 1},
+    {**SWIFT, "sleep": 0},
+    SERVER,
+)
 
 
 def write_rows() -> None:
-    """Prompts of a few words with an answer, as verl reads them."""
+    """Prompts of a few words with an answer, as verl and as ms-swift read them."""
     import pyarrow
     from pyarrow import parquet
 
-    rows = []
+    rows, chats = [], []
     for number in range(64):
         question = f"What is {number} plus {number}? Let's think step by step and output the final answer after ####."
+        prompt = [{"role": "user", "content": question}]
         rows.append(
             {
                 "data_source": "openai/gsm8k",
-                "prompt": [{"role": "user", "content": question}],
+                "prompt": prompt,
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": str(2 * number)},
                 "extra_info": {"split": "train", "index": number},
             }
         )
+        chats.append(json.dumps({"messages": prompt, "solution": str(2 * number)}))
     FOLDER.mkdir(parents=True, exist_ok=True)
     parquet.write_table(pyarrow.Table.from_pylist(rows), FOLDER / "rows.parquet")
+    (FOLDER / "rows.jsonl").write_text("\n".join(chats) + "\n", encoding="utf-8")
 
 
 def name(row: dict[str, Any]) -> str:
     """What the tables call it."""
-    return f"{row['model'].partition('/')[2]}, utilization {row['utilization']}"
+    model, stack = row["model"].partition("/")[2], {"trl-server": "TRL and its server"}.get(row["stack"], row["stack"])
+    sleep = {1: ", sleep", 0: ", no sleep"}[row["sleep"]] if row["stack"] == "ms-swift" else ""
+    return f"{stack}, {model}, utilization {row['utilization']}{sleep}"
 
 
 def words(row: dict[str, Any]) -> list[str]:
-    """Of the command, behind the interpreter: examples/tuning/7b/qwen2-7b_grpo_2_h800_fsdp_vllm.sh of verl,
-    but for the numbers of a row; the last ten settings are not in it."""
+    """Of the command, as it is typed in its environment."""
+    return {"verl": _verl, "ms-swift": _swift, "trl-server": _server}[row["stack"]](row)
+
+
+def _server(row: dict[str, Any]) -> list[str]:
+    """The script of grpo.md, which starts `trl vllm-serve` on the second GPU."""
+    return ["python", str((HERE / "grpo_train.py").relative_to(HERE.parents[1])), json.dumps(row)]
+
+
+def _swift(row: dict[str, Any]) -> list[str]:
+    """examples/train/grpo/internal/qlora.sh of ms-swift, but for the numbers of a row; the last four are not in it."""
+    options = {
+        "rlhf_type": "grpo",
+        "model": row["model"],
+        "reward_funcs": "accuracy",
+        "use_vllm": "true",
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": row["utilization"],
+        "vllm_tensor_parallel_size": 1,
+        "vllm_max_model_len": 10240,
+        "vllm_enable_lora": "true",
+        "sleep_level": row["sleep"],
+        "tuner_type": "lora",
+        "torch_dtype": "bfloat16",
+        "dataset": FOLDER / "rows.jsonl",
+        "max_length": 2048,
+        "max_completion_length": row["completion"],
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+        "learning_rate": "1e-5",
+        "lr_scheduler_type": "cosine",
+        "logging_steps": 1,
+        "num_generations": 8,
+        "temperature": 1.0,
+        "use_hf": "true",
+        "max_steps": 2,
+        "dataloader_num_workers": 0,
+        "output_dir": FOLDER / "ms-swift",
+    }
+    return ["swift", "rlhf", *(str(part) for key, value in options.items() for part in (f"--{key}", value))]
+
+
+def _verl(row: dict[str, Any]) -> list[str]:
+    """examples/tuning/7b/qwen2-7b_grpo_2_h800_fsdp_vllm.sh of verl, but for the numbers of a row; the last ten settings
+    are not in it."""
     actor, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout"))
     settings = {
         "algorithm.adv_estimator": "grpo",
@@ -91,4 +160,4 @@ def words(row: dict[str, Any]) -> list[str]:
         "data.dataloader_num_workers": 0,
         "ray_kwargs.ray_init.num_cpus": 16,
     }
-    return ["-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())]
+    return ["python", "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())]

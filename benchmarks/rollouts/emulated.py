@@ -1,9 +1,11 @@
-"""Run vLLM 0.19.0 on an emulated H100 for rows of published_vllm.csv, and hold its own account against theirs.
+"""Run vLLM 0.19.0 on an emulated H100 for rows of published_vllm.csv, and hold its own account against theirs; beside
+it two older releases on other GPUs.
 
 Needs `vramprobe emulate` (a C compiler) and an interpreter with vLLM 0.19.0 and no package of NVIDIA's
 (emulated.md tells how, 4.4 GB); two to four minutes a row on two cores:
 
     python benchmarks/rollouts/emulated.py --python PATH    # the rows that emulated.jsonl lacks, then the table
+    python benchmarks/rollouts/emulated.py --row 98 --python PATH    # one row of an older release
     python benchmarks/rollouts/emulated.py                  # the table alone
     python benchmarks/rollouts/emulated.py --check          # fails if it is stale
 """
@@ -38,6 +40,31 @@ ROWS: dict[int, tuple[str, dict]] = {
     44: ("Qwen/Qwen2.5-7B-Instruct", {"hf_overrides": {"max_position_embeddings": 32768}}),
     53: ("Qwen/Qwen3-8B", {}),
 }
+#: Row of an older release → the GPU and the settings that its log tells.
+OLDER: dict[int, tuple[str, dict]] = {
+    98: (
+        "A100-80GB-SXM",
+        {
+            "model": "Qwen/Qwen2.5-7B-Instruct",
+            "hf_overrides": {"max_position_embeddings": 32768},
+            "max_model_len": 16384,
+            "max_num_batched_tokens": 2048,
+            "gpu_memory_utilization": 0.25,
+            "max_num_seqs": 256,
+        },
+    ),
+    120: (
+        "RTX-4090",
+        {
+            "model": "Qwen/Qwen2.5-7B-Instruct",
+            "max_model_len": 32768,
+            "gpu_memory_utilization": 0.95,
+            "max_num_seqs": 42,
+            "enforce_eager": True,
+        },
+    ),
+}
+_BLOCK_TOKENS = 16
 FIELDS = (
     ("weights", "weights_gib"),
     ("activation peak", "activation_peak_gib"),
@@ -54,21 +81,43 @@ def settings(row: int) -> dict:
     return {"model": model, **SETTINGS, **others}
 
 
-def journal() -> dict[int, ProfileRecord]:
-    """The last profile of each row, by its command's last word."""
-    rows = {json.dumps(settings(row)): row for row in ROWS}
+def journal(told: dict[int, dict]) -> dict[int, ProfileRecord]:
+    """The last profile of each row that came to a cache, by its command's last word. ``told``: row → its settings."""
+    rows = {json.dumps(words): row for row, words in told.items()}
     found = read_profiles(JOURNAL) if JOURNAL.exists() else ()
     known = {row: record for record in found if (row := rows.get(json.dumps(json.loads(record.command[-1]))))}
-    return {row: record for row, record in known.items() if record.engine and record.engine.kv_cache_tokens}
+    return {
+        row: record
+        for row, record in known.items()
+        if record.engine and (record.engine.kv_cache_tokens or record.engine.kv_cache_blocks)
+    }
 
 
 def run(python: str, row: int) -> None:
     """Profile one row."""
-    words = ["--whole", "--trace", "none", "--emulate", "H100-SXM", "--empty-weights", "--save", str(JOURNAL)]
-    script = [python, str(HERE / "llm.py"), json.dumps(settings(row))]
+    gpu, told = OLDER[row] if row in OLDER else ("H100-SXM", settings(row))
+    words = ["--whole", "--trace", "none", "--emulate", gpu, "--empty-weights", "--save", str(JOURNAL)]
+    script = [python, str(HERE / "llm.py"), json.dumps(told)]
     subprocess.run(
         [sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=os.environ | {"HF_HUB_OFFLINE": "1"}
     )
+
+
+def older(published: dict[int, dict[str, str]]) -> str:
+    """The table of older releases: published / emulated."""
+    head = ["row", "vLLM", "model", "GPU", "weights", "KV tokens", "error"]
+    lines = [head, ["---"] * len(head)]
+    for row, record in sorted(journal({row: told for row, (_, told) in OLDER.items()}).items()):
+        told, found = published[row], record.engine
+        assert found is not None
+        tokens = int(told["kv_tokens"] or _BLOCK_TOKENS * int(told["gpu_blocks"]))
+        emulated = found.kv_cache_tokens or _BLOCK_TOKENS * (found.kv_cache_blocks or 0)
+        lines.append([
+            str(row), str(found.version), told["model"].partition("/")[2], OLDER[row][0],
+            f"{float(told['load_gib']):.2f} / {found.weights_gib:.2f}", f"{tokens:,} / {emulated:,}",
+            f"{100 * (emulated / tokens - 1):+.2f} %",
+        ])  # fmt: skip
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def page() -> str:
@@ -77,7 +126,7 @@ def page() -> str:
         published = {int(row["row"]): row for row in csv.DictReader(file)}
     head = ["row", "model", "differs by", *(name for name, _ in FIELDS), "KV tokens", "error", "less non-torch"]
     lines = [head, ["---"] * len(head)]
-    for row, record in sorted(journal().items()):
+    for row, record in sorted(journal({row: settings(row) for row in ROWS}).items()):
         told, found = published[row], record.engine
         assert found is not None
         assert found.kv_cache_tokens is not None
@@ -94,14 +143,17 @@ def page() -> str:
             f"{100 * (found.kv_cache_tokens / tokens - 1):+.2f} %", f"{100 * (rest / tokens - 1):+.2f} %",
         ])  # fmt: skip
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return (HERE / "emulated.in.md").read_text(encoding="utf-8").replace("{table}", table)
+    text = (HERE / "emulated.in.md").read_text(encoding="utf-8")
+    return text.replace("{table}", table).replace("{older}", older(published))
 
 
 def main() -> int:
     """Run what is missing if an interpreter is given; write the page, or say that it is stale."""
     if "--python" in sys.argv:
-        for row in ROWS.keys() - journal().keys():
-            run(sys.argv[sys.argv.index("--python") + 1], row)
+        python = sys.argv[sys.argv.index("--python") + 1]
+        missing = ROWS.keys() - journal({row: settings(row) for row in ROWS}).keys()
+        for row in [int(sys.argv[sys.argv.index("--row") + 1])] if "--row" in sys.argv else missing:
+            run(python, row)
     if "--check" in sys.argv:
         if PAGE.read_text(encoding="utf-8") != page():
             print("emulated.md is stale: python benchmarks/rollouts/emulated.py")

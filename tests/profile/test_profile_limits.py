@@ -111,6 +111,7 @@ def test_what_cannot_be_compared_is_said_before_the_command_runs(tmp_path: Path)
         (["--baseline", str(tmp_path / "none.jsonl")], "none.jsonl"),
         (["--baseline", failed, "--max-growth", "1%"], "ended as error, so that nothing can be said of growth since"),
         (["--baseline", saved(tmp_path / "a.jsonl", record), "--max-growth", "lots"], "'lots' is not an amount"),
+        (["--gpus", "H100-SXM,nope"], "unknown GPU 'nope'"),
     ):
         done = vramprobe("profile", *options, "--", "touch", str(ran))
         assert done.exit_code == 1

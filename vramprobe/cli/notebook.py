@@ -30,7 +30,7 @@ def load(shell: Any) -> None:
 def show(line: str) -> None:
     """What ``%vramprobe [--gpus all|NAMES] [--save FILE.jsonl] [--timeline FILE.html]`` prints."""
     from vramprobe.cli import display_profile
-    from vramprobe.cli.profile import analysed
+    from vramprobe.cli.profile import analysed, named_gpus
     from vramprobe.profile import this_process
 
     try:
@@ -39,7 +39,7 @@ def show(line: str) -> None:
         if folder is None:
             raise VramprobeError("this kernel is no longer watched: VRAMPROBE_PROFILE is gone from its environment")
         this_process.write_so_far(folder)
-        record, failed = analysed(folder, asked.gpus, asked.timeline, asked.save)
+        record, failed = analysed(folder, named_gpus(asked.gpus), asked.timeline, asked.save)
         display_profile.print_profile(record)
         for error in failed:
             say(str(error))

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -203,11 +203,12 @@ def profile(
     )
     if bool(command) == (from_folder is not None):
         raise SpecError("give a command after --, as in vramprobe profile -- python train.py, or --from a folder")
+    names = named_gpus(gpus)  # before the command runs, whose profile would be lost
     with _home(folder, from_folder) as home:
         status = launch.run(command, home, options, emulate=emulate, say=say).exit_status if command else 0
         try:
             with display.working(f"replaying {replay_steps:,} steps") if replay_steps else nullcontext():
-                record, failed = analysed(home, gpus, timeline, save, host_memory_bytes, replay_steps)
+                record, failed = analysed(home, names, timeline, save, host_memory_bytes, replay_steps)
         except VramprobeError as error:
             say(str(error))
             raise typer.Exit(status or 1) from None
@@ -226,7 +227,7 @@ def profile(
 
 def analysed(
     home: Path,
-    gpus: str | None,
+    gpus: Sequence[str] | str | None,
     timeline: Path | None,
     save: Path | None,
     host_memory_bytes: int | None = None,
@@ -236,7 +237,7 @@ def analysed(
     shown all the same."""
     from vramprobe.profile.analyse import analyse
 
-    record = analyse(home, gpus=_names(gpus), host_memory_bytes=host_memory_bytes, replay_steps=replay_steps)
+    record = analyse(home, gpus=gpus, host_memory_bytes=host_memory_bytes, replay_steps=replay_steps)
     failed: list[VramprobeError] = []
     if save is not None:
         from vramprobe.records.profile import append_profile
@@ -309,8 +310,13 @@ def _misses_something(record: ProfileRecord) -> bool:
     return record.outcome.kind == "error" and any(_NOT_THERE.search(line) for line in record.outcome.last_lines)
 
 
-def _names(gpus: str | None) -> list[str] | str | None:
-    return gpus if gpus in (None, "all") else [name.strip() for name in gpus.split(",") if name.strip()]
+def named_gpus(gpus: str | None) -> list[str] | str | None:
+    """What ``--gpus`` says: None, "all", or the catalog's names. Raises UnknownName."""
+    if gpus is None or gpus == "all":
+        return gpus
+    from vramprobe.catalog import find_gpu
+
+    return [find_gpu(name.strip()).name for name in gpus.split(",") if name.strip()]
 
 
 def _new(folder: Path) -> Path:

@@ -108,16 +108,12 @@ class Watch:
         self.phases.count_no_more()
 
     @property
-    def has_other_ranks(self):
-        """Whether others take part, who must do as this one does."""
-        return (rank()["world_size"] or 1) > 1
-
-    @property
     def place_among_ranks(self):
         """(this rank, how many run): the first of one where the others are only made up."""
-        if not self.has_other_ranks or one_rank.VARIABLE in os.environ:
+        here = rank()
+        if (here["world_size"] or 1) <= 1 or one_rank.VARIABLE in os.environ:
             return 0, 1
-        return rank()["rank"], rank()["world_size"]
+        return here["rank"], here["world_size"]
 
     @property
     def is_of_another_process(self):

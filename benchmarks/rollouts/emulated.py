@@ -77,27 +77,29 @@ _PUBLISHED = {"kv_cache_gib": "kv_gib"}
 
 def settings(row: int) -> dict:
     """The arguments of LLM() for a row."""
+    if row in OLDER:
+        return OLDER[row][1]
     model, others = ROWS[row]
     return {"model": model, **SETTINGS, **others}
 
 
-def journal(told: dict[int, dict]) -> dict[int, ProfileRecord]:
-    """The last profile of each row that came to a cache, by its command's last word. ``told``: row → its settings."""
-    rows = {json.dumps(words): row for row, words in told.items()}
+def journal() -> dict[int, ProfileRecord]:
+    """The last profile of each row that came to a cache, in order, by its command's last word."""
+    rows = {json.dumps(settings(row)): row for row in (*ROWS, *OLDER)}
     found = read_profiles(JOURNAL) if JOURNAL.exists() else ()
     known = {row: record for record in found if (row := rows.get(json.dumps(json.loads(record.command[-1]))))}
     return {
         row: record
-        for row, record in known.items()
+        for row, record in sorted(known.items())
         if record.engine and (record.engine.kv_cache_tokens or record.engine.kv_cache_blocks)
     }
 
 
 def run(python: str, row: int) -> None:
     """Profile one row."""
-    gpu, told = OLDER[row] if row in OLDER else ("H100-SXM", settings(row))
+    gpu = OLDER[row][0] if row in OLDER else "H100-SXM"
     words = ["--whole", "--trace", "none", "--emulate", gpu, "--empty-weights", "--save", str(JOURNAL)]
-    script = [python, str(HERE / "llm.py"), json.dumps(told)]
+    script = [python, str(HERE / "llm.py"), json.dumps(settings(row))]
     subprocess.run(
         [sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=os.environ | {"HF_HUB_OFFLINE": "1"}
     )
@@ -107,7 +109,9 @@ def older(published: dict[int, dict[str, str]]) -> str:
     """The table of older releases: published / emulated."""
     head = ["row", "vLLM", "model", "GPU", "weights", "KV tokens", "error"]
     lines = [head, ["---"] * len(head)]
-    for row, record in sorted(journal({row: told for row, (_, told) in OLDER.items()}).items()):
+    for row, record in journal().items():
+        if row not in OLDER:
+            continue
         told, found = published[row], record.engine
         assert found is not None
         tokens = int(told["kv_tokens"] or _BLOCK_TOKENS * int(told["gpu_blocks"]))
@@ -117,6 +121,11 @@ def older(published: dict[int, dict[str, str]]) -> str:
             f"{float(told['load_gib']):.2f} / {found.weights_gib:.2f}", f"{tokens:,} / {emulated:,}",
             f"{100 * (emulated / tokens - 1):+.2f} %",
         ])  # fmt: skip
+    return as_table(lines)
+
+
+def as_table(lines: list[list[str]]) -> str:
+    """Markdown of a head, its rule and rows."""
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -126,7 +135,9 @@ def page() -> str:
         published = {int(row["row"]): row for row in csv.DictReader(file)}
     head = ["row", "model", "differs by", *(name for name, _ in FIELDS), "KV tokens", "error", "less non-torch"]
     lines = [head, ["---"] * len(head)]
-    for row, record in sorted(journal({row: settings(row) for row in ROWS}).items()):
+    for row, record in journal().items():
+        if row not in ROWS:
+            continue
         told, found = published[row], record.engine
         assert found is not None
         assert found.kv_cache_tokens is not None
@@ -142,17 +153,16 @@ def page() -> str:
             str(row), model.partition("/")[2], differs, *values, f"{tokens:,} / {found.kv_cache_tokens:,}",
             f"{100 * (found.kv_cache_tokens / tokens - 1):+.2f} %", f"{100 * (rest / tokens - 1):+.2f} %",
         ])  # fmt: skip
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     text = (HERE / "emulated.in.md").read_text(encoding="utf-8")
-    return text.replace("{table}", table).replace("{older}", older(published))
+    return text.replace("{table}", as_table(lines)).replace("{older}", older(published))
 
 
 def main() -> int:
     """Run what is missing if an interpreter is given; write the page, or say that it is stale."""
     if "--python" in sys.argv:
         python = sys.argv[sys.argv.index("--python") + 1]
-        missing = ROWS.keys() - journal({row: settings(row) for row in ROWS}).keys()
-        for row in [int(sys.argv[sys.argv.index("--row") + 1])] if "--row" in sys.argv else missing:
+        asked = [int(sys.argv[sys.argv.index("--row") + 1])] if "--row" in sys.argv else ROWS.keys() - journal().keys()
+        for row in asked:
             run(python, row)
     if "--check" in sys.argv:
         if PAGE.read_text(encoding="utf-8") != page():

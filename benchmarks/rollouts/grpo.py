@@ -107,11 +107,7 @@ def stacks_page() -> str:
             lines.append(f"| {name} | {_outcome(record)} | {rank.rank} | {' | '.join(device)} |")
             details += [f"\n{name}, GPU of rank {rank.rank}:\n", *_stages(rank.rollout)]
         if row["stack"] == "trl-server":
-            for rank in record.ranks:
-                process = "server" if any(one.name == "serving" for one in rank.phases) else "trainer"
-                for one in rank.phases:
-                    device_bytes = one.reserved_bytes + (record.context_bytes or 0)
-                    apart.append(f"| {process} | {one.name} | {_gib(one.allocated_bytes)} | {_gib(device_bytes)} |")
+            apart += _phases(record)
     tables = {"settings": "\n".join(lines), "stages": "\n".join(details), "apart": "\n".join(apart)}
     return (HERE / "stacks.in.md").read_text(encoding="utf-8").format(**tables)
 
@@ -195,6 +191,17 @@ def _stages(stages: list[RolloutStage]) -> list[str]:
         rest = one.live.total_bytes - sum(sizes)
         rows.append([one.name, *map(_gib, (one.device_bytes, *sizes, rest, one.asleep_bytes))])
     return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _phases(record: ProfileRecord) -> list[str]:
+    """A row for each phase of processes that have a GPU of their own."""
+    rows = []
+    for rank in record.ranks:
+        process = "server" if any(one.name == "serving" for one in rank.phases) else "trainer"
+        for one in rank.phases:
+            device_bytes = one.reserved_bytes + (record.context_bytes or 0)
+            rows.append(f"| {process} | {one.name} | {_gib(one.allocated_bytes)} | {_gib(device_bytes)} |")
+    return rows
 
 
 def _gib(num_bytes: int | None) -> str:

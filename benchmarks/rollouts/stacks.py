@@ -83,7 +83,8 @@ def _server(row: dict[str, Any]) -> list[str]:
 
 
 def _swift(row: dict[str, Any]) -> list[str]:
-    """examples/train/grpo/internal/qlora.sh of ms-swift, but for the numbers of a row; the last four are not in it."""
+    """examples/train/grpo/internal/qlora.sh of ms-swift, but for what stacks.md names and the numbers of a row; the
+    last four are not in it, or otherwise."""
     options = {
         "rlhf_type": "grpo",
         "model": row["model"],

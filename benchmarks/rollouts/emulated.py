@@ -1,177 +1,216 @@
-"""Run vLLM 0.19.0 on an emulated H100 for rows of published_vllm.csv, and hold its own account against theirs; beside
-it two older releases on other GPUs.
+"""Run vLLM on an emulated GPU for rows of published_vllm.csv, and hold its own account against theirs.
 
-Needs `vramprobe emulate` (a C compiler) and an interpreter with vLLM 0.19.0 and no package of NVIDIA's
-(emulated.md tells how, 4.4 GB); two to four minutes a row on two cores:
+emulated.toml has the rows. Needs `vramprobe emulate` (a C compiler) and an interpreter with the release of vLLM that
+they name and no package of NVIDIA's (emulated.md tells how); two to four minutes a row on two cores:
 
-    python benchmarks/rollouts/emulated.py --python PATH    # the rows that emulated.jsonl lacks, then the table
-    python benchmarks/rollouts/emulated.py --row 98 --python PATH    # one row of an older release
-    python benchmarks/rollouts/emulated.py                  # the table alone
+    python benchmarks/rollouts/emulated.py --row 98 --python PATH    # one row
+    python benchmarks/rollouts/emulated.py --python PATH    # the rows of PATH's release that emulated.jsonl lacks
+    python benchmarks/rollouts/emulated.py                  # the page alone
     python benchmarks/rollouts/emulated.py --check          # fails if it is stale
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import os
+import statistics
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from vramprobe.records.engine import EngineMemory
 from vramprobe.records.profile import ProfileRecord, read_profiles
 
 HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+import serving  # noqa: E402
+from tables import as_markdown, read_csv, write_or_check  # noqa: E402
+
 JOURNAL, PAGE = HERE / "emulated.jsonl", HERE / "emulated.md"
-#: Of vllm serve on an H100, as the published logs have them.
-SETTINGS = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.95,
-            "enable_prefix_caching": False, "max_model_len": 8192}  # fmt: skip
-#: Row → the model, and what differs.
-ROWS: dict[int, tuple[str, dict]] = {
-    7: ("google/gemma-2-2b-it", {}),
-    8: ("google/gemma-2-9b-it", {}),
-    12: ("google/gemma-7b", {}),
-    13: ("ibm-granite/granite-3.3-2b-instruct", {}),
-    14: ("ibm-granite/granite-3.3-8b-instruct", {}),
-    17: ("meta-llama/Llama-3.1-8B-Instruct", {"kv_cache_dtype": "fp8"}),
-    19: ("meta-llama/Llama-3.1-8B-Instruct", {"quantization": "fp8"}),
-    21: ("meta-llama/Llama-3.1-8B-Instruct", {"dtype": "float32"}),
-    24: ("meta-llama/Llama-3.1-8B-Instruct", {}),
-    44: ("Qwen/Qwen2.5-7B-Instruct", {"hf_overrides": {"max_position_embeddings": 32768}}),
-    53: ("Qwen/Qwen3-8B", {}),
-}
-#: Row of an older release → the GPU and the settings that its log tells.
-OLDER: dict[int, tuple[str, dict]] = {
-    98: (
-        "A100-80GB-SXM",
-        {
-            "model": "Qwen/Qwen2.5-7B-Instruct",
-            "hf_overrides": {"max_position_embeddings": 32768},
-            "max_model_len": 16384,
-            "max_num_batched_tokens": 2048,
-            "gpu_memory_utilization": 0.25,
-            "max_num_seqs": 256,
-        },
-    ),
-    120: (
-        "RTX-4090",
-        {
-            "model": "Qwen/Qwen2.5-7B-Instruct",
-            "max_model_len": 32768,
-            "gpu_memory_utilization": 0.95,
-            "max_num_seqs": 42,
-            "enforce_eager": True,
-        },
-    ),
-}
 _BLOCK_TOKENS = 16
-FIELDS = (
-    ("weights", "weights_gib"),
-    ("activation peak", "activation_peak_gib"),
-    ("non-torch", "non_torch_gib"),
-    ("graphs", "graph_gib"),
-    ("KV cache", "kv_cache_gib"),
-)
-_PUBLISHED = {"kv_cache_gib": "kv_gib"}
+_SERVED, _GPU = "0.19.0", "H100-SXM"
+#: Column → the field of the engine's account, and the column of published_vllm.csv.
+FIELDS = {
+    "weights": ("weights_gib", "weights_gib"),
+    "activation peak": ("activation_peak_gib", "activation_peak_gib"),
+    "non-torch": ("non_torch_gib", "non_torch_gib"),
+    "graphs": ("graph_gib", "graph_gib"),
+    "KV cache": ("kv_cache_gib", "kv_gib"),
+}
+HEAD = ("row", "vLLM", "GPU", "model", "settings", *FIELDS, "KV tokens", "error", "less non-torch")
 
 
-def settings(row: int) -> dict:
-    """The arguments of LLM() for a row."""
-    if row in OLDER:
-        return OLDER[row][1]
-    model, others = ROWS[row]
-    return {"model": model, **SETTINGS, **others}
+@dataclass(frozen=True)
+class Row:
+    """What repeats a published log: a release on a GPU, and the arguments of LLM()."""
+
+    number: int
+    vllm: str
+    gpu: str
+    settings: dict[str, Any]
+    told: tuple[str, ...]  # the settings that its entry names
+
+    @property
+    def is_served(self) -> bool:
+        """Of the logs of vllm serve 0.19.0 on H100s, which have their settings in common."""
+        return self.vllm == _SERVED
+
+    def matches(self, record: ProfileRecord) -> bool:
+        """Whether a profile is of this row: its release, its GPU, its arguments."""
+        return (
+            record.engine is not None
+            and record.emulation is not None
+            and (record.engine.version, record.emulation.card) == (self.vllm, self.gpu.partition(" ")[0])
+            and json.loads(record.command[-1]) == self.settings
+        )
 
 
-def journal() -> dict[int, ProfileRecord]:
-    """The last profile of each row that came to a cache, in order, by its command's last word."""
-    rows = {json.dumps(settings(row)): row for row in (*ROWS, *OLDER)}
-    found = read_profiles(JOURNAL) if JOURNAL.exists() else ()
-    known = {row: record for record in found if (row := rows.get(json.dumps(json.loads(record.command[-1]))))}
-    return {
-        row: record
-        for row, record in sorted(known.items())
-        if record.engine and (record.engine.kv_cache_tokens or record.engine.kv_cache_blocks)
-    }
+def rows() -> dict[int, Row]:
+    """emulated.toml, by the row of published_vllm.csv."""
+    table = tomllib.loads((HERE / "emulated.toml").read_text(encoding="utf-8"))
+    found = {}
+    for number, entry in table["rows"].items():
+        release, gpu = entry.pop("vllm", _SERVED), entry.pop("gpu", _GPU)
+        model = {"model": entry.pop("model")}
+        settings = {**model, **(table["serve"] if release == _SERVED else {}), **entry}
+        found[int(number)] = Row(int(number), release, gpu, settings, tuple(entry))
+    return found
 
 
-def run(python: str, row: int) -> None:
+def ran(table: dict[int, Row]) -> dict[int, EngineMemory]:
+    """The account of the last profile of each row that came to a cache, in order."""
+    found: dict[int, EngineMemory] = {}
+    for record in read_profiles(JOURNAL) if JOURNAL.exists() else ():
+        for row in table.values():
+            if row.matches(record) and record.engine and _tokens(record.engine):
+                found[row.number] = record.engine
+    return dict(sorted(found.items()))
+
+
+def run(python: str, row: Row) -> None:
     """Profile one row."""
-    gpu = OLDER[row][0] if row in OLDER else "H100-SXM"
-    words = ["--whole", "--trace", "none", "--emulate", gpu, "--empty-weights", "--save", str(JOURNAL)]
-    script = [python, str(HERE / "llm.py"), json.dumps(settings(row))]
-    subprocess.run(
-        [sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=os.environ | {"HF_HUB_OFFLINE": "1"}
+    words = ["--whole", "--trace", "none", "--emulate", row.gpu, "--empty-weights", "--save", str(JOURNAL)]
+    script = [python, str(HERE / "llm.py"), json.dumps(row.settings)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    subprocess.run([sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=environment)
+
+
+def _tokens(account: EngineMemory) -> int:
+    return account.kv_cache_tokens or _BLOCK_TOKENS * (account.kv_cache_blocks or 0)
+
+
+def _published_tokens(told: dict[str, str]) -> int:
+    """As printed, or of the blocks, or of the requests at once, which are rounded to 0.01."""
+    if told["kv_tokens"] or told["gpu_blocks"]:
+        return int(told["kv_tokens"] or _BLOCK_TOKENS * int(told["gpu_blocks"]))
+    return round(float(told["max_concurrency"]) * int(told["concurrency_at_len"]))
+
+
+def _error(told: dict[str, str], account: EngineMemory) -> float:
+    return _tokens(account) / _published_tokens(told) - 1
+
+
+def _error_less_non_torch(told: dict[str, str], account: EngineMemory) -> float | None:
+    """The error once what the published row had outside torch is taken off; None where either is not told."""
+    if not told["non_torch_gib"] or not account.kv_cache_gib:
+        return None
+    rest = 1 - (float(told["non_torch_gib"]) - (account.non_torch_gib or 0)) / account.kv_cache_gib
+    return rest * _tokens(account) / _published_tokens(told) - 1
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:+.2f} %"
+
+
+def _both(published: str, emulated: float | None) -> str:
+    """Published / emulated in GiB; "?" for what one of them does not tell."""
+    told = f"{float(published):.2f}" if published else "?"
+    return f"{told} / " + ("?" if emulated is None else f"{emulated:.2f}")
+
+
+def line(row: Row, told: dict[str, str], account: EngineMemory) -> list[str]:
+    """One line of a table: published / emulated."""
+    told = {**told, "weights_gib": told["weights_gib"] or told["load_gib"]}
+    values = [_both(told[column], getattr(account, field)) for field, column in FIELDS.values()]
+    settings = (
+        f"`{name}` {value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in row.settings.items()
+        if name in row.told
     )
+    return [
+        str(row.number), row.vllm, row.gpu, row.settings["model"].partition("/")[2], ", ".join(settings), *values,
+        f"{_published_tokens(told):,} / {_tokens(account):,}", _percent(_error(told, account)),
+        _percent(_error_less_non_torch(told, account)),
+    ]  # fmt: skip
 
 
-def older(published: dict[int, dict[str, str]]) -> str:
-    """The table of older releases: published / emulated."""
-    head = ["row", "vLLM", "model", "GPU", "weights", "KV tokens", "error"]
-    lines = [head, ["---"] * len(head)]
-    for row, record in journal().items():
-        if row not in OLDER:
-            continue
-        told, found = published[row], record.engine
-        assert found is not None
-        tokens = int(told["kv_tokens"] or _BLOCK_TOKENS * int(told["gpu_blocks"]))
-        emulated = found.kv_cache_tokens or _BLOCK_TOKENS * (found.kv_cache_blocks or 0)
-        lines.append([
-            str(row), str(found.version), told["model"].partition("/")[2], OLDER[row][0],
-            f"{float(told['load_gib']):.2f} / {found.weights_gib:.2f}", f"{tokens:,} / {emulated:,}",
-            f"{100 * (emulated / tokens - 1):+.2f} %",
-        ])  # fmt: skip
-    return as_table(lines)
-
-
-def as_table(lines: list[list[str]]) -> str:
-    """Markdown of a head, its rule and rows."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def summary(accounts: dict[int, EngineMemory], published: dict[int, dict[str, str]]) -> str:
+    """How many rows there are, how far off, and how many logs are repeated here or by arithmetic."""
+    weights = [
+        abs(account.weights_gib - float(published[number]["weights_gib"] or published[number]["load_gib"]))
+        for number, account in accounts.items()
+        if account.weights_gib is not None
+    ]
+    errors = {
+        number: abs(error)
+        for number, account in accounts.items()
+        if (error := _error_less_non_torch(published[number], account)) is not None
+    }
+    worst = max(errors, key=errors.__getitem__)
+    both = accounts.keys() | {int(row["row"]) for row in serving.published()}
+    return "\n".join([
+        f"- {len(accounts)} published logs are repeated here, {len(both)} with those of [arithmetic](serving.md)",
+        f"- weights: within 0.05 GiB in {sum(gib <= 0.05 for gib in weights)} of {len(weights)} rows",
+        "- tokens of KV cache, once the published memory outside torch is taken off: "
+        f"{100 * statistics.median(errors.values()):.2f} % off in the median of {len(errors)} rows, "
+        f"{100 * errors[worst]:.2f} % at most (row {worst})",
+    ])  # fmt: skip
 
 
 def page() -> str:
-    """emulated.md: published / emulated."""
-    with open(HERE / "published_vllm.csv", encoding="utf-8", newline="") as file:
-        published = {int(row["row"]): row for row in csv.DictReader(file)}
-    head = ["row", "model", "differs by", *(name for name, _ in FIELDS), "KV tokens", "error", "less non-torch"]
-    lines = [head, ["---"] * len(head)]
-    for row, record in journal().items():
-        if row not in ROWS:
-            continue
-        told, found = published[row], record.engine
-        assert found is not None
-        assert found.kv_cache_tokens is not None
-        assert found.kv_cache_gib is not None
-        tokens = int(told["kv_tokens"])
-        rest = found.kv_cache_tokens * (1 - float(told["non_torch_gib"]) / found.kv_cache_gib)
-        values = [f"{float(told[_PUBLISHED.get(name, name)]):.2f} / {getattr(found, name):.2f}" for _, name in FIELDS]
-        model, others = ROWS[row]
-        differs = ", ".join(
-            f"`{name}` {value if isinstance(value, str) else json.dumps(value)}" for name, value in others.items()
-        )
-        lines.append([
-            str(row), model.partition("/")[2], differs, *values, f"{tokens:,} / {found.kv_cache_tokens:,}",
-            f"{100 * (found.kv_cache_tokens / tokens - 1):+.2f} %", f"{100 * (rest / tokens - 1):+.2f} %",
-        ])  # fmt: skip
+    """emulated.md: the result, then a table of vLLM 0.19.0 on H100s and one of the other releases and GPUs."""
+    published = {int(row["row"]): row for row in read_csv(HERE / "published_vllm.csv")}
+    table = rows()
+    accounts = ran(table)
+
+    def lines(belongs: Callable[[Row], bool]) -> str:
+        shown = [
+            line(table[number], published[number], account)
+            for number, account in accounts.items()
+            if belongs(table[number])
+        ]
+        return "\n".join(as_markdown(HEAD, "rlll" + "l" + "r" * (len(HEAD) - 5), shown))
+
     text = (HERE / "emulated.in.md").read_text(encoding="utf-8")
-    return text.replace("{table}", as_table(lines)).replace("{older}", older(published))
+    text = text.replace("{summary}", summary(accounts, published))
+    return text.replace("{table}", lines(lambda row: row.is_served)).replace(
+        "{older}", lines(lambda row: not row.is_served)
+    )
 
 
-def main() -> int:
-    """Run what is missing if an interpreter is given; write the page, or say that it is stale."""
+def _asked(python: str, table: dict[int, Row]) -> list[Row]:
+    """The row that is named, or those of the interpreter's release that did not run."""
+    if "--row" in sys.argv:
+        return [table[int(sys.argv[sys.argv.index("--row") + 1])]]
+    release = subprocess.run(
+        [python, "-c", "from importlib.metadata import version; print(version('vllm'))"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    return [table[number] for number in table.keys() - ran(table).keys() if table[number].vllm == release]
+
+
+def main() -> None:
+    """Run what is asked for if an interpreter is given; write the page, or say that it is stale."""
     if "--python" in sys.argv:
         python = sys.argv[sys.argv.index("--python") + 1]
-        asked = [int(sys.argv[sys.argv.index("--row") + 1])] if "--row" in sys.argv else ROWS.keys() - journal().keys()
-        for row in asked:
+        for row in _asked(python, rows()):
             run(python, row)
-    if "--check" in sys.argv:
-        if PAGE.read_text(encoding="utf-8") != page():
-            print("emulated.md is stale: python benchmarks/rollouts/emulated.py")
-            return 1
-        return 0
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
+    write_or_check({PAGE: page()}, "rollouts/emulated.py", check="--check" in sys.argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

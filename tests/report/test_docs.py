@@ -196,7 +196,7 @@ HOW = {
         instead="python benchmarks/rollouts/grpo.py", more="--check", why="it would start verl twice"
     ),
     "python benchmarks/rollouts/emulated.py --python PATH": Way(
-        instead="python benchmarks/rollouts/emulated.py", more="--check", why="it would start vLLM eleven times"
+        instead="python benchmarks/rollouts/emulated.py", more="--check", why="it would start vLLM for each row"
     ),
     "python benchmarks/techniques/techniques.py --python PATH": Way(
         instead="python benchmarks/techniques/techniques.py", more="--check", why="its runs take half an hour"

@@ -20,10 +20,13 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
         package = types.ModuleType(name)
         package.__path__ = [str(Path(stand_ins.__file__).parents[1] / folder)]
         monkeypatch.setitem(sys.modules, name, package)
-    names = ["audio", "checkpoint", "counts", "folders", "hub", "images", "processors", "rows", "tokenizer", "told"]
+    names = ["audio", "checkpoint", "counts", "folders", "hub", "images", "processors", "quantised"]
     yield types.SimpleNamespace(
         monkeypatch=monkeypatch,
-        **{name: importlib.import_module(f"vramprobe_empty.{name}") for name in [*names, "videos"]},
+        **{
+            name: importlib.import_module(f"vramprobe_empty.{name}")
+            for name in [*names, "rows", "tokenizer", "told", "videos"]
+        },
     )
     for name in [name for name in sys.modules if name.startswith(("vramprobe_empty", "vramprobe_values"))]:
         sys.modules.pop(name, None)

@@ -290,7 +290,7 @@ def test_an_unknown_id_is_left_to_the_library_with_one_clear_line(empty, tmp_pat
     [
         ({"auto_map": {"AutoModel": "modeling.My"}}, "trust_remote_code"),
         ({"model_type": "nobody-knows"}, "not of this transformers"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised already (gptq)"),
+        ({"quantization_config": {"quant_method": "quip"}}, "quantised already as this one is (quip)"),
     ],
 )
 def test_what_has_no_weights_is_said(changes: dict[str, Any], said: str, empty, tmp_path: Path, capsys) -> None:

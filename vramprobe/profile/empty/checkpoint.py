@@ -9,6 +9,8 @@ import json
 import os
 import struct
 
+from . import quantised
+
 MAX_SHARD_BYTES = 4 << 30  # one file of over 100 GB cannot be mapped
 _CODES = {
     "float64": "F64",
@@ -33,33 +35,40 @@ def model_of(config):
     from torch.utils._python_dispatch import _disable_current_modes
 
     config = copy.deepcopy(config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     kind = getattr(transformers, (config.architectures or [""])[0], None)
     with _disable_current_modes(), torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config) if kind is None else kind(config)
 
 
-def write(model, folder, dtype="bfloat16", max_shard_bytes=MAX_SHARD_BYTES):
-    """The weights of ``model``, those of floating point as ``dtype``; -> how many elements."""
-    import torch
+def write(model, folder, dtype="bfloat16", max_shard_bytes=MAX_SHARD_BYTES, quantization=None):
+    """The weights of ``model``, those of floating point as ``dtype``; -> how many elements the model has.
 
+    ``quantization``: the config's, for a checkpoint that is quantised already.
+    """
     tensors = _saved(model)
-    shards, at, count = [{}], 0, 0
-    for name, tensor in tensors.items():
-        kept = getattr(torch, dtype) if tensor.is_floating_point() else tensor.dtype
-        size, code = tensor.numel() * kept.itemsize, _CODES[str(kept).removeprefix("torch.")]
+    count = sum(tensor.numel() for tensor in tensors.values())
+    shards, at, contents = [{}], 0, {}
+    for name, tensor in quantised.packed(tensors, quantization or {}, dtype).items():
+        if isinstance(tensor, bytes):
+            contents[name] = tensor
+            size, code, shape = len(tensor), "U8", [len(tensor)]
+        else:
+            size, code, shape = tensor.nbytes, _CODES[str(tensor.dtype).removeprefix("torch.")], list(tensor.shape)
         if at + size > max_shard_bytes and shards[-1]:
             shards.append({})
             at = 0
-        shards[-1][name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
-        at, count = at + size, count + tensor.numel()
+        shards[-1][name] = {"dtype": code, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
     os.makedirs(folder, exist_ok=True)
     if len(shards) == 1:
-        _write_shard(os.path.join(folder, "model.safetensors"), shards[0])
+        _write_shard(os.path.join(folder, "model.safetensors"), shards[0], contents)
         return count
     file_of = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_shard(os.path.join(folder, file), shard)
+        _write_shard(os.path.join(folder, file), shard, contents)
         file_of.update(dict.fromkeys(shard, file))
     total = sum(max(tensor["data_offsets"][1] for tensor in shard.values()) for shard in shards)
     with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as out:
@@ -78,9 +87,13 @@ def _saved(model):
     return revert_weight_conversion(model, found)
 
 
-def _write_shard(path, shard):
+def _write_shard(path, shard, contents):
     header = json.dumps({"__metadata__": {"format": "pt"}, **shard}).encode()
     header += b" " * (-len(header) % 8)
+    start = 8 + len(header)
     with open(path, "wb") as out:
         out.write(struct.pack("<Q", len(header)) + header)
-        out.truncate(8 + len(header) + max(tensor["data_offsets"][1] for tensor in shard.values()))
+        out.truncate(start + max(tensor["data_offsets"][1] for tensor in shard.values()))
+        for name in shard.keys() & contents.keys():
+            out.seek(start + shard[name]["data_offsets"][0])
+            out.write(contents[name])

@@ -12,7 +12,7 @@ import json
 import os
 import re
 
-from . import checkpoint, processors, sentences, tokenizer
+from . import checkpoint, processors, quantised, sentences, tokenizer
 from .told import complain, locked
 
 _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)(\.index\.json)?$")
@@ -117,6 +117,11 @@ class Repositories:
             with open(os.path.join(cached, "config.json"), encoding="utf-8") as file:
                 return json.load(file), None
         entry, by = self._entry(repo_id)
+        made_of, quantisation = quantised.split(repo_id)
+        if entry is None and quantisation and (entry := self._entry(made_of)[0]):
+            with open(entry["config"], encoding="utf-8") as file:
+                config = {**json.load(file), **quantisation}
+            return config, f"that of {entry['hf_id']} in vramprobe's catalog, quantised as its name says: assumed"
         if entry is None:
             near = difflib.get_close_matches(_bare(repo_id), [_bare(name) for name in self._known], n=4, cutoff=0.5)
             names = dict.fromkeys(
@@ -193,11 +198,10 @@ def _read(folder, config):
             f"{_OPTION} has no weights for {config.get('model_type')!r}: its model is code of its own "
             "(trust_remote_code), or not of this transformers; download it, or take a model that transformers knows"
         )
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "quantised")
+    if config.get("quantization_config") and (why := quantised.why_not(config["quantization_config"])):
         raise Refused(
-            f"{_OPTION} has no weights for a checkpoint that is quantised already ({method}): take the model that it "
-            "was made of, and quantise it on loading"
+            f"{_OPTION} has no weights for a checkpoint that is quantised already as this one is ({why}): take the "
+            "model that it was made of, and quantise it on loading"
         )
     return AutoConfig.from_pretrained(folder)
 
@@ -205,10 +209,11 @@ def _read(folder, config):
 def _write_weights(folder, config, read, known):
     """In the dtype that the config names, else the catalog's, else an assumed one; -> what they are."""
     said = str(config.get("dtype") or config.get("torch_dtype") or known or "").removeprefix("torch.")
-    model, dtype = checkpoint.model_of(read), said or _ASSUMED_DTYPE
-    count = checkpoint.write(model, folder, dtype)
+    model, dtype, quantization = checkpoint.model_of(read), said or _ASSUMED_DTYPE, config.get("quantization_config")
+    count = checkpoint.write(model, folder, dtype, quantization=quantization)
     assumed = "" if said else ", assumed"
-    return f"empty files of {type(model).__name__}, {count / 1e9:.2f} billion parameters in {dtype}{assumed}"
+    form = f", linear layers as {quantization['quant_method']}" if quantization else ""
+    return f"empty files of {type(model).__name__}, {count / 1e9:.2f} billion parameters in {dtype}{assumed}{form}"
 
 
 def _write_tokenizer(folder, config, read):

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from profile_factory import Script, write_launcher
@@ -86,10 +87,17 @@ def test_a_process_without_an_engine_has_no_rollout(tmp_path: Path) -> None:
     assert analyse(tmp_path).ranks[0].rollout == []
 
 
+VLLM = {
+    "worker": "vllm.v1.worker.gpu_worker",
+    "verifier": "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
+}
+
+
 class Watched:
     """What the hook tells a watch."""
 
     def __init__(self) -> None:
+        self.is_emulated, self.warnings = False, list[str]()
         self.held: list[tuple[str, list[str]]] = []
         self.asleep: list[list[tuple[int, int]]] = []
         self.listeners: list[Watched] = []
@@ -103,7 +111,10 @@ class Watched:
     def note_oom(self, *said: int) -> None:
         self.ooms.append(said)
 
-    def line(self, kind: str, *, time_ns: int, ranges: list[tuple[int, int]]) -> None:
+    def line(self, kind: str, *, time_ns: int = 1, ranges: Any = (), message: str = "") -> None:
+        if kind == "warning":
+            self.warnings.append(message)
+            return
         assert (kind, time_ns > 0) == ("asleep", True)
         self.asleep.append(ranges)
 
@@ -116,7 +127,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
 
     def installed(**modules: SimpleNamespace) -> Watched:
         for name, made in modules.items():
-            monkeypatch.setitem(sys.modules, {"worker": "vllm.v1.worker.gpu_worker"}.get(name, name), made)
+            monkeypatch.setitem(sys.modules, VLLM[name], made)
         watch = Watched()
         hook.install([watch], watch.listeners.append)
         return watch
@@ -152,6 +163,27 @@ def test_an_engines_weights_and_cache_are_held_once_they_are_there(engine, monke
     assert watch.marks == ["serving", "asleep"]
     assert watch.listeners == [watch]  # a trainer elsewhere may end it
     assert watch.held == [("engine_weights", ["weight", "table"]), ("kv_cache", ["one", "two", "three"])]
+
+
+@pytest.mark.parametrize("is_emulated", [True, False])
+def test_without_computed_values_each_request_gets_one_token_whatever_was_drafted(is_emulated: bool, engine) -> None:
+    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
+
+    class RejectionSampler:
+        def __call__(self, logits: str, input_batch: SimpleNamespace) -> SimpleNamespace:
+            return SimpleNamespace(num_sampled=torch.tensor([5, 5, 5]), num_rejected=torch.tensor([7, 7, 7]))
+
+    watch = engine(verifier=SimpleNamespace(RejectionSampler=RejectionSampler))
+    watch.is_emulated = is_emulated
+    batch = SimpleNamespace(  # one that decodes, one whose prompt ends in this step, one in the middle of its prompt
+        num_computed_tokens_np=numpy.array([40, 0, 8]), num_scheduled_tokens=numpy.array([5, 20, 8]),
+        prefill_len_np=numpy.array([32, 20, 32]), cu_num_logits_np=numpy.array([0, 5, 6, 7]),
+    )  # fmt: skip
+    for _ in range(2):
+        found = RejectionSampler()("logits", batch)
+    expected = ([1, 1, 0], [4, 0, 0]) if is_emulated else ([5, 5, 5], [7, 7, 7])
+    assert (found.num_sampled.tolist(), found.num_rejected.tolist()) == expected
+    assert [("none is" in said) for said in watch.warnings] == [True] * is_emulated
 
 
 def test_what_the_allocator_unmaps_is_told_by_tag(engine, monkeypatch) -> None:

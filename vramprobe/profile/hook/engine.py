@@ -2,8 +2,8 @@
 
 In: vLLM's modules as they are imported. Out: holdings of the causes ``engine_weights`` and ``kv_cache``; the phase
 ``serving`` of an engine in a process of its own; a line ``asleep`` with every unmapped range whenever vLLM's allocator
-has unmapped or mapped memory, which torch goes on counting as allocated; ``oom`` where it could not map it. Nothing
-where the process has no watch.
+has unmapped or mapped memory, which torch goes on counting as allocated; ``oom`` where it could not map it; on an
+emulated card one token a step for each request whose tokens were drafted. Nothing where the process has no watch.
 """
 
 import functools
@@ -11,6 +11,8 @@ import sys
 import time
 
 from vramprobe_values.imports import when_imported
+
+_DRAFTS = "which drafted tokens are accepted is not computed: none is, so each request gets one token a step"
 
 
 def install(watches, listen):
@@ -46,6 +48,7 @@ def install(watches, listen):
                 )
 
     when_imported("vllm.v1.worker.gpu_worker", worker)
+    when_imported("vllm.v1.worker.gpu.spec_decode.rejection_sampler", functools.partial(_verifier, watches))
     when_imported("vllm.device_allocator.cumem", allocator)
 
 
@@ -69,6 +72,33 @@ def _watch(watches, owner, name, *, before=None, after=None, failed=None):
         return result
 
     setattr(owner, name, watched)
+
+
+def _verifier(watches, module):
+    """How many drafted tokens stay is not computed on an emulated card, and with none at all no request would ever end:
+    of what was drafted none stays, and each request whose prompt is through gets the verifier's own token."""
+    verify = module.RejectionSampler.__call__
+    said = []
+
+    @functools.wraps(verify)
+    def verified(self, logits, input_batch, *args, **kwargs):
+        result = verify(self, logits, input_batch, *args, **kwargs)
+        for watch in watches[-1:]:
+            if watch.is_emulated:
+                computed = input_batch.num_computed_tokens_np + input_batch.num_scheduled_tokens
+                sampled = (computed >= input_batch.prefill_len_np).astype("int32")
+                logits_of = input_batch.cu_num_logits_np[1:] - input_batch.cu_num_logits_np[:-1]
+                _fill(result.num_sampled, sampled)
+                _fill(result.num_rejected, (logits_of - 1) * sampled)
+                if not said:
+                    said.append(watch.line("warning", message=_DRAFTS))
+        return result
+
+    module.RejectionSampler.__call__ = verified
+
+
+def _fill(tensor, values):
+    tensor.copy_(sys.modules["torch"].from_numpy(values.astype("int32")))
 
 
 def _mapped(asleep, name, allocator, watch, tags=None, **_):

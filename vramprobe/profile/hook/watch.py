@@ -243,6 +243,10 @@ class Watch:
         if settle.is_of_ray():
             self.write_so_far()
 
+    @property
+    def is_emulated(self):
+        return self._values is not None
+
 
 def _values_watch():
     """The emulated card's watch over values, where this process has one (emulate/values)."""

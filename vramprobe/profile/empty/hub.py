@@ -117,11 +117,6 @@ class Repositories:
             with open(os.path.join(cached, "config.json"), encoding="utf-8") as file:
                 return json.load(file), None
         entry, by = self._entry(repo_id)
-        made_of, quantisation = quantised.split(repo_id)
-        if entry is None and quantisation and (entry := self._entry(made_of)[0]):
-            with open(entry["config"], encoding="utf-8") as file:
-                config = {**json.load(file), **quantisation}
-            return config, f"that of {entry['hf_id']} in vramprobe's catalog, quantised as its name says: assumed"
         if entry is None:
             near = difflib.get_close_matches(_bare(repo_id), [_bare(name) for name in self._known], n=4, cutoff=0.5)
             names = dict.fromkeys(
@@ -133,7 +128,7 @@ class Repositories:
                 f"alone once: hf download {repo_id} config.json"
             )
         with open(entry["config"], encoding="utf-8") as file:
-            return json.load(file), by
+            return {**json.load(file), **entry.get("quantised", {})}, by
 
     def _entry(self, repo_id):
         """(the catalog's row of that id or of its base model, or None; how it is known)."""
@@ -141,7 +136,14 @@ class Repositories:
             return entry, "that of vramprobe's catalog"
         bare = _bare(repo_id)
         entry = next((one for one in self._known.values() if bare == _bare(one["hf_id"])), None)
-        return entry, f"that of {entry['hf_id']} in vramprobe's catalog, taken for alike by its name" if entry else ""
+        if entry is not None:
+            return entry, f"that of {entry['hf_id']} in vramprobe's catalog, taken for alike by its name"
+        made_of, more = quantised.split(repo_id)
+        entry = self._entry(made_of)[0] if more else None
+        if entry is None:
+            return None, ""
+        by = f"that of {entry['hf_id']} in vramprobe's catalog, quantised as its name says: assumed"
+        return {**entry, "quantised": more}, by
 
     def _make(self, folder, name, config, source, origin, entry=None):
         """Once for all processes: links to what is in ``source``, and what it lacks."""

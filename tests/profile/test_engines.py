@@ -2,18 +2,19 @@
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from profile_factory import write_launcher
+from profile_factory import Script, write_launcher
 
 from vramprobe.emulate import values
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.engines.failures import why_not
 from vramprobe.profile.engines.vllm import memory_of
-from vramprobe.profile.raw import read_run
+from vramprobe.profile.raw import EngineLog, read_run
 
 V1 = """Model loading took 14.99 GiB memory and 3.570639 seconds
 Memory profiling takes 13.53 seconds. Total non KV cache memory: 17.13GiB; torch peak memory increase: 1.89GiB; \
@@ -72,6 +73,37 @@ def test_the_fullest_of_several_workers_counts() -> None:
     assert memory_of(["Starting to load model"]) is None
 
 
+WORKER = """Model loading took {0} GiB memory and 2.8 seconds
+Initial free memory: 77.71 GiB; Requested memory: 0.950000 (util), 75.23 GiB
+torch peak memory increase: {1}GiB; non-torch forward increase memory: 0.07GiB; weights memory: {0}GiB."""
+
+
+def test_each_worker_has_its_own_account(tmp_path: Path) -> None:
+    said = []
+    for number, (weights, activations) in enumerate([(4.26, 1.1), (3.28, 1.05), (4.26, 2.01)]):
+        script = Script(100 + number, started_ns=number)
+        with script.phase("engine_load"):
+            script.alloc(1 << 36, 1 << 20)
+        script.write(tmp_path)
+        lines = WORKER.format(weights, activations).splitlines() + ["Available KV cache memory: 69.8 GiB"] * (
+            not number
+        )
+        said += [{"pid": 100 + number, "process": f"VllmWorker-{number}", "text": line} for line in lines]
+    said.append({"pid": 9, "process": "EngineCore", "text": "GPU KV cache size: 2,257,264 tokens"})
+    write_launcher(tmp_path)
+    (tmp_path / "engine").write_text("".join(json.dumps(one) + "\n" for one in said))
+    record = analyse(tmp_path)
+    assert record.engine is not None
+    assert (record.engine.worker, record.engine.weights_gib, record.engine.activation_peak_gib) == (None, 4.26, 2.01)
+    assert (record.engine.kv_cache_gib, record.engine.kv_cache_tokens) == (68.89, 2257264)  # the smallest worker's
+    workers = [rank.engine for rank in record.ranks if rank.engine]
+    assert [(one.worker, one.weights_gib, one.kv_cache_gib) for one in workers] == [
+        (0, 4.26, 69.8), (1, 3.28, 70.83), (2, 4.26, 68.89)
+    ]  # fmt: skip
+    (tmp_path / "engine").write_text("".join(json.dumps(one) + "\n" for one in said if one["pid"] in (9, 100)))
+    assert [rank.engine for rank in analyse(tmp_path).ranks] == [None] * 3  # of one worker the engine's is its own
+
+
 def test_what_an_engine_logs_is_kept_whatever_its_own_handler_drops(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "vramprobe_values", values)  # its name in a profiled process
     from vramprobe.profile.hook import engine_log
@@ -88,7 +120,7 @@ def test_what_an_engine_logs_is_kept_whatever_its_own_handler_drops(tmp_path: Pa
     lines = [json.loads(line)["text"] for line in (tmp_path / engine_log.FILE).read_text().splitlines()]
     assert lines == ["torch peak memory increase: 1.89GiB", "Available KV cache memory: 2.00 GiB"]
     assert capsys.readouterr().err == "Available KV cache memory: 2.00 GiB\nStarting to load model\n"
-    assert read_run(tmp_path).engine_lines == tuple(lines)
+    assert read_run(tmp_path).engine_logs == {os.getpid(): EngineLog(process="MainProcess", lines=tuple(lines))}
 
 
 def test_an_engine_that_sets_up_its_logging_anew_is_kept_once(tmp_path: Path, monkeypatch) -> None:

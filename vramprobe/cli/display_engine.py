@@ -39,6 +39,18 @@ def print_engine(console: Console, engine: EngineMemory) -> None:
         console.print(f"  {'concurrency':<22} {requests_at_once(engine.max_concurrency, engine.length_tokens)}")
 
 
+def print_workers(console: Console, workers: Sequence[EngineMemory]) -> None:
+    """A line for each worker where they differ, as pipeline ranks do: the account of all has the most of any."""
+    if len({(one.weights_gib, one.activation_peak_gib) for one in workers}) < 2:
+        return
+    for number, one in enumerate(workers):
+        parts = (
+            ("weights", one.weights_gib), ("activation peak", one.activation_peak_gib), ("KV cache", one.kv_cache_gib)
+        )  # fmt: skip
+        said = ", ".join(f"{what} {gib:.2f}" for what, gib in parts if gib is not None)
+        console.print(f"  worker {number if one.worker is None else one.worker}: {said} GiB")
+
+
 def print_served(console: Console, one: ServedOn) -> None:
     """Whether a request fits, the longest that does, and the options that would make it fit."""
     if one.verdict == "fits":

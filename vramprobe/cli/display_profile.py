@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from vramprobe.cli.display_batches import print_batches
 from vramprobe.cli.display_cards import print_cards
-from vramprobe.cli.display_engine import print_answers, print_engine, print_served
+from vramprobe.cli.display_engine import print_answers, print_engine, print_served, print_workers
 from vramprobe.cli.display_growth import print_growth
 from vramprobe.cli.display_host import print_host
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
@@ -51,6 +51,7 @@ def print_profile(record: ProfileRecord) -> None:
         _print_lines(console, [f"{one.kind} of {one.what}: {one.by}" for one in record.replaced])
     if record.engine is not None:
         print_engine(console, record.engine)
+        print_workers(console, [rank.engine for rank in record.ranks if rank.engine is not None])
     if record.served is not None:
         print_served(console, record.served)
     shown = _rank_shown(record)

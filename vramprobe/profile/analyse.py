@@ -10,6 +10,7 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
     warnings = list(run.warnings)
     found, seen_by_rank = [], []
     seen_cards = [CardSeen(**card) for card in launcher.get("cards") or ()]
+    workers = vllm.workers_of(run.engine_logs)
     for raw in run.ranks:
         remarks = ranks.Remarks(name_of(raw))
         seen = ranks.see(raw, launcher.get("folder"))
@@ -94,6 +96,7 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
             "rollout": rollout.stages(raw, seen),
             "batches": batches_and_creep(raw, seen, context_bytes, replay_steps, len(run.ranks)),
             "growth": growth_of(raw, seen, context_bytes, homes),
+            "engine": workers.get(raw.process.pid),
         }
         found.append(profile.model_copy(update=more))
         if unmapped := rollout.unmapped_bytes(raw):
@@ -133,7 +136,7 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
         instrument="emulated" if emulation or (first is None and launcher.get("emulate")) else "cuda",
         outcome=_outcome(run, seen_by_rank, warnings),
         environment=environment,
-        engine=_engine(run, environment),
+        engine=_engine(run, workers, environment),
         answers=[Answer(**one) for one in launcher.get("answers") or ()],
         emulation=emulation,
         context_bytes=emulation.context_bytes if emulation else _context_bytes(run.ranks),
@@ -208,9 +211,14 @@ def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
     )
 
 
-def _engine(run: RawRun, environment: ProfileEnvironment) -> EngineMemory | None:
-    said = vllm.memory_of(run.engine_lines)
-    return said.model_copy(update={"version": environment.versions.get(said.engine)}) if said else None
+def _engine(run: RawRun, workers: Mapping[int, EngineMemory], environment: ProfileEnvironment) -> EngineMemory | None:
+    """The account of all processes together: the most that a worker takes, and the smallest cache."""
+    said = vllm.memory_of(chain.from_iterable(log.lines for log in run.engine_logs.values()))
+    if said is None:
+        return None
+    caches = [one.kv_cache_gib for one in (said, *workers.values()) if one.kv_cache_gib is not None]
+    own = {"version": environment.versions.get(said.engine), "kv_cache_gib": min(caches, default=None)}
+    return said.model_copy(update=own)
 
 
 def _only(kind: Any, values: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import io
 import json
 import pickle
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -202,6 +202,14 @@ class RawRank:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineLog:
+    """What one process of an inference engine logged of its memory."""
+
+    process: str  # its name, as Python's multiprocessing has it
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RawRun:
     """One command; ``launcher`` is run.json, None where that is missing or torn."""
 
@@ -209,7 +217,7 @@ class RawRun:
     ranks: tuple[RawRank, ...]
     warnings: tuple[str, ...] = ()
     replaced: tuple[Mapping[str, Any], ...] = ()  # by which kind (weights …) and what, of all processes
-    engine_lines: tuple[str, ...] = ()  # what an inference engine logged of its memory, of all processes
+    engine_logs: Mapping[int, EngineLog] = field(default_factory=dict)  # by process
 
 
 def read_run(folder: Path) -> RawRun:
@@ -225,7 +233,7 @@ def read_run(folder: Path) -> RawRun:
         ranks=tuple(order),
         warnings=tuple(warnings),
         replaced=_lines_of(folder / "replaced"),
-        engine_lines=tuple(str(said.get("text")) for said in _lines_of(folder / "engine")),
+        engine_logs=_engine_logs(_lines_of(folder / "engine")),
     )
 
 
@@ -234,6 +242,15 @@ def _only_asked(rank: RawRank) -> bool:
     compiles = any("_inductor/compile_worker" in word for word in rank.process.argv)
     has_ended = rank.end is not None or compiles
     return has_ended and not any(one.allocated_peak_bytes for one in rank.phases) and not rank.ooms
+
+
+def _engine_logs(said: Iterable[Mapping[str, Any]]) -> dict[int, EngineLog]:
+    found: dict[int, EngineLog] = {}
+    for one in said:
+        pid = int(one.get("pid") or 0)
+        lines = found[pid].lines if pid in found else ()
+        found[pid] = EngineLog(process=str(one.get("process", "")), lines=(*lines, str(one.get("text"))))
+    return found
 
 
 def _lines_of(path: Path) -> tuple[Mapping[str, Any], ...]:

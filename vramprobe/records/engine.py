@@ -19,6 +19,7 @@ class EngineMemory(BaseModel):
 
     engine: Literal["vllm"]
     version: str | None = None
+    worker: int | None = None  # of an account of one of several workers: its rank
     utilization: float | None = None  # gpu_memory_utilization
     requested_gib: float | None = None  # that share of the GPU: weights, activations and cache together
     weights_gib: float | None = None

@@ -149,6 +149,7 @@ class RankProfile(_Frozen):
     largest: list[BlocksAlike] = []
     by_module: list[PlaceBytes] = []
     by_line: list[PlaceBytes] = []
+    engine: EngineMemory | None = None  # its own account, as one of several workers of an engine
     rollout: list[RolloutStage] = []  # of the last whole step; empty without an engine in the process
     fragmentation_bytes: int | None = None  # reserved − allocated peak, of the phase with the highest reserved
     num_alloc_retries: int | None = None

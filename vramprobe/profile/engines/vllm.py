@@ -7,9 +7,13 @@ that takes most counts, and the smallest KV cache.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from vramprobe.records.engine import EngineMemory
+
+if TYPE_CHECKING:
+    from vramprobe.profile.raw import EngineLog
 
 _NUMBER = r"(?P<{}>-?[\d.,]*\d)"
 
@@ -57,3 +61,23 @@ def memory_of(lines: Iterable[str]) -> EngineMemory | None:
                 worst = min if name.startswith(("kv_", "max_")) else max
                 found[name] = worst(found.get(name, value), value)
     return EngineMemory(engine="vllm", **found) if found else None
+
+
+def workers_of(logs: Mapping[int, EngineLog]) -> dict[int, EngineMemory]:
+    """The account of each of several workers, by process; empty with one worker.
+
+    Only the first of them logs its cache: that of the others is what the rest of their account leaves.
+    """
+    found = {}
+    for pid, log in logs.items():
+        said = memory_of(log.lines)
+        if said is None or said.weights_gib is None:
+            continue
+        number = re.search(r"VllmWorker-(\d+)$", log.process)
+        own: dict[str, int | float] = {"worker": int(number[1])} if number else {}
+        rest = (said.requested_gib, said.weights_gib, said.activation_peak_gib, said.non_torch_gib)
+        if said.kv_cache_gib is None and None not in rest:
+            requested, *others = (one for one in rest if one is not None)
+            own["kv_cache_gib"] = round(requested - sum(others), 2)
+        found[pid] = said.model_copy(update=own)
+    return found if len(found) > 1 else {}

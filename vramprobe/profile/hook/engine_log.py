@@ -7,6 +7,7 @@ at DEBUG are kept where its own handler would drop them.
 import functools
 import json
 import logging
+import multiprocessing
 import os
 import re
 
@@ -64,7 +65,8 @@ class _Kept(logging.Handler):
             if record.exc_info and record.exc_info[1] is not None:  # as of a cache that is too small
                 text = f"{text} {record.exc_info[1]}"
             if _OF_MEMORY.search(text):
-                said = {"engine": self._engine, "pid": os.getpid(), "text": text}
+                name = multiprocessing.current_process().name  # vLLM's workers: VllmWorker-1
+                said = {"engine": self._engine, "pid": os.getpid(), "process": name, "text": text}
                 descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     os.write(descriptor, (json.dumps(said) + "\n").encode())

@@ -224,8 +224,10 @@ def test_every_dataset_that_is_known_has_a_format(empty) -> None:
 
 def test_a_known_id_is_made_and_what_stands_in_is_named(empty, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
+    found, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
     home = Path(folder_of("HuggingFaceTB/SmolLM2-135M"))
+    assert found.name_of(str(home / "snapshots" / "1")) == "HuggingFaceTB/SmolLM2-135M"
+    assert found.name_of("/data/a-model") == "/data/a-model"
     assert home.is_absolute()
     assert home.is_relative_to(tmp_path / "hub")
     snapshot = home / "snapshots" / (home / "refs" / "main").read_text()

@@ -32,6 +32,7 @@ PUBLISHED = {
     "qwen2.5-vl-3b": 3_754_622_976,
     "qwen2.5-vl-7b": 8_292_166_656,
     "smolvlm-instruct": 2_246_272_880,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
     "llama-4-scout-it": 108_641_793_536,  # published (PARAMETERS.csv), as Maverick's
     "llama-4-maverick-it": 401_583_781_376,
 }
@@ -138,6 +139,25 @@ def test_tokens_of_an_image_are_those_that_the_processor_counts(slug, expected, 
     shown = processor.apply_chat_template(chat, tokenize=False)
     image = empty.processors.FAMILIES[raw["model_type"]]["image"]
     assert shown == f"<|im_start|>user\n{image}what?<|im_end|>\n<|im_start|>assistant\na</s>\n"
+
+
+def test_an_image_of_gemma_3_stands_between_lines_that_are_tokens(empty, tmp_path) -> None:
+    raw, config = config_of("gemma-3-4b-it")
+    empty.hub._write_tokenizer(str(tmp_path), raw, config)
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path).get_vocab()
+    assert {"\n" * count for count in (1, 2, 3, 4)} <= words.keys()  # vLLM looks them up
+
+
+def test_mistral_3_has_the_marks_of_its_images(empty, tmp_path) -> None:
+    """Its processor needs torchvision."""
+    raw, config = config_of("mistral-small-3.1-24b")
+    empty.hub._write_tokenizer(str(tmp_path), raw, config)
+    said = empty.processors.write(str(tmp_path), raw, config)
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path).get_vocab()
+    assert words["[IMG]"] == raw["image_token_index"]
+    assert {"[IMG_BREAK]", "[IMG_END]"} <= words.keys()
+    assert json.loads((tmp_path / "preprocessor_config.json").read_text())["size"] == {"longest_edge": 1540}
+    assert said.startswith("PixtralProcessor")
 
 
 def test_llama_4_reads_an_image_at_its_patches(empty) -> None:

@@ -1,4 +1,4 @@
-"""The models that ``vramprobe profile --empty-weights`` knows and the catalog does not: encoders, embedding,
+"""The models that ``vramprobe profile --empty-weights`` knows and the catalog does not: encoders, embedding, language,
 vision-language and speech models. Those whose images are counted are simulated as well.
 
 In: a name as users write it. Out: a frozen ProfiledModel with its config.json's place, or None. Touches no network.
@@ -14,7 +14,7 @@ from typing import Literal
 
 from vramprobe.catalog.shipped import csv_rows, data_file, split
 
-Kind = Literal["encoder", "embedding", "vision-language", "speech"]
+Kind = Literal["encoder", "embedding", "language", "vision-language", "speech"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,9 @@ class ProfiledModel:
     def why_not_predicted(self, given: str) -> str:
         """One line for verbs that predict and simulate."""
         article = "an" if self.kind[0] in "aeiou" else "a"
+        of = "models of its family" if self.kind == "language" else "those"
         return (
-            f"{given} is {article} {self.kind} model, and those are not predicted or simulated. Run its training "
+            f"{given} is {article} {self.kind} model, and {of} are not predicted or simulated. Run its training "
             f"command on an emulated GPU: vramprobe profile --emulate GPU --empty-weights -- COMMAND."
         )
 
@@ -71,6 +72,6 @@ def find_profiled(name: str) -> ProfiledModel | None:
 
 def _kind(text: str) -> Kind:
     match text:
-        case "encoder" | "embedding" | "vision-language" | "speech":
+        case "encoder" | "embedding" | "language" | "vision-language" | "speech":
             return text
     raise AssertionError(f"profiled/MODELS.csv: kind {text!r}")

@@ -68,6 +68,13 @@ class Repositories:
             self._made[whole] = self._guarded(lambda: self._local(whole)) or path
         return self._made[whole]
 
+    def name_of(self, path):
+        """The id of the repository whose folder in the run's cache ``path`` is; else ``path``."""
+        home, found = os.path.join(self._home, "models--"), os.path.abspath(path)
+        if not found.startswith(home):
+            return path
+        return found.removeprefix(home).partition(os.sep)[0].replace("--", "/")
+
     def _instead(self, repo_id, usual):
         if repo_id not in self._made:
             self._made[repo_id] = usual

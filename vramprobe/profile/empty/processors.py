@@ -45,7 +45,14 @@ FAMILIES = {
             "eoi_token_index": "<end_of_image>",
         },
         "named": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+        "words": ["\n", "\n\n", "\n\n\n", "\n\n\n\n"],  # vLLM looks them up: an image stands between two blank lines
         "processor": "Gemma3Processor",
+    },
+    "mistral3": {
+        "image": "[IMG]",
+        "placed": {"image_token_index": "[IMG]"},
+        "words": ["[IMG_BREAK]", "[IMG_END]"],
+        "processor": "PixtralProcessor",
     },
     "llama4": {
         "image": "<|image|>",
@@ -170,6 +177,10 @@ def _settings(model_type, read):
             return {**images, **_SCALED, "do_convert_rgb": None, "do_pan_and_scan": None}, {
                 "image_seq_length": read.mm_tokens_per_image
             }
+        case "mistral3":  # stored file 59544285694: Magistral-Small-2509, tuned from it
+            images = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": vision.image_size}}
+            images |= {"patch_size": vision.patch_size, "resample": 3, **_CLIP, **_SCALED}
+            return images, {"patch_size": vision.patch_size, "spatial_merge_size": read.spatial_merge_size}
         case _:  # llama4: the class's own defaults, with the config's sizes
             images = {"image_processor_type": "Llama4ImageProcessorFast", **_HALVES}
             images |= {"size": {"height": vision.image_size, "width": vision.image_size}}
@@ -206,7 +217,8 @@ def serve(module, *, repositories, told, asked):
     @functools.wraps(plain)
     def from_pretrained(cls, *words, **options):
         found = plain(cls, *words, **options)
-        counts.tell(found, str([*words, options.get("pretrained_model_name_or_path")][0]), told, asked)
+        name = repositories.name_of(str([*words, options.get("pretrained_model_name_or_path")][0]))
+        counts.tell(found, name, told, asked)
         return found
 
     @functools.wraps(check)

@@ -53,6 +53,7 @@ class Row:
     gpu: str
     settings: dict[str, Any]
     told: tuple[str, ...]  # the settings that its entry names
+    worker: int | None = None  # whose figures the log has, of several that differ
 
     @property
     def is_served(self) -> bool:
@@ -75,9 +76,10 @@ def rows() -> dict[int, Row]:
     found = {}
     for number, entry in table["rows"].items():
         release, gpu = entry.pop("vllm", _SERVED), entry.pop("gpu", _GPU)
+        worker = entry.pop("worker", None)
         model = {"model": entry.pop("model")}
         settings = {**model, **(table["serve"] if release == _SERVED else {}), **entry}
-        found[int(number)] = Row(int(number), release, gpu, settings, tuple(entry))
+        found[int(number)] = Row(int(number), release, gpu, settings, tuple(entry), worker)
     return found
 
 
@@ -87,8 +89,17 @@ def ran(table: dict[int, Row]) -> dict[int, EngineMemory]:
     for record in read_profiles(JOURNAL) if JOURNAL.exists() else ():
         for row in table.values():
             if row.matches(record) and record.engine and _tokens(record.engine):
-                found[row.number] = record.engine
+                found[row.number] = _account(record, row.worker)
     return dict(sorted(found.items()))
+
+
+def _account(record: ProfileRecord, worker: int | None) -> EngineMemory:
+    """The engine's, or one worker's with the tokens that the engine has, which its smallest cache decides."""
+    assert record.engine is not None
+    if worker is None:
+        return record.engine
+    (own,) = (rank.engine for rank in record.ranks if rank.engine is not None and rank.engine.worker == worker)
+    return own.model_copy(update={"kv_cache_tokens": record.engine.kv_cache_tokens, "version": record.engine.version})
 
 
 def run(python: str, row: Row) -> None:
@@ -136,11 +147,12 @@ def line(row: Row, told: dict[str, str], account: EngineMemory) -> list[str]:
     """One line of a table: published / emulated."""
     told = {**told, "weights_gib": told["weights_gib"] or told["load_gib"]}
     values = [_both(told[column], getattr(account, field)) for field, column in FIELDS.values()]
-    settings = (
+    settings = [
         f"`{name}` {value if isinstance(value, str) else json.dumps(value)}"
         for name, value in row.settings.items()
         if name in row.told
-    )
+    ]
+    settings += [f"worker {row.worker}"] if row.worker is not None else []
     return [
         str(row.number), row.vllm, row.gpu, row.settings["model"].partition("/")[2], ", ".join(settings), *values,
         f"{_published_tokens(told):,} / {_tokens(account):,}", _percent(_error(told, account)),

@@ -108,6 +108,15 @@ def processor_of(empty, folder: Path, slug: str, video_size: str | None = None):
     return transformers.AutoProcessor.from_pretrained(folder)
 
 
+def test_a_transformers_that_checks_its_processors_in_init_is_served_too(empty, tmp_path) -> None:
+    plain = classmethod(lambda cls, folder: cls)
+    module = types.SimpleNamespace(ProcessorMixin=type("ProcessorMixin", (), {"from_pretrained": plain}))  # as of 4.49
+    found, _ = repositories(empty, tmp_path, tmp_path / "cache")
+    empty.processors.serve(module, repositories=found, told=empty.told.Told(str(tmp_path)), asked={})
+    assert module.ProcessorMixin.__dict__["from_pretrained"] is not plain
+    assert not hasattr(module.ProcessorMixin, "check_argument_for_proper_class")
+
+
 @pytest.mark.parametrize(
     ("slug", "expected"),
     grid(

@@ -212,7 +212,8 @@ def serve(module, *, repositories, told, asked):
     """transformers.processing_utils: local folders that lack a processor; tokens of an image or video, counted once."""
     kind = module.ProcessorMixin
     folders.serve(module, kind="ProcessorMixin", repositories=repositories)
-    plain, check = kind.from_pretrained.__func__, kind.check_argument_for_proper_class
+    plain = kind.from_pretrained.__func__
+    check = getattr(kind, "check_argument_for_proper_class", None)  # releases before 4.50 check in __init__
 
     @functools.wraps(plain)
     def from_pretrained(cls, *words, **options):
@@ -221,12 +222,12 @@ def serve(module, *, repositories, told, asked):
         counts.tell(found, name, told, asked)
         return found
 
-    @functools.wraps(check)
     def check_argument(self, name, argument):
         return None if getattr(argument, "processes_no_videos", False) else check(self, name, argument)
 
     kind.from_pretrained = classmethod(from_pretrained)
-    kind.check_argument_for_proper_class = check_argument
+    if check:
+        kind.check_argument_for_proper_class = check_argument
 
 
 def serve_videos(module, *, told):

@@ -32,6 +32,8 @@ PATTERNS = (
     ("V0, from 0.6.5 on", _line(r"model weights take <weights_gib>GiB; non_torch_memory takes <non_torch_gib>GiB; "
                                 r"PyTorch activation peak memory takes <activation_peak_gib>GiB; the rest of the "
                                 r"memory reserved for KV Cache is <kv_cache_gib>GiB")),
+    ("V0, from 0.6.5 on", _line(r"total_gpu_memory \([\d.]+GiB\) x gpu_memory_utilization "
+                                r"\(<utilization>\) = <requested_gib>GiB")),
     ("V0", _line(r"# (?:GPU|cuda|CUDA) blocks: <kv_cache_blocks>")),
     ("V1, from 0.10 on, DEBUG", _line(r"torch peak memory increase: <activation_peak_gib>GiB; non-torch forward "
                                       r"increase memory: <non_torch_gib>GiB; weights memory: <weights_gib>GiB")),

@@ -41,7 +41,7 @@ FIELDS = {
     "graphs": ("graph_gib", "graph_gib"),
     "KV cache": ("kv_cache_gib", "kv_gib"),
 }
-HEAD = ("row", "vLLM", "GPU", "model", "settings", *FIELDS, "KV tokens", "error", "less non-torch")
+HEAD = ("row", "vLLM", "GPU", "model", "settings", *FIELDS, "KV tokens", "error", "corrected")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Row:
     vllm: str
     gpu: str
     settings: dict[str, Any]
-    told: tuple[str, ...]  # the settings that its entry names
+    told: dict[str, Any]  # the settings and environment variables that its entry names
+    environment: dict[str, str]
     worker: int | None = None  # whose figures the log has, of several that differ
 
     @property
@@ -76,10 +77,10 @@ def rows() -> dict[int, Row]:
     found = {}
     for number, entry in table["rows"].items():
         release, gpu = entry.pop("vllm", _SERVED), entry.pop("gpu", _GPU)
-        worker = entry.pop("worker", None)
+        worker, environment = entry.pop("worker", None), entry.pop("environment", {})
         model = {"model": entry.pop("model")}
         settings = {**model, **(table["serve"] if release == _SERVED else {}), **entry}
-        found[int(number)] = Row(int(number), release, gpu, settings, tuple(entry), worker)
+        found[int(number)] = Row(int(number), release, gpu, settings, entry | environment, environment, worker)
     return found
 
 
@@ -106,7 +107,7 @@ def run(python: str, row: Row) -> None:
     """Profile one row."""
     words = ["--whole", "--trace", "none", "--emulate", row.gpu, "--empty-weights", "--save", str(JOURNAL)]
     script = [python, str(HERE / "llm.py"), json.dumps(row.settings)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"} | row.environment
     subprocess.run([sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=environment)
 
 
@@ -125,11 +126,14 @@ def _error(told: dict[str, str], account: EngineMemory) -> float:
     return _tokens(account) / _published_tokens(told) - 1
 
 
-def _error_less_non_torch(told: dict[str, str], account: EngineMemory) -> float | None:
-    """The error once what the published row had outside torch is taken off; None where either is not told."""
+def _corrected(told: dict[str, str], account: EngineMemory) -> float | None:
+    """The error once the published GPU's memory and what it had outside torch are this one's; None if not told."""
     if not told["non_torch_gib"] or not account.kv_cache_gib:
         return None
-    rest = 1 - (float(told["non_torch_gib"]) - (account.non_torch_gib or 0)) / account.kv_cache_gib
+    less = float(told["non_torch_gib"]) - (account.non_torch_gib or 0)
+    if told["usable_gib"] and account.requested_gib:
+        less += account.requested_gib - float(told["usable_gib"])
+    rest = 1 - less / account.kv_cache_gib
     return rest * _tokens(account) / _published_tokens(told) - 1
 
 
@@ -149,14 +153,13 @@ def line(row: Row, told: dict[str, str], account: EngineMemory) -> list[str]:
     values = [_both(told[column], getattr(account, field)) for field, column in FIELDS.values()]
     settings = [
         f"`{name}` {value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in row.settings.items()
-        if name in row.told
+        for name, value in row.told.items()
     ]
     settings += [f"worker {row.worker}"] if row.worker is not None else []
     return [
         str(row.number), row.vllm, row.gpu, row.settings["model"].partition("/")[2], ", ".join(settings), *values,
         f"{_published_tokens(told):,} / {_tokens(account):,}", _percent(_error(told, account)),
-        _percent(_error_less_non_torch(told, account)),
+        _percent(_corrected(told, account)),
     ]  # fmt: skip
 
 
@@ -170,7 +173,7 @@ def summary(accounts: dict[int, EngineMemory], published: dict[int, dict[str, st
     errors = {
         number: abs(error)
         for number, account in accounts.items()
-        if (error := _error_less_non_torch(published[number], account)) is not None
+        if (error := _corrected(published[number], account)) is not None
     }
     worst = max(errors, key=errors.__getitem__)
     both = accounts.keys() | {int(row["row"]) for row in serving.published()}

@@ -180,7 +180,7 @@ def summary(accounts: dict[int, EngineMemory], published: dict[int, dict[str, st
     return "\n".join([
         f"- {len(accounts)} published logs are repeated here, {len(both)} with those of [arithmetic](serving.md)",
         f"- weights: within 0.05 GiB in {sum(gib <= 0.05 for gib in weights)} of {len(weights)} rows",
-        "- tokens of KV cache, once the published memory outside torch is taken off: "
+        "- tokens of KV cache, once the published GPU's memory and what it had outside torch are put in: "
         f"{100 * statistics.median(errors.values()):.2f} % off in the median of {len(errors)} rows, "
         f"{100 * errors[worst]:.2f} % at most (row {worst})",
     ])  # fmt: skip

@@ -56,7 +56,8 @@ non_torch_memory=0.15GiB kv_cache_size=6.27GiB gpu_memory_utilization=0.90
                       "graph_estimated_gib": 0.38, "kv_cache_gib": 70.32, "kv_cache_tokens": 658320,
                       "length_tokens": 8192, "max_concurrency": 80.36}),
         (V0, {"utilization": 0.5, "requested_gib": 7.28, "weights_gib": 2.89, "non_torch_gib": 0.01,
-              "activation_peak_gib": 2.02, "kv_cache_gib": 2.36, "kv_cache_blocks": 5517, "length_tokens": 32768, "max_concurrency": 2.69}),
+              "activation_peak_gib": 2.02, "kv_cache_gib": 2.36, "kv_cache_blocks": 5517,
+              "length_tokens": 32768, "max_concurrency": 2.69}),
         (EARLY_V0, {"non_torch_gib": 0.15, "kv_cache_gib": 6.27, "kv_cache_blocks": 11422}),
     ],
 )  # fmt: skip

@@ -152,8 +152,7 @@ def line(row: Row, told: dict[str, str], account: EngineMemory) -> list[str]:
     told = {**told, "weights_gib": told["weights_gib"] or told["load_gib"]}
     values = [_both(told[column], getattr(account, field)) for field, column in FIELDS.values()]
     settings = [
-        f"`{name}` {value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in row.told.items()
+        f"`{name}` {value if isinstance(value, str) else json.dumps(value)}" for name, value in row.told.items()
     ]
     settings += [f"worker {row.worker}"] if row.worker is not None else []
     return [

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,17 @@ def test_releases_that_look_into_the_cache_by_a_name_of_their_own_find_it(empty,
     assert (at / "models--Qwen--Qwen3-0.6B") == Path(folder_of("Qwen/Qwen3-0.6B"))
     assert found.look("a/dataset", "x", repo_type="dataset")[2:] == (None, None, "dataset")
     assert found.look("no/model", "x", "elsewhere", "main")[2:] == ("elsewhere", "main", None)
+
+
+def test_files_are_listed_of_what_is_made_here(empty, tmp_path: Path) -> None:
+    found, _ = repositories(empty, tmp_path / "run", tmp_path / "cache")
+    kind = type("HfApi", (), {"list_repo_files": lambda api, repo_id, **options: ["the hub's"]})
+    module = types.SimpleNamespace(HfApi=kind, api=kind())
+    found.serve_listing(module)
+    files = module.list_repo_files("Qwen/Qwen3-0.6B", revision="main")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files)
+    assert module.api.list_repo_files("no/model") == ["the hub's"]
+    assert kind().list_repo_files("Qwen/Qwen3-0.6B", repo_type="dataset") == ["the hub's"]
 
 
 def test_weights_have_the_dtype_that_the_catalog_knows_and_only_others_are_assumed(empty, tmp_path: Path) -> None:

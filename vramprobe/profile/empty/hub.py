@@ -58,6 +58,18 @@ class Repositories:
 
         module.repo_folder_name, module.try_to_load_from_cache = repo_folder_name, try_to_load_from_cache
 
+    def serve_listing(self, module):
+        """huggingface_hub.hf_api: the files of a repository that was made here, which vLLM lists for bitsandbytes."""
+        plain = module.HfApi.list_repo_files
+
+        @functools.wraps(plain)
+        def list_repo_files(api, repo_id, **options):
+            made = self._instead(repo_id, "") if options.get("repo_type") in (None, "model") else ""
+            return sorted(os.listdir(_snapshot(made))) if made else plain(api, repo_id, **options)
+
+        module.HfApi.list_repo_files = list_repo_files
+        module.list_repo_files = module.api.list_repo_files
+
     def folder_for(self, path):
         """A folder of the run in place of a local one that has a config.json but lacks something; else ``path``."""
         if not os.path.isfile(os.path.join(path, "config.json")):

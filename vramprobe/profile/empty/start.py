@@ -48,6 +48,7 @@ def install():
     repositories = hub.Repositories(folder, asked["models"], told)
     serve = {
         "huggingface_hub.file_download": repositories.serve,
+        "huggingface_hub.hf_api": repositories.serve_listing,
         "transformers.core_model_loading": casts.serve,
         "datasets.load": lambda module: rows.serve(module, asked, told),
         "datasets.features.audio": lambda module: audio.serve(module, folder=folder, told=told),

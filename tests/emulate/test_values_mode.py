@@ -6,6 +6,7 @@ import pytest
 import torch
 from values_on_cpu import TrueValuesOnCpu, known
 
+from vramprobe.emulate.values import mode as values_mode
 from vramprobe.emulate.values.known import ASSUMED, COMPUTED, UNCOMPUTED
 from vramprobe.emulate.values.policy import Policy
 
@@ -35,6 +36,16 @@ def test_a_view_of_a_computed_tensor_is_computed_and_one_element_written_is_only
         assert mode.state(x[2]) == COMPUTED
         assert mode.state(x) == mode.state(x[1:2]) == UNCOMPUTED
         assert (x + 1).tolist() == [1, 1, 6, 1, 1, 1, 1, 1]  # the others are what the policy says, the one is kept
+
+
+def test_data_of_an_inference_tensor_has_a_version_counter_where_torch_sets_one(monkeypatch):
+    monkeypatch.setattr(values_mode, "COUNTS_VERSIONS", True)
+    with torch.inference_mode(), TrueValuesOnCpu():
+        x = torch.arange(12).view(3, 4)[1:, 2:]
+        again = x.data
+        assert not again.is_inference()  # "Cannot set version_counter for inference tensor", in torch 2.3
+        assert (again.data_ptr(), again.shape, again.stride()) == (x.data_ptr(), x.shape, x.stride())
+        assert again.tolist() == [[6, 7], [10, 11]]
 
 
 @pytest.mark.parametrize(("contents", "expected"), [("zeros", 0.0), ("ones", 1.0)])

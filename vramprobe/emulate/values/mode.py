@@ -20,6 +20,9 @@ from .results import FAKE, Results
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 NO_DISPATCH = torch._C._disabled_torch_dispatch_impl  # of a subclass that is only another name for a tensor
+DETACH = torch.ops.aten.detach.default
+#: torch 2.3 sets the version counter of ``.data``, which an inference tensor lacks; 2.5 looks first.
+COUNTS_VERSIONS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 5)
 
 
 class TrueValues(TorchDispatchMode):
@@ -71,6 +74,8 @@ class TrueValues(TorchDispatchMode):
                 if kind.__module__.startswith(FAKE):
                     return func(*args, **kwargs)
                 return NotImplemented  # the subclass takes itself apart, with this mode still on
+        if func is DETACH and COUNTS_VERSIONS and torch.is_inference_mode_enabled():
+            return self._over_the_same_storage(args[0])
         if operator.composite and torch.is_inference_mode_enabled():  # there composite operators arrive whole
             with self.on_this_thread():
                 return func.decompose(*args, **kwargs)
@@ -130,6 +135,13 @@ class TrueValues(TorchDispatchMode):
             with torch._C._DisableTorchDispatch():
                 out = [torch.empty(0, device="cpu") if at is None else at for at in out]
         return out
+
+    @staticmethod
+    def _over_the_same_storage(tensor):
+        """What ``detach`` returns, as no inference tensor."""
+        with torch.inference_mode(False), torch._C._DisableTorchDispatch():
+            made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def _learn(self, func):
         if not isinstance(func, torch._ops.OpOverload):

@@ -67,8 +67,11 @@ def serve(
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
     vllm_release: str = "0.19",
+    finds_caches: bool = False,
 ) -> Served:
     """Where vLLM's memory goes on each GPU; defaults are those of ``vllm serve`` (vllm/engine/arg_utils.py).
+
+    ``finds_caches``: torch.compile finds what it compiled at an earlier start.
 
     Raises VramprobeError for a model without arithmetic, an unknown GPU, and options that vLLM does not have.
     """
@@ -104,13 +107,14 @@ def serve(
     weights = serving.weight_bytes(arch, config, spec)
     graphs = 0 if enforce_eager else _graphs(arch.num_layers, spec)
     workspace, buffers, inside = card.gpu.blas_workspace_bytes, 0, 0
+    compiles = not enforce_eager and not finds_caches
     if vllm_release == "0.19":
-        activation = serving.activation_bytes(arch, spec, num_sms=card.sm_count, blas_workspace_bytes=workspace)
+        activation = serving.activation_bytes(
+            arch, spec, num_sms=card.sm_count, compiles=compiles, blas_workspace_bytes=workspace
+        )
     else:
         buffers = serving.buffer_bytes_0_32(arch, spec, blas_workspace_bytes=workspace)
-        activation = serving.activation_bytes_0_32(
-            arch, spec, compiles=not enforce_eager, blas_workspace_bytes=workspace
-        )
+        activation = serving.activation_bytes_0_32(arch, spec, compiles=compiles, blas_workspace_bytes=workspace)
         inside = graphs or 0
         if graphs is None:
             notes.append("what CUDA graphs take off the cache is not known with these settings: the cache is too large")

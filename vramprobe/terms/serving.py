@@ -126,8 +126,11 @@ def padded_vocab(arch: Architecture) -> int:
     return math.ceil(arch.vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def activation_bytes(arch: Architecture, spec: ServeSpec, *, num_sms: int, blas_workspace_bytes: int) -> int:
-    """Torch's peak above the weights in ``profile_run``: the sampler on ``max_num_seqs`` rows, or a layer's MLP.
+def activation_bytes(
+    arch: Architecture, spec: ServeSpec, *, num_sms: int, compiles: bool, blas_workspace_bytes: int
+) -> int:
+    """Torch's peak above the weights in ``profile_run``: the sampler on ``max_num_seqs`` rows, a layer's MLP, or, on a
+    first start, torch.compile's trial (:func:`_trial_bytes`).
 
     vllm/v1/worker/gpu_model_runner.py (_dummy_sampler_run), vllm/v1/sample/sampler.py and ops/: logits in the model's
     dtype and in fp32, probabilities, exponential noise, and one row per SM for Triton's top-k and top-p (0.17 on).
@@ -140,7 +143,9 @@ def activation_bytes(arch: Architecture, spec: ServeSpec, *, num_sms: int, blas_
     programs = min(num_sms, rows)
     sampler += min(1 << (programs - 1).bit_length(), num_sms) * vocab * 4
     sampler += 2 * rows * hidden * item  # the hidden states of those rows, and random ones in their place
-    return max(sampler, _mlp_bytes(arch, spec)) + spec.max_num_batched_tokens * hidden * item + blas_workspace_bytes
+    trial = _trial_bytes(arch, spec) - blas_workspace_bytes if compiles else 0
+    states = spec.max_num_batched_tokens * hidden * item
+    return max(sampler, _mlp_bytes(arch, spec), trial) + states + blas_workspace_bytes
 
 
 #: Bytes per request of 0.32's tables of logit biases, allowed, stop and bad tokens (vllm/v1/worker/gpu/sample/).
@@ -157,14 +162,19 @@ def buffer_bytes_0_32(arch: Architecture, spec: ServeSpec, *, blas_workspace_byt
 
 def activation_bytes_0_32(arch: Architecture, spec: ServeSpec, *, compiles: bool, blas_workspace_bytes: int) -> int:
     """Torch's peak above weights and buffers in 0.32's ``profile_run``: logits of ``max_num_seqs`` rows, which it
-    samples without a copy, a layer's MLP, or, on a first start, torch.compile's trial of the kernel that looks up the
-    embedding, on a table of its own (``benchmark_combo_kernel``)."""
+    samples without a copy, a layer's MLP, or, on a first start, torch.compile's trial."""
     rows, hidden, item = min(spec.max_num_seqs, spec.max_num_batched_tokens), arch.head_width, spec.item_bytes
     states = spec.max_num_batched_tokens * hidden * item
     sampler = rows * (padded_vocab(arch) * item + hidden * item + 8 * math.ceil(arch.vocab_size / _GUMBEL_BLOCK))
-    table = padded_vocab(arch) * hidden * item // spec.tensor_parallel_size
-    trial = table + states - blas_workspace_bytes if compiles else 0
+    trial = _trial_bytes(arch, spec) - blas_workspace_bytes if compiles else 0
     return max(sampler, _mlp_bytes(arch, spec), trial) + states
+
+
+def _trial_bytes(arch: Architecture, spec: ServeSpec) -> int:
+    """What torch.compile takes to time the kernel that looks up the embedding (``benchmark_combo_kernel``), before it
+    has a workspace: a table of its own and the states. A start that finds its caches does not."""
+    table = padded_vocab(arch) // spec.tensor_parallel_size
+    return (table + spec.max_num_batched_tokens) * arch.head_width * spec.item_bytes
 
 
 def _mlp_bytes(arch: Architecture, spec: ServeSpec) -> int:

@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from vramprobe.records.engine import EngineMemory
@@ -104,11 +105,13 @@ def _account(record: ProfileRecord, worker: int | None) -> EngineMemory:
 
 
 def run(python: str, row: Row) -> None:
-    """Profile one row."""
+    """Profile one row as a first start: torch.compile finds no caches, and what it tries takes memory too."""
     words = ["--whole", "--trace", "none", "--emulate", row.gpu, "--empty-weights", "--save", str(JOURNAL)]
     script = [python, str(HERE / "llm.py"), json.dumps(row.settings)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"} | row.environment
-    subprocess.run([sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=environment)
+    with TemporaryDirectory() as caches:
+        environment |= {"VLLM_CACHE_ROOT": f"{caches}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor"}
+        subprocess.run([sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=environment)
 
 
 def _tokens(account: EngineMemory) -> int:

@@ -54,11 +54,12 @@ class KimiVLProcessor(ProcessorMixin):
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
 
     def __call__(self, images=None, text=None, return_tensors=None, **kwargs):
-        seen = self.image_processor(images) if images is not None else {}
         texts = [text] if isinstance(text, str) else list(text)
+        if images is None:
+            return BatchFeature(self.tokenizer(texts, return_tensors=return_tensors))
+        seen, whole = self.image_processor(images), []
         kernel = math.prod(self.image_processor.merge_kernel_size)
-        counts = iter([int(grid.prod()) // kernel for grid in seen.get("image_grid_hws", ())])
-        whole = []
+        counts = iter([int(grid.prod()) // kernel for grid in seen["image_grid_hws"]])
         for one in texts:
             first, *others = one.split(self.image_token)
             whole.append(first + "".join(self.image_token * next(counts) + other for other in others))

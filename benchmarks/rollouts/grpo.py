@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.rollouts import stacks
+from benchmarks.tables import as_markdown, write_or_check
 from vramprobe.predict.grpo import Grpo, grpo
 from vramprobe.records.profile import ProfileRecord, RolloutStage, read_profiles
 from vramprobe.units import GIB
@@ -93,50 +94,53 @@ def _profile(gpus: str, into: Path, command: Sequence[str], *options: str, **tol
 
 def stacks_page() -> str:
     """stacks.md: a row for each setting and GPU, its stages, the phases of processes with a GPU of their own."""
-    lines = [
-        "| setting | outcome | GPU | " + " | ".join(STAGES) + " |",
-        "| --- " * (3 + len(STAGES)) + "|",
-    ]
-    details, apart = [], ["| process | phase | allocated | device |", "| --- | --- | ---: | ---: |"]
+    lines, details, apart = [], [], []
     for number, record in sorted(stacks_journal().items()):
         row = stacks.ROWS[number]
         name = stacks.name(row)
         for rank in (one for one in record.ranks if one.rollout):
             stages = {one.name: one for one in rank.rollout}
             device = [_gib(stages[stage].device_bytes) if stage in stages else "-" for stage in STAGES]
-            lines.append(f"| {name} | {_outcome(record)} | {rank.rank} | {' | '.join(device)} |")
+            lines.append([name, _outcome(record), rank.rank, *device])
             details += [f"\n{name}, GPU of rank {rank.rank}:\n", *_stages(rank.rollout)]
         if row["stack"] == "trl-server":
             apart += _phases(record)
-    tables = {"settings": "\n".join(lines), "stages": "\n".join(details), "apart": "\n".join(apart)}
+    tables = {
+        "settings": _table(("setting", "outcome", "GPU", *STAGES), lines),
+        "stages": "\n".join(details),
+        "apart": "\n".join(as_markdown(("process", "phase", "allocated", "device"), "llrr", apart)),
+    }
     return (HERE / "stacks.in.md").read_text(encoding="utf-8").format(**tables)
 
 
 def page() -> str:
     """grpo.md: a row for each setting, then the stages of those that fit."""
-    lines = [
-        "| model | completion | method | utilization | sleep | outcome | " + " | ".join(STAGES) + " |",
-        "| --- " * (6 + len(STAGES)) + "|",
-    ]
-    against = ["| setting | outcome | predicted | " + " | ".join(STAGES) + " |", "| --- " * (3 + len(STAGES)) + "|"]
-    details = []
+    lines, against, details = [], [], []
     for number, record in sorted(journal().items()):
         told, stages = ROWS[number], {one.name: one for one in record.ranks[0].rollout} if record.ranks else {}
         method = _method(told)
         model = told["model"].partition("/")[2].removesuffix("-Instruct")
-        name = f"{model} | {told['completion']} | {method} | {told['utilization']} | {'yes' if told['sleep'] else 'no'}"
+        name = [model, str(told["completion"]), method, str(told["utilization"]), "yes" if told["sleep"] else "no"]
         device = [_gib(stages[stage].device_bytes) if stage in stages else "-" for stage in STAGES]
-        lines.append(f"| {name} | {_outcome(record)} | {' | '.join(device)} |")
-        setting = name.replace(" | ", ", ")
+        lines.append([*name, _outcome(record), *device])
+        setting = ", ".join(name)
         if "trainer" not in told:
-            against.append(f"| {setting} | {_outcome(record)} | {_against(predicted(told), stages)} |")
+            against.append([setting, _outcome(record), *_against(predicted(told), stages)])
         if record.outcome.kind == "ok":
             details += [
                 f"\n{setting} (model, completion, method, utilization, sleep):\n",
                 *_stages(list(stages.values())),
             ]
-    tables = {"settings": "\n".join(lines), "predicted": "\n".join(against), "stages": "\n".join(details)}
+    tables = {
+        "settings": _table(("model", "completion", "method", "utilization", "sleep", "outcome", *STAGES), lines),
+        "predicted": _table(("setting", "outcome", "predicted", *STAGES), against),
+        "stages": "\n".join(details),
+    }
     return (HERE / "grpo.in.md").read_text(encoding="utf-8").format(**tables)
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    return "\n".join(as_markdown(head, "l" * len(head), lines))
 
 
 def _method(told: dict[str, Any]) -> str:
@@ -163,12 +167,11 @@ def predicted(told: dict[str, Any]) -> Grpo:
     )
 
 
-def _against(found: Grpo, stages: dict[str, RolloutStage]) -> str:
+def _against(found: Grpo, stages: dict[str, RolloutStage]) -> list[str]:
     """Verdict, then live memory of each stage: emulated / predicted."""
     sizes = {one.name: one.total_bytes for one in found.stages}
     live = {name: _gib(one.live.total_bytes) for name, one in stages.items()}
-    pairs = [f"{live.get(name, '-')} / {_gib(sizes[name])}" for name in STAGES]
-    return " | ".join([found.verdict, *pairs])
+    return [found.verdict, *(f"{live.get(name, '-')} / {_gib(sizes[name])}" for name in STAGES)]
 
 
 def _outcome(record: ProfileRecord) -> str:
@@ -185,22 +188,22 @@ def _outcome(record: ProfileRecord) -> str:
 def _stages(stages: list[RolloutStage]) -> list[str]:
     parts = ("weights", "engine_weights", "kv_cache", "gradients", "optimizer_state")
     head = ["stage", "device", *(part.replace("_", " ") for part in parts), "activations and others", "asleep"]
-    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
+    rows = []
     for one in stages:
         sizes = [getattr(one.live, f"{part}_bytes") for part in parts]
         rest = one.live.total_bytes - sum(sizes)
         rows.append([one.name, *map(_gib, (one.device_bytes, *sizes, rest, one.asleep_bytes))])
-    return [f"| {' | '.join(row)} |" for row in rows]
+    return as_markdown(head, "l" + "r" * (len(head) - 1), rows)
 
 
-def _phases(record: ProfileRecord) -> list[str]:
+def _phases(record: ProfileRecord) -> list[list[str]]:
     """A row for each phase of processes that have a GPU of their own."""
     rows = []
     for rank in record.ranks:
         process = "server" if any(one.name == "serving" for one in rank.phases) else "trainer"
         for one in rank.phases:
             device_bytes = one.reserved_bytes + (record.context_bytes or 0)
-            rows.append(f"| {process} | {one.name} | {_gib(one.allocated_bytes)} | {_gib(device_bytes)} |")
+            rows.append([process, one.name, _gib(one.allocated_bytes), _gib(device_bytes)])
     return rows
 
 
@@ -208,7 +211,7 @@ def _gib(num_bytes: int | None) -> str:
     return "-" if num_bytes is None else f"{num_bytes / GIB:.2f}"
 
 
-def main() -> int:
+def main() -> None:
     """Run what is missing if an interpreter is given; write the pages, or say which are stale."""
     if "--python" in sys.argv:
         for row in range(len(ROWS)):
@@ -218,15 +221,8 @@ def main() -> int:
         for number, row in enumerate(stacks.ROWS if option in sys.argv else ()):
             if row["stack"] == stack and number not in stacks_journal():
                 run_stack(sys.argv[sys.argv.index(option) + 1], row)
-    stale = False
-    for path, made in ((PAGE, page), (STACKS_PAGE, stacks_page)):
-        if "--check" not in sys.argv:
-            path.write_text(made(), encoding="utf-8")
-        elif path.read_text(encoding="utf-8") != made():
-            print(f"{path.name} is stale: python benchmarks/rollouts/grpo.py")
-            stale = True
-    return int(stale)
+    write_or_check({PAGE: page(), STACKS_PAGE: stacks_page()}, "rollouts/grpo.py", check="--check" in sys.argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,8 +8,6 @@ Needs nothing but this package; takes a second. Rows with an even number are lea
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 import sys
 from pathlib import Path
@@ -20,6 +18,9 @@ from vramprobe.predict.serve import serve
 from vramprobe.units import GIB
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from tables import as_csv, as_markdown, read_csv, write_or_check  # noqa: E402
+
 CHARGES = data_file("serving_charges.csv")
 #: Published models → the catalog's; what is not here is no model of the catalog's, or has a part that is not text.
 MODELS = {
@@ -43,11 +44,9 @@ COLUMNS = ("row", "half", "model", "quantization", "GPUs", "max_model_len", "wei
 
 def published() -> list[dict[str, str]]:
     """Rows of releases and models that the arithmetic knows, on one pipeline stage, with all conditions told."""
-    with open(HERE / "published_vllm.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
     return [
         row
-        for row in rows
+        for row in read_csv(HERE / "published_vllm.csv")
         if row["vllm_version"] in RELEASES
         and row["model"] in MODELS
         and row["pipeline_parallel"] == "1"
@@ -64,19 +63,17 @@ def half(row: dict[str, str]) -> str:
 def charges(rows: list[dict[str, str]]) -> str:
     """serving_charges.csv: the median of what the driver took, and a line through the graphs' memory by layers."""
     learnt = [row for row in rows if half(row) == "learnt from"]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["charge", "gpu", "tensor_parallel", "mib", "mib_per_layer", "num_rows", "source"])
+    names, found = ("charge", "gpu", "tensor_parallel", "mib", "mib_per_layer", "num_rows", "source"), []
     source = "median of the even rows of benchmarks/rollouts/published_vllm.csv"
     for ranks in ("1", "2"):
         said = [float(row["non_torch_gib"]) for row in learnt if row["tensor_parallel"] == ranks]
-        writer.writerow(["non_torch", "H100-SXM", ranks, round(statistics.median(said) * 1024), "", len(said), source])
+        found.append(("non_torch", "H100-SXM", ranks, round(statistics.median(said) * 1024), "", len(said), source))
     alone = [row for row in learnt if row["tensor_parallel"] == "1" and row["graph_gib"]]
     layers = [find_model(MODELS[row["model"]]).config["num_hidden_layers"] for row in alone]
     line = statistics.linear_regression(layers, [float(row["graph_gib"]) * 1024 for row in alone])
     source = "least squares on the same rows with one GPU: 51 piecewise and 51 full graphs"
-    writer.writerow(["graphs", "H100-SXM", "1", round(line.intercept), round(line.slope, 2), len(alone), source])
-    return out.getvalue()
+    found.append(("graphs", "H100-SXM", "1", round(line.intercept), round(line.slope, 2), len(alone), source))
+    return as_csv(dict(zip(names, row, strict=True)) for row in found)
 
 
 def compared(row: dict[str, str]) -> list[str]:
@@ -129,32 +126,23 @@ def page(lines: list[list[str]]) -> str:
             ("all", lines),
         )
     ]
-    table = ["| " + " | ".join(line) + " |" for line in (list(COLUMNS), ["---"] * len(COLUMNS), *lines)]
     text = (HERE / "serving.in.md").read_text(encoding="utf-8")
-    return text.replace("{summary}", "\n".join(f"- {one}" for one in summary)).replace("{table}", "\n".join(table))
+    return text.replace("{summary}", "\n".join(f"- {one}" for one in summary)).replace(
+        "{table}", "\n".join(as_markdown(COLUMNS, "l" * len(COLUMNS), lines))
+    )
 
 
-def main() -> int:
-    """Write the files, or say which are stale."""
+def main() -> None:
+    """Write the files, or say which are stale. The charges come first: what is predicted reads them."""
     rows, is_check = published(), "--check" in sys.argv[1:]
-    stale = []
-
-    def put(path: Path, text: str) -> None:
-        if is_check and (not path.exists() or path.read_text(encoding="utf-8") != text):
-            stale.append(path.name)
-        elif not is_check:
-            path.write_text(text, encoding="utf-8")
-
-    put(CHARGES, charges(rows))
+    made: dict[Path, str | bytes] = {CHARGES: charges(rows)}
+    if not is_check:
+        write_or_check(made, "rollouts/serving.py", check=False)
     lines = sorted((compared(row) for row in rows), key=lambda line: int(line[0]))
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([COLUMNS, *lines])
-    put(HERE / "serving.csv", out.getvalue())
-    put(HERE / "serving.md", page(lines))
-    for name in stale:
-        print(f"{name} is stale: python benchmarks/rollouts/serving.py")
-    return int(bool(stale))
+    made[HERE / "serving.csv"] = as_csv(dict(zip(COLUMNS, line, strict=True)) for line in lines)
+    made[HERE / "serving.md"] = page(lines)
+    write_or_check(made, "rollouts/serving.py", check=is_check)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

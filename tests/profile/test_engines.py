@@ -105,6 +105,18 @@ def test_each_worker_has_its_own_account(tmp_path: Path) -> None:
     assert [rank.engine for rank in analyse(tmp_path).ranks] == [None] * 3  # of one worker the engine's is its own
 
 
+def test_a_library_with_a_runtime_of_its_own_is_named(tmp_path: Path) -> None:
+    emulator = {"version": "1", "num_cards": 1, "context_bytes": 0}
+    libraries = ["libcute_dsl_runtime.so", "libother.so"]
+    write_launcher(tmp_path, emulator=emulator | {"static_runtimes": libraries})
+    assert not any("CUDA's runtime" in text for text in analyse(tmp_path).warnings)  # it went on without
+    write_launcher(tmp_path, emulator=emulator | {"static_runtimes": libraries}, exit_status=1)
+    first, second = (text for text in analyse(tmp_path).warnings if "CUDA's runtime" in text)
+    assert first.startswith("libcute_dsl_runtime.so has CUDA's runtime in it")
+    assert "--gdn-prefill-backend triton" in first
+    assert second == "libother.so has CUDA's runtime in it, which an emulated GPU cannot serve: its kernels do not run"
+
+
 def test_what_an_engine_logs_is_kept_whatever_its_own_handler_drops(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "vramprobe_values", values)  # its name in a profiled process
     from vramprobe.profile.hook import engine_log

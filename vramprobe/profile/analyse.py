@@ -23,7 +23,7 @@ from vramprobe.profile.card_times import with_times
 from vramprobe.profile.causes import causes_seen_from, composition
 from vramprobe.profile.data_creep import batches_and_creep
 from vramprobe.profile.engines import vllm
-from vramprobe.profile.engines.failures import why_not
+from vramprobe.profile.engines.failures import not_served, why_not
 from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.growth import growth_of
 from vramprobe.profile.hook.history import ACTIONS
@@ -122,9 +122,9 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
     first = run.ranks[0] if run.ranks else None
     if first is None:
         warnings.append("no process used a GPU through torch: nothing was seen")
-    failed = launcher.get("exit_status") and not launcher.get("stopped")
-    if failed and (why := why_not(_tail(launcher))):
-        warnings.append(why)
+    if launcher.get("exit_status") and not launcher.get("stopped"):
+        warnings += filter(None, [why_not(_tail(launcher))])
+        warnings += map(not_served, (launcher.get("emulator") or {}).get("static_runtimes", ()))
     emulation, environment = _emulation(run, first), _environment(launcher, first)
     time = step_time(run, warnings.append)
     command = [str(word) for word in launcher.get("command") or (first.process.argv if first else ())]

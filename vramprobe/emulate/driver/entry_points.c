@@ -78,9 +78,11 @@ API status emu_cudaGetDriverEntryPointByVersion(const char *name, void **functio
   status s = entry_point(name, function, (int)version, found);
   return fail(s == NOT_FOUND && found ? OK : s);
 }
-/* Private tables, one of them a handshake: what links CUDA's runtime statically cannot run here. */
+/* Private tables, one of them a handshake: what links CUDA's runtime statically (CuTe DSL) cannot run here. */
 API status emu_cuGetExportTable(const void **table, const void *id) {
   UNUSED(id);
+  Dl_info info;
+  if (!driver_enter() && dladdr(__builtin_return_address(0), &info)) report_once("static_runtime", info.dli_fname, "");
   *table = NULL;
   return NOT_FOUND;
 }

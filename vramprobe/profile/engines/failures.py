@@ -1,6 +1,6 @@
 """Why an engine could not start or go on, in one line in place of a long log: kernels, libraries, releases.
 
-In: the last lines of a command that failed. Out: what to do, or None.
+In: the last lines of a command that failed, or a library that was refused. Out: what to do, or None.
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ def why_not(lines: Iterable[str]) -> str | None:
     """The first reason that the lines show."""
     lines = list(lines)
     return next((said for reason in _REASONS if (said := reason(lines))), None)
+
+
+def not_served(library: str) -> str:
+    """A library that links CUDA's runtime statically, whose handshake an emulated driver does not have."""
+    said = f"{library} has CUDA's runtime in it, which an emulated GPU cannot serve: its kernels do not run"
+    if library.startswith("libcute_dsl"):
+        said += " (CuTe DSL; vLLM's linear attention, as Qwen3.5's, is without it by --gdn-prefill-backend triton)"
+    return said
 
 
 def _not_compiled(lines: list[str]) -> str | None:

@@ -104,14 +104,19 @@ def _account(record: ProfileRecord, worker: int | None) -> EngineMemory:
     return own.model_copy(update={"kv_cache_tokens": record.engine.kv_cache_tokens, "version": record.engine.version})
 
 
-def run(python: str, row: Row) -> None:
-    """Profile one row as a first start: torch.compile finds no caches, and what it tries takes memory too."""
-    words = ["--whole", "--trace", "none", "--emulate", row.gpu, "--empty-weights", "--save", str(JOURNAL)]
-    script = [python, str(HERE / "llm.py"), json.dumps(row.settings)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"} | row.environment
+def profiled(
+    python: str, gpu: str, settings: dict[str, Any], journal: Path, environment: dict[str, str] | None = None
+) -> None:
+    """Profile LLM() with these arguments as a first start: torch.compile finds no caches, and what it tries takes
+    memory too."""
+    words = ["--whole", "--trace", "none", "--emulate", gpu, "--empty-weights", "--save", str(journal)]
+    script = [python, str(HERE / "llm.py"), json.dumps(settings)]
+    variables = {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", **(environment or {})}
     with TemporaryDirectory() as caches:
-        environment |= {"VLLM_CACHE_ROOT": f"{caches}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor"}
-        subprocess.run([sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env=environment)
+        variables |= {"VLLM_CACHE_ROOT": f"{caches}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor"}
+        subprocess.run(
+            [sys.executable, "-m", "vramprobe", "profile", *words, "--", *script], env={**os.environ, **variables}
+        )
 
 
 def _tokens(account: EngineMemory) -> int:
@@ -225,7 +230,7 @@ def main() -> None:
     if "--python" in sys.argv:
         python = sys.argv[sys.argv.index("--python") + 1]
         for row in _asked(python, rows()):
-            run(python, row)
+            profiled(python, row.gpu, row.settings, JOURNAL, row.environment)
     write_or_check({PAGE: page()}, "rollouts/emulated.py", check="--check" in sys.argv)
 
 

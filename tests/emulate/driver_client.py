@@ -48,6 +48,7 @@ class Driver:
             "process_used_bytes",
             "uncomputed_reads",
             "launches",
+            "graph_bytes",
             "take_device_peak_bytes",
         ):
             getattr(self.library, f"emu_control_{name}").restype = c_uint64

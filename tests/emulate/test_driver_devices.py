@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from driver_client import CudaError, Driver
 
-from vramprobe.emulate.machine import device_uuid
+from vramprobe.emulate.machine import device_uuid, read_events
 
 MIB = 1 << 20
 
@@ -195,11 +195,47 @@ def test_a_graph_does_its_work_at_its_launch(make_machine, in_process) -> None:
         used = driver.used()
         driver.check("cudaGraphDestroy", graph)
         assert driver.used() == used, "the instance still holds the memory"
+        assert driver.call("control_graph_bytes") == 0
         driver.check("cudaGraphExecDestroy", c_void_p(instance))
         driver.check("cudaDeviceGraphMemTrim", 0)
         assert driver.used() == used - 64 * MIB
 
-    in_process(run, make_machine())
+    in_process(run, make_machine(graph_bytes=0, graph_node_bytes=0))
+
+
+def test_each_instance_of_a_graph_holds_memory_by_its_nodes(make_machine, in_process) -> None:
+    def run(driver: Driver) -> list[int]:
+        inner, outer = driver.pointer("cudaGraphCreate", c_uint(0)), driver.pointer("cudaGraphCreate", c_uint(0))
+        for graph, num in ((inner, 2), (outer, 3)):
+            for _ in range(num):
+                driver.pointer("cudaGraphAddEmptyNode", c_void_p(graph), c_void_p(0), c_size_t(0))
+        driver.pointer("cudaGraphAddChildGraphNode", c_void_p(outer), c_void_p(0), c_size_t(0), c_void_p(inner))
+        free = driver.info()[0]
+        instances = [
+            driver.pointer("cudaGraphInstantiateWithFlags", c_void_p(one), c_uint64(0)) for one in (inner, outer, outer)
+        ]
+        taken = [free - driver.info()[0]]
+        for instance in instances[:2]:
+            driver.check("cudaGraphExecDestroy", c_void_p(instance))
+        taken.append(free - driver.info()[0])
+        driver.malloc(free - taken[1] - 3 * MIB)  # which leaves less than an instance needs
+        code = driver.call("cudaGraphInstantiateWithFlags", byref(c_void_p()), c_void_p(outer), c_uint64(0))
+        return [*taken, driver.call("control_graph_bytes"), code]
+
+    # 10 + 2 nodes; 10 + 3 nodes, the child and its 2, twice
+    assert in_process(run, make_machine(graph_bytes=10 * MIB, graph_node_bytes=MIB)) == [
+        12 * MIB + 2 * 16 * MIB, 16 * MIB, 44 * MIB, 2
+    ]  # fmt: skip
+
+
+def test_who_asks_for_the_drivers_private_tables_is_kept(make_machine, in_process) -> None:
+    machine = make_machine()
+
+    def run(driver: Driver) -> list[int]:
+        return [driver.call("cuGetExportTable", byref(c_void_p()), c_void_p(0)) for _ in range(2)]
+
+    assert in_process(run, machine) == [500, 500]
+    assert [event.kind for event in read_events(machine)] == ["static_runtime"]
 
 
 def test_waiting_for_a_capturing_stream_spoils_the_capture(make_machine, in_process) -> None:

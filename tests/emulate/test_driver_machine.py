@@ -24,7 +24,8 @@ def a_card() -> types.SimpleNamespace:
 
 def test_the_file_says_every_key(a_card, tmp_path: Path) -> None:
     lines = (write_machine(tmp_path / "m", [a_card] * 2, ecc=(0, 1)) / "machine.txt").read_text().splitlines()
-    assert lines[:4] == ["format 1", "num_devices 2", f"context_bytes {519 * MIB}", "fill zeros"]
+    head = ["format 1", "num_devices 2", f"context_bytes {519 * MIB}"]
+    assert lines[:6] == [*head, f"graph_bytes {190 << 10}", f"graph_node_bytes {13 << 10}", "fill zeros"]
     second = lines[lines.index("device 1") :]
     assert "name Emulated Test Card" in second
     assert "pci_bus_id 0000:02:00.0" in second

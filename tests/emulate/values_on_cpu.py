@@ -36,6 +36,9 @@ class IntervalDriver:
     def trains(self):
         self.times_trained += 1
 
+    def graph_bytes(self):
+        return 0
+
     def uncomputed_reads(self):
         return 0
 

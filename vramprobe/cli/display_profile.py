@@ -229,6 +229,9 @@ def _device_said(record: ProfileRecord, peak: ProfilePeak) -> str:
     """The device tier, and how many contexts are in it: a launcher that has used CUDA has one beside its rank's."""
     if record.emulation is None:
         return "device"
+    graphs = record.emulation.graph_bytes
+    if graphs:
+        return f"device, with an assumed context and {format_bytes(graphs)} of CUDA graphs' instances"
     context = record.context_bytes
     if context and peak.device_bytes is not None and peak.reserved_bytes is not None:
         num, rest = divmod(peak.device_bytes - peak.reserved_bytes, context)

@@ -17,13 +17,16 @@ from typing import Any, Literal, get_args
 
 from vramprobe.emulate.cards import CardProperties
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.units import MIB
+from vramprobe.units import KIB, MIB
 
 FORMAT = 1
 MAX_DEVICES = 16
 #: A CUDA context with torch's kernels, as published runs on one A100 leave it between nvidia-smi and reserved memory
 #: (benchmarks/truth/reproduce.md: 511 to 523 MiB under torch 2.3 and 2.4); elsewhere an assumption, as the records say.
 ASSUMED_CONTEXT_BYTES = 519 * MIB
+#: Each instance of a CUDA graph and each of its nodes, as learnt from published logs of vLLM on an H100, half of which
+#: were held out (benchmarks/rollouts/graphs.md); elsewhere an assumption, as the records say.
+ASSUMED_GRAPH_BYTES, ASSUMED_GRAPH_NODE_BYTES = 190 * KIB, 13 * KIB
 Fill = Literal["zeros", "ones", "random", "keep"]
 
 # driver/shared.c asserts these offsets
@@ -45,6 +48,8 @@ class Policy:
     """What holds for the whole machine: values nobody computed, copies, collectives, traces."""
 
     context_bytes: int = ASSUMED_CONTEXT_BYTES  # charged to a card by each process that uses it
+    graph_bytes: int = ASSUMED_GRAPH_BYTES  # charged by each instance of a CUDA graph
+    graph_node_bytes: int = ASSUMED_GRAPH_NODE_BYTES  # and by each node of it
     fill: Fill = "zeros"  # what the host reads where nobody computed
     fill_seed: int = 0
     copy_max_bytes: int = 4 * MIB  # larger copies to a device move nothing

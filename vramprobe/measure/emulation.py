@@ -85,6 +85,7 @@ class EmulatedInstrument(CudaInstrument):
             contents=seen["policy"]["contents"],
             routing=seen["policy"]["routing"],
             context_bytes=machine.context_bytes,
+            graph_bytes=seen.get("graph_bytes"),
             is_busy=bool(machine.late_completion),
             num_launches=None if report is None else int(self._watch.mode.driver.launches()),
             num_reads=seen.get("num_reads"),

@@ -203,6 +203,7 @@ def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
         contents=policy.get("contents", "unknown"),
         routing=policy.get("routing", "unknown"),
         context_bytes=emulator.get("context_bytes", ASSUMED_CONTEXT_BYTES),
+        graph_bytes=max((one["graph_bytes"] for one in reports if "graph_bytes" in one), default=None),
         is_busy=emulator.get("is_busy", False),
         num_reads=_sum(one.get("num_reads") for one in reports),
         num_steering_reads=_sum(one.get("num_reads_that_could_have_steered") for one in reports),

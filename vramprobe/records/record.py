@@ -274,7 +274,8 @@ class Verification(_Frozen):
 class Emulation(_Frozen):
     """What an emulated record rests on: the card, the emulator, and what of the values is not computed.
 
-    ``context_bytes`` is assumed, and so is what it adds to the device tier.
+    ``context_bytes`` is assumed, and so is what it adds to the device tier; ``graph_bytes`` too: the most
+    that the instances of CUDA graphs of a process held.
     """
 
     card: str  # as the catalog calls it
@@ -284,6 +285,7 @@ class Emulation(_Frozen):
     contents: str  # what bytes that nobody computed are taken for
     routing: str  # where tokens go whose scores nobody computed
     context_bytes: Amount
+    graph_bytes: Amount | None = None  # None: of an emulator that charged nothing for them
     is_busy: bool = False  # work is done once the host waits for it (emulate/driver/completion.c), else at once
     num_launches: Amount | None = None
     num_reads: Amount | None = None  # by the host, of values that nobody computed

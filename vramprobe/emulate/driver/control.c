@@ -26,6 +26,7 @@ API void emu_control_set_fill(int kind, uint64_t seed) {
 API void emu_control_fill(void *pointer, size_t num_bytes) { fill_bytes(pointer, pointer, num_bytes); }
 API void emu_control_set_copy_max_bytes(uint64_t num_bytes) { machine.copy_max_bytes = num_bytes; }
 API uint64_t emu_control_launches(void) { return launches(); }
+API uint64_t emu_control_graph_bytes(void) { return graphs_most_bytes(); }
 API int emu_control_is_device_pointer(const void *pointer) { return memory_device(pointer) != NULL; }
 API uint64_t emu_control_device_used_bytes(int device) {
   return known(device) ? shared_used_bytes(devices[device].index) : 0;

@@ -74,7 +74,7 @@ struct machine {
   int num_devices;
   struct card card[MAX_DEVICES]; /* in NVML's order, by PCI bus */
   enum fill fill;
-  uint64_t fill_seed, copy_max_bytes, collective_max_bytes;
+  uint64_t fill_seed, copy_max_bytes, collective_max_bytes, graph_bytes, graph_node_bytes;
   int trace, driver_version, collective_timeout_seconds;
   bool late_completion;
 };
@@ -244,6 +244,7 @@ _Noreturn void fatal_unknown(const char *library, const char *name);
 void count_call(const char *name);
 void count_launch(const char *name, struct cuda_dim3 grid, struct cuda_dim3 block, size_t shared_bytes);
 uint64_t launches(void);
+uint64_t graphs_most_bytes(void); /* held by instances of graphs (graphs.c) */
 double now_milliseconds(void);
 API void *emu_lookup(const char *name);
 #endif

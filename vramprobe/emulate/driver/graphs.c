@@ -1,7 +1,8 @@
 /* Graphs: what a stream captured, or what was added node by node, done again at each launch, in the order of adding.
  *
  * True of it: copies, memsets and host functions of a graph run at its launch and not at its capture, kernels are
- * counted, memory allocated under capture belongs to the graph and is given back with it. Dependencies are kept as the
+ * counted, memory allocated under capture belongs to the graph and is given back with it, an instance holds memory of
+ * its own. Dependencies are kept as the
  * order alone. Left out: conditional nodes, updates of an instance; unknown kinds of node end the run. */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
 
@@ -17,6 +18,8 @@ struct graph {
   size_t num_nodes, room;
   void **owned;
   size_t num_owned;
+  struct device *instance_device;
+  uint64_t instance_bytes; /* of each of its instances */
 };
 
 static struct graph *checked(void *graph) {
@@ -177,11 +180,45 @@ API status emu_cudaGraphDebugDotPrint(void *graph, const char *path, unsigned fl
   return OK;
 }
 
-/* An instance is the graph itself with one more reference: nothing here changes a graph that has been instantiated. */
+static uint64_t nodes_of(const struct graph *g) {
+  uint64_t num = g->num_nodes;
+  for (size_t k = 0; k < g->num_nodes; k++)
+    if (g->nodes[k]->child) num += nodes_of(g->nodes[k]->child);
+  return num;
+}
+
+static uint64_t held_bytes, most_held_bytes; /* by this process's instances, on all devices */
+
+uint64_t graphs_most_bytes(void) { return most_held_bytes; }
+
+static void hold(const struct device *device, uint64_t bytes) {
+  process_lock();
+  held_bytes += bytes;
+  if (held_bytes > most_held_bytes) most_held_bytes = held_bytes;
+  process_unlock();
+  trace(1, "a graph's instance on cuda:%d: %llu bytes", (int)(device - devices), (unsigned long long)bytes);
+}
+
+static void release(const struct device *device, uint64_t bytes) {
+  process_lock();
+  held_bytes -= bytes;
+  process_unlock();
+  shared_release(device->index, bytes);
+}
+
+/* An instance is the graph itself with one more reference: nothing here changes a graph that has been instantiated. It
+ * holds memory of its own on the device until it is destroyed: so much, and so much for each node, as the machine says. */
 API status emu_cudaGraphInstantiate(void **instance, void *graph, unsigned long long flags) {
   UNUSED(flags);
+  TRY(context_enter());
   struct graph *g = checked(graph);
   if (!g) return fail(INVALID_VALUE);
+  uint64_t bytes = machine.graph_bytes + nodes_of(g) * machine.graph_node_bytes;
+  struct device *device = &devices[current_device];
+  if (!device_charge(device, bytes)) return fail(OUT_OF_MEMORY);
+  g->instance_device = device;
+  g->instance_bytes = bytes;
+  hold(device, bytes);
   g->references++;
   *instance = g;
   return OK;
@@ -194,7 +231,13 @@ API status emu_cudaGraphInstantiateWithParams(void **instance, void *graph, stru
   params->result_out = 0;
   return emu_cudaGraphInstantiate(instance, graph, params->flags);
 }
-API status emu_cudaGraphExecDestroy(void *instance) { return emu_cudaGraphDestroy(instance); }
+API status emu_cudaGraphExecDestroy(void *instance) {
+  struct graph *g = checked(instance);
+  if (!g) return fail(INVALID_VALUE);
+  release(g->instance_device, g->instance_bytes);
+  graph_free(g);
+  return OK;
+}
 API status emu_cudaGraphUpload(void *instance, void *stream) {
   UNUSED(stream);
   return fail(checked(instance) ? OK : INVALID_VALUE);

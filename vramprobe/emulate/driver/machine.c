@@ -144,6 +144,10 @@ static void read_head_key(struct reading *r, const char *key, const char *value,
     machine.fill = (enum fill)(k & 3);
   } else if (!strcmp(key, "fill_seed")) {
     machine.fill_seed = number(r, key, value, 0, UINT64_MAX);
+  } else if (!strcmp(key, "graph_bytes")) {
+    machine.graph_bytes = number(r, key, value, 0, UINT64_MAX);
+  } else if (!strcmp(key, "graph_node_bytes")) {
+    machine.graph_node_bytes = number(r, key, value, 0, UINT64_MAX);
   } else if (!strcmp(key, "copy_max_bytes")) {
     machine.copy_max_bytes = number(r, key, value, 0, UINT64_MAX);
   } else if (!strcmp(key, "collective_max_bytes")) {

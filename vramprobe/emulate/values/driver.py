@@ -68,6 +68,7 @@ class Driver:
         self.clear_counts = function("clear_counts", None)
         self.uncomputed_reads = function("uncomputed_reads", ctypes.c_uint64)
         self.launches = function("launches", ctypes.c_uint64)
+        self.graph_bytes = function("graph_bytes", ctypes.c_uint64)  # the most that instances of graphs held
         self.take_device_peak_bytes = function("take_device_peak_bytes", ctypes.c_uint64, ctypes.c_int)
         self._take_host_peaks = function("take_host_peaks", None, ctypes.POINTER(ctypes.c_uint64))
         self.trains = function("trains", None)

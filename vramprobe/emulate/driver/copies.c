@@ -62,6 +62,11 @@ static void tell(const void *from, size_t bytes) {
   if (callback) callback(from, bytes);
 }
 
+/* Bytes that are there already are not written: zeros stay free where nobody has touched a page. */
+static void move_row(char *to, const char *from, size_t width) {
+  if (width < PAGE_BYTES || memcmp(to, from, width)) memmove(to, from, width);
+}
+
 static void copy_rows(char *to, size_t pitch_to, const char *from, size_t pitch_from, size_t width, size_t height) {
   if (!width || !height || !to || !from) return;
   size_t bytes = width * height;
@@ -79,7 +84,7 @@ static void copy_rows(char *to, size_t pitch_to, const char *from, size_t pitch_
     return;
   }
   for (size_t k = 0; k < height; k++) {
-    memmove(to + k * pitch_to, from + k * pitch_from, width);
+    move_row(to + k * pitch_to, from + k * pitch_from, width);
     computed_copy(to + k * pitch_to, from + k * pitch_from, width);
   }
 }

@@ -228,6 +228,21 @@ def test_each_instance_of_a_graph_holds_memory_by_its_nodes(make_machine, in_pro
     ]  # fmt: skip
 
 
+def test_a_library_of_kernels_is_loaded_from_a_file_that_is_there(make_machine, in_process, tmp_path: Path) -> None:
+    (tmp_path / "kernels.cubin").write_bytes(b"kernels")
+
+    def run(driver: Driver) -> list[int]:
+        codes = []
+        for name in ("kernels.cubin", "nowhere.cubin"):
+            library, kernel, path = c_void_p(), c_void_p(), str(tmp_path / name).encode()
+            rest = (c_void_p(0), c_void_p(0), c_uint(0), c_void_p(0), c_void_p(0), c_uint(0))
+            codes.append(driver.call("cuLibraryLoadFromFile", byref(library), path, *rest))
+            codes.append(driver.call("cuLibraryGetKernel", byref(kernel), library, b"gemm") if library else None)
+        return codes
+
+    assert in_process(run, make_machine()) == [0, 0, 301, None]
+
+
 def test_who_asks_for_the_drivers_private_tables_is_kept(make_machine, in_process) -> None:
     machine = make_machine()
 

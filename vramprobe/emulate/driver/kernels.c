@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- registration by the compiler's own start-up code --------------------------------------------------------------- */
 struct function {
@@ -290,6 +291,15 @@ API status emu_cuLibraryLoadData(void **library, const void *image, void *a, voi
   TRY_DRIVER(driver_enter());
   *library = &a_module;
   return OK;
+}
+API status emu_cuLibraryLoadFromFile(void **library, const char *path, void *a, void **b, unsigned c, void *d, void **e,
+                                     unsigned f) {
+  if (access(path, R_OK)) return FILE_NOT_FOUND;
+  return emu_cuLibraryLoadData(library, path, a, b, c, d, e, f);
+}
+API status emu_cudaLibraryLoadFromFile(void **library, const char *path, void *a, void **b, unsigned c, void *d,
+                                       void **e, unsigned f) {
+  return fail(emu_cuLibraryLoadFromFile(library, path, a, b, c, d, e, f));
 }
 API status emu_cuLibraryUnload(void *library) { return UNUSED(library), OK; }
 API status emu_cuLibraryGetKernel(void **kernel, void *library, const char *name) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 
@@ -228,19 +229,35 @@ def test_each_instance_of_a_graph_holds_memory_by_its_nodes(make_machine, in_pro
     ]  # fmt: skip
 
 
-def test_a_library_of_kernels_is_loaded_from_a_file_that_is_there(make_machine, in_process, tmp_path: Path) -> None:
-    (tmp_path / "kernels.cubin").write_bytes(b"kernels")
+def a_cubin(*sections: str) -> bytes:
+    """An ELF of empty sections with these names."""
+    names = b"\0" + b"\0".join(name.encode() for name in (*sections, ".shstrtab")) + b"\0"
+    where = [names.index(name.encode() + b"\0") for name in (*sections, ".shstrtab")]
+    head = struct.pack("<4sBBB9xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 2, 190, 1, 0, 0, 64 + len(names), 0, 64, 0, 0, 64,
+                       len(where), len(where) - 1)  # fmt: skip
+    table = [struct.pack("<IIQQQQIIQQ", at, 3, 0, 0, 64, len(names), 0, 0, 1, 0) for at in where]
+    return head + names + b"".join(table)
 
-    def run(driver: Driver) -> list[int]:
-        codes = []
-        for name in ("kernels.cubin", "nowhere.cubin"):
-            library, kernel, path = c_void_p(), c_void_p(), str(tmp_path / name).encode()
-            rest = (c_void_p(0), c_void_p(0), c_uint(0), c_void_p(0), c_void_p(0), c_uint(0))
-            codes.append(driver.call("cuLibraryLoadFromFile", byref(library), path, *rest))
-            codes.append(driver.call("cuLibraryGetKernel", byref(kernel), library, b"gemm") if library else None)
-        return codes
 
-    assert in_process(run, make_machine()) == [0, 0, 301, None]
+def test_the_kernels_of_a_cubin_are_counted_and_named(make_machine, in_process, tmp_path: Path) -> None:
+    (tmp_path / "kernels.cubin").write_bytes(a_cubin(".nv.info", ".text.gemm", ".text.norm"))
+    (tmp_path / "text.cubin").write_bytes(b"no kernels" * 100)
+    rest = (c_void_p(0), c_void_p(0), c_uint(0), c_void_p(0), c_void_p(0), c_uint(0))
+
+    def run(driver: Driver) -> list[object]:
+        library, count, kernels = c_void_p(), c_uint(), (c_void_p * 2)()
+        codes = [
+            driver.call("cuLibraryLoadFromFile", byref(library), str(tmp_path / name).encode(), *rest)
+            for name in ("nowhere.cubin", "text.cubin", "kernels.cubin")
+        ]
+        driver.check("cuLibraryGetKernelCount", byref(count), library)
+        driver.check("cuLibraryEnumerateKernels", kernels, count, library)
+        names = [ctypes.c_char_p() for _ in kernels]
+        for name, kernel in zip(names, kernels, strict=True):
+            driver.check("cuFuncGetName", byref(name), c_void_p(kernel))
+        return [*codes, count.value, *(name.value for name in names)]
+
+    assert in_process(run, make_machine()) == [301, 200, 0, 2, b"gemm", b"norm"]
 
 
 def test_who_asks_for_the_drivers_private_tables_is_kept(make_machine, in_process) -> None:

@@ -34,6 +34,7 @@ enum {
   NOT_INITIALIZED = 3,
   INVALID_DEVICE_POINTER = 17,
   NO_DEVICE = 100,
+  INVALID_IMAGE = 200,
   INVALID_DEVICE = 101,
   INVALID_CONTEXT = 201,
   ALREADY_MAPPED = 208,
@@ -245,6 +246,7 @@ _Noreturn void fatal_unknown(const char *library, const char *name);
 void count_call(const char *name);
 void count_launch(const char *name, struct cuda_dim3 grid, struct cuda_dim3 block, size_t shared_bytes);
 uint64_t launches(void);
+status function_named(void **function, const char *name); /* of a module or a library; as long as the process */
 uint64_t graphs_most_bytes(void); /* held by instances of graphs (graphs.c) */
 double now_milliseconds(void);
 API void *emu_lookup(const char *name);

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- registration by the compiler's own start-up code --------------------------------------------------------------- */
 struct function {
@@ -275,7 +274,7 @@ API status emu_cuModuleGetLoadingMode(int *mode) {
   *mode = 2; /* lazy */
   return OK;
 }
-static status get_function(void **function, const char *name) {
+status function_named(void **function, const char *name) {
   struct module_function *f = calloc(1, sizeof *f);
   if (!f) return OUT_OF_MEMORY;
   snprintf(f->name, sizeof f->name, "%s", name);
@@ -283,38 +282,11 @@ static status get_function(void **function, const char *name) {
   return OK;
 }
 API status emu_cuModuleGetFunction(void **function, void *module, const char *name) {
-  return UNUSED(module), get_function(function, name);
-}
-API status emu_cuLibraryLoadData(void **library, const void *image, void *a, void **b, unsigned c, void *d, void **e,
-                                 unsigned f) {
-  UNUSED(image), UNUSED(a), UNUSED(b), UNUSED(c), UNUSED(d), UNUSED(e), UNUSED(f);
-  TRY_DRIVER(driver_enter());
-  *library = &a_module;
-  return OK;
-}
-API status emu_cuLibraryLoadFromFile(void **library, const char *path, void *a, void **b, unsigned c, void *d, void **e,
-                                     unsigned f) {
-  if (access(path, R_OK)) return FILE_NOT_FOUND;
-  return emu_cuLibraryLoadData(library, path, a, b, c, d, e, f);
-}
-API status emu_cudaLibraryLoadFromFile(void **library, const char *path, void *a, void **b, unsigned c, void *d,
-                                       void **e, unsigned f) {
-  return fail(emu_cuLibraryLoadFromFile(library, path, a, b, c, d, e, f));
-}
-API status emu_cuLibraryUnload(void *library) { return UNUSED(library), OK; }
-API status emu_cuLibraryGetKernel(void **kernel, void *library, const char *name) {
-  return UNUSED(library), get_function(kernel, name);
+  return UNUSED(module), function_named(function, name);
 }
 API status emu_cuKernelGetFunction(void **function, void *kernel) {
   *function = kernel;
   return OK;
-}
-API status emu_cudaLibraryLoadData(void **library, const void *image, void *a, void **b, unsigned c, void *d, void **e,
-                                   unsigned f) {
-  return fail(emu_cuLibraryLoadData(library, image, a, b, c, d, e, f));
-}
-API status emu_cudaLibraryGetKernel(void **kernel, void *library, const char *name) {
-  return UNUSED(library), fail(get_function(kernel, name));
 }
 API status emu_cuFuncGetName(const char **name, void *f) {
   *name = ((struct module_function *)f)->name;

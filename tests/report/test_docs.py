@@ -188,6 +188,10 @@ HOW = {
         elsewhere="tests/speed/test_counted_fit.py", why="it would write its tables"
     ),
     "python benchmarks/rollouts/serving.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/rollouts/graphs.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/rollouts/features.py --python PATH": Way(
+        instead="python benchmarks/rollouts/features.py", more="--check", why="it would start vLLM for each row"
+    ),
     "python benchmarks/rollouts/published_rl.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/rollouts/grpo.py --python PATH": Way(
         instead="python benchmarks/rollouts/grpo.py", more="--check", why="it would start vLLM five times"

@@ -35,7 +35,8 @@ def _not_compiled(lines: list[str]) -> str | None:
         return None
     return (
         "FlashInfer compiles this kernel with nvcc as it runs, and the CUDA toolkit is missing here: with vLLM, set "
-        "VLLM_USE_FLASHINFER_SAMPLER=0; SGLang (0.5.10 and 0.5.23 were tried) needs the toolkit's headers for its norms"
+        "VLLM_USE_FLASHINFER_SAMPLER=0 and no attention backend of FlashInfer's; SGLang (0.5.10 and 0.5.23 were tried) "
+        "needs the toolkit's headers for its norms"
     )
 
 

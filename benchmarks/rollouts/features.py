@@ -1,0 +1,99 @@
+"""Run what users switch on in vLLM on an emulated GPU: what each takes, or the line that says why it ends.
+
+features.toml has the rows. Needs `vramprobe emulate` (a C compiler) and an interpreter with the vLLM that it names and
+no package of NVIDIA's; one to four minutes a row on two cores:
+
+    python benchmarks/rollouts/features.py --python PATH    # the rows that features.jsonl lacks, then the page
+    python benchmarks/rollouts/features.py                  # the page alone
+    python benchmarks/rollouts/features.py --check          # fails if it is stale
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from vramprobe.predict.serve import serve
+from vramprobe.records.profile import ProfileRecord, read_profiles
+from vramprobe.units import GIB
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+import emulated  # noqa: E402
+from tables import as_markdown, write_or_check  # noqa: E402
+
+JOURNAL, PAGE = HERE / "features.jsonl", HERE / "features.md"
+HEAD = ("feature", "model", "arguments", "weights", "predicted", "activation peak", "KV cache", "KV tokens", "ends")
+_OURS = ("predicted", "environment")  # what an entry has beside arguments
+TABLE = tomllib.loads((HERE / "features.toml").read_text(encoding="utf-8"))
+
+
+def settings(name: str) -> dict[str, Any]:
+    """The arguments of LLM()."""
+    return {**TABLE["common"], **{key: one for key, one in TABLE["features"][name].items() if key not in _OURS}}
+
+
+def ran() -> dict[str, ProfileRecord]:
+    """The last profile of each feature, in the table's order."""
+    records = {
+        json.dumps(json.loads(record.command[-1]), sort_keys=True): record
+        for record in (read_profiles(JOURNAL) if JOURNAL.exists() else ())
+    }
+    keys = {name: json.dumps(settings(name), sort_keys=True) for name in TABLE["features"]}
+    return {name: records[key] for name, key in keys.items() if key in records}
+
+
+def predicted_gib(name: str) -> str:
+    """The weights by arithmetic, or nothing."""
+    if "predicted" not in TABLE["features"][name]:
+        return ""
+    model, quantization = TABLE["features"][name]["predicted"]
+    asked = settings(name)
+    found = serve(
+        model=model, gpu=TABLE["gpu"], max_model_len=asked["max_model_len"], quantization=quantization,
+        kv_cache_dtype=asked.get("kv_cache_dtype", "auto"), enforce_eager=True, vllm_release="0.32",
+    )  # fmt: skip
+    return f"{found.weights_bytes / GIB:.2f}"
+
+
+def line(name: str, record: ProfileRecord) -> list[str]:
+    """One line of the table."""
+    account, plain = record.engine, {"model", *TABLE["common"]}
+    words = ", ".join(f"`{key}` {json.dumps(value)}" for key, value in settings(name).items() if key not in plain)
+    ends = "answers" if record.outcome.kind == "ok" else record.warnings[0].partition(":")[0]
+    words += "".join(f", `{key}={value}`" for key, value in TABLE["features"][name].get("environment", {}).items())
+    words = words.removeprefix(", ")
+    model = settings(name)["model"].partition("/")[2]
+    if account is None or account.kv_cache_tokens is None:
+        return [name, model, words, "", predicted_gib(name), "", "", "", ends]
+    return [
+        name, model, words, f"{account.weights_gib:.2f}", predicted_gib(name), f"{account.activation_peak_gib:.2f}",
+        f"{account.kv_cache_gib:.2f}", f"{account.kv_cache_tokens:,}", ends,
+    ]  # fmt: skip
+
+
+def page() -> str:
+    """features.md."""
+    found = ran()
+    lines = [line(name, record) for name, record in found.items()]
+    answered = sum(record.outcome.kind == "ok" for record in found.values())
+    text = (HERE / "features.in.md").read_text(encoding="utf-8").replace("{vllm}", TABLE["vllm"])
+    text = text.replace("{summary}", f"{answered} of {len(lines)} answer; the table says why each other one ends.")
+    return text.replace("{table}", "\n".join(as_markdown(HEAD, "lllrrrrrl", lines)))
+
+
+def main() -> None:
+    """Run what is missing if an interpreter is given; write the page, or say that it is stale."""
+    if "--python" in sys.argv:
+        python = sys.argv[sys.argv.index("--python") + 1]
+        for name in TABLE["features"].keys() - ran().keys():
+            environment = TABLE["features"][name].get("environment")
+            emulated.profiled(python, TABLE["gpu"], settings(name), JOURNAL, environment)
+    write_or_check({PAGE: page()}, "rollouts/features.py", check="--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    main()

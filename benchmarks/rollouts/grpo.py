@@ -1,13 +1,14 @@
 """GRPO, RLOO and online DPO by TRL with vLLM in the trainer's process, on one emulated H100; GRPO by verl, by ms-swift,
-and by TRL beside a server: who holds what, what fits.
+by Unsloth, and by TRL beside a server: who holds what, what fits.
 
 Needs `vramprobe emulate` (a C compiler) and an interpreter with vLLM 0.32.0, TRL 1.16.0, torch 2.13.0 and no package of
 NVIDIA's (grpo.md tells how, 4.6 GB); about two minutes of CPU a row. verl needs one of its own (stacks.md), pyarrow
-here, ten minutes and 16 GB of memory a row; ms-swift one of its own, seven minutes a row:
+here, ten minutes and 16 GB of memory a row; ms-swift and Unsloth ones of their own, seven minutes a row:
 
     python benchmarks/rollouts/grpo.py --python PATH    # the rows that are missing (QLoRA: vLLM 0.22), the tables
     python benchmarks/rollouts/grpo.py --verl PATH      # the same of verl
     python benchmarks/rollouts/grpo.py --ms-swift PATH  # the same of ms-swift
+    python benchmarks/rollouts/grpo.py --unsloth PATH   # the same of Unsloth
     python benchmarks/rollouts/grpo.py                  # the tables alone
     python benchmarks/rollouts/grpo.py --check          # fails if they are stale
 """
@@ -51,6 +52,10 @@ MODELS = {LLAMA["model"]: "llama-3.1-8b", "Qwen/Qwen3-4B": "qwen3-4b", QWEN["mod
 #: Trainers beside GRPO: none is predicted.
 TRAINERS = {"rloo": "RLOO", "online_dpo": "online DPO"}
 PROMPT_TOKENS = 16  # of grpo_train.py, by the replaced tokenizer
+#: Which option has the interpreter of a stack.
+STACK_OPTIONS = (
+    ("--verl", "verl"), ("--ms-swift", "ms-swift"), ("--unsloth", "unsloth"), ("--python", "trl-server"),
+)  # fmt: skip
 STAGES = ("weight_sync", "generation", "log_probs", "forward", "backward", "optimizer_step")
 
 
@@ -81,9 +86,12 @@ def run_stack(python: str, row: dict[str, Any]) -> None:
     stacks.write_rows()
     # One thread: no process of the compiler's for each, which would take memory of the host.
     told = {"RAY_ADDRESS": "local", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    told["UNSLOTH_COMPILE_LOCATION"] = str(stacks.FOLDER / "unsloth")
     told["PATH"] = os.pathsep.join([str(Path(python).parent), os.environ["PATH"]])
-    cards = f"H100-SXM x{row['gpus']}" if row["gpus"] > 1 else "H100-SXM"
-    _profile(cards, STACKS, stacks.words(row), "--whole", **told)
+    gpu = row.get("gpu", "H100-SXM")
+    cards = f"{gpu} x{row['gpus']}" if row["gpus"] > 1 else gpu
+    rows = ("--seq-len", str(row["prompt"])) if row["stack"] == "unsloth" else ()  # the others read their own
+    _profile(cards, STACKS, stacks.words(row), "--whole", *rows, **told)
 
 
 def _profile(gpus: str, into: Path, command: Sequence[str], *options: str, **told: str) -> None:
@@ -101,8 +109,8 @@ def stacks_page() -> str:
         for rank in (one for one in record.ranks if one.rollout):
             stages = {one.name: one for one in rank.rollout}
             device = [_gib(stages[stage].device_bytes) if stage in stages else "-" for stage in STAGES]
-            lines.append([name, _outcome(record), rank.rank, *device])
-            details += [f"\n{name}, GPU of rank {rank.rank}:\n", *_stages(rank.rollout)]
+            lines.append([name, _outcome(record), rank.rank or 0, *device])
+            details += [f"\n{name}, GPU of rank {rank.rank or 0}:\n", *_stages(rank.rollout)]
         if row["stack"] == "trl-server":
             apart += _phases(record)
     tables = {
@@ -217,7 +225,7 @@ def main() -> None:
         for row in range(len(ROWS)):
             if row not in journal():
                 run(sys.argv[sys.argv.index("--python") + 1], row)
-    for option, stack in (("--verl", "verl"), ("--ms-swift", "ms-swift"), ("--python", "trl-server")):
+    for option, stack in STACK_OPTIONS:
         for number, row in enumerate(stacks.ROWS if option in sys.argv else ()):
             if row["stack"] == stack and number not in stacks_journal():
                 run_stack(sys.argv[sys.argv.index(option) + 1], row)

@@ -1,5 +1,5 @@
-"""The commands of GRPO by verl, by ms-swift, and by TRL beside a server, row by row, as their examples have them but
-for what stacks.md names.
+"""The commands of GRPO by verl, by ms-swift, by Unsloth, and by TRL beside a server, row by row, as their examples have
+them but for what stacks.md names.
 
 In: a row. Out: the command's words, and what a table calls it. grpo.py runs them.
 """
@@ -38,6 +38,15 @@ ROWS: tuple[dict[str, Any], ...] = (
     {**SWIFT, "sleep": 1},
     {**SWIFT, "sleep": 0},
     SERVER,
+    {
+        "stack": "unsloth",
+        "model": "unsloth/Qwen3-4B",
+        "gpu": "RTX-4090",
+        "gpus": 1,
+        "prompt": 256,
+        "completion": 1024,
+        "utilization": 0.7,
+    },
 )
 
 
@@ -69,17 +78,24 @@ def name(row: dict[str, Any]) -> str:
     """What the tables call it."""
     model, stack = row["model"].partition("/")[2], {"trl-server": "TRL and its server"}.get(row["stack"], row["stack"])
     sleep = {1: ", sleep", 0: ", no sleep"}[row["sleep"]] if row["stack"] == "ms-swift" else ""
-    return f"{stack}, {model}, utilization {row['utilization']}{sleep}"
+    where = f" on an {row['gpu']}" if "gpu" in row else ""
+    return f"{stack}, {model}{where}, utilization {row['utilization']}{sleep}"
 
 
 def words(row: dict[str, Any]) -> list[str]:
     """Of the command, as it is typed in its environment."""
-    return {"verl": _verl, "ms-swift": _swift, "trl-server": _server}[row["stack"]](row)
+    return {"verl": _verl, "ms-swift": _swift, "trl-server": _server, "unsloth": _unsloth}[row["stack"]](row)
 
 
 def _server(row: dict[str, Any]) -> list[str]:
     """The script of grpo.md, which starts `trl vllm-serve` on the second GPU."""
     return ["python", str((HERE / "grpo_train.py").relative_to(HERE.parents[1])), json.dumps(row)]
+
+
+def _unsloth(row: dict[str, Any]) -> list[str]:
+    """The script that has Unsloth's notebook."""
+    script = (HERE / "unsloth_grpo.py").relative_to(HERE.parents[1])
+    return ["python", str(script), row["model"], str(row["utilization"]), str(row["completion"])]
 
 
 def _swift(row: dict[str, Any]) -> list[str]:

@@ -10,41 +10,35 @@ import math
 import re
 
 _NAMES = ("embed", "lm_head", "wte", "wpe", "router", "mlp.gate.weight", "shared_expert_gate")  # linear only by shape
+
+
+def _of_compressed_tensors(form, weights, activations=None):
+    """A quantization_config whose one group has all linear layers but the head."""
+    group = {"targets": ["Linear"], "weights": {**weights, "symmetric": True, "dynamic": False}}
+    if activations:
+        group["input_activations"] = {**activations, "symmetric": True, "dynamic": True}
+    return {
+        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+        "ignore": ["lm_head"], "config_groups": {"group_0": group},
+    }  # fmt: skip
+
+
+def _by_channel_and_token(form, kind):
+    told = {"num_bits": 8, "type": kind}
+    return _of_compressed_tensors(form, {**told, "strategy": "channel"}, {**told, "strategy": "token"})
+
+
 #: What the name of a repository says of its quantisation, as Qwen, RedHatAI and Unsloth have it: end of the name →
 #: quantization_config.
 NAMED = {
     "-awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
     "-gptq-int4": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
     "-gptq-int8": {"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False, "sym": True},
-    "-quantized.w8a8": {
-        "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False},
-            "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True,
-                                  "dynamic": True},
-        }},
-    },
-    "-quantized.w4a16": {
-        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True,
-                        "dynamic": False},
-        }},
-    },
-    "-fp8-dynamic": {
-        "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
-            "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True,
-                                  "dynamic": True},
-        }},
-    },
+    "-quantized.w8a8": _by_channel_and_token("int-quantized", "int"),
+    "-quantized.w4a16": _of_compressed_tensors(
+        "pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+    ),
+    "-fp8-dynamic": _by_channel_and_token("float-quantized", "float"),
     "-fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
     "-bnb-4bit": {
         "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",

@@ -32,7 +32,6 @@ import serving  # noqa: E402
 from tables import as_markdown, read_csv, write_or_check  # noqa: E402
 
 JOURNAL, PAGE = HERE / "emulated.jsonl", HERE / "emulated.md"
-_BLOCK_TOKENS = 16
 _SERVED, _GPU = "0.19.0", "H100-SXM"
 #: Column → the field of the engine's account, and the column of published_vllm.csv.
 FIELDS = {
@@ -120,18 +119,11 @@ def profiled(
 
 
 def _tokens(account: EngineMemory) -> int:
-    return account.kv_cache_tokens or _BLOCK_TOKENS * (account.kv_cache_blocks or 0)
-
-
-def _published_tokens(told: dict[str, str]) -> int:
-    """As printed, or of the blocks, or of the requests at once, which are rounded to 0.01."""
-    if told["kv_tokens"] or told["gpu_blocks"]:
-        return int(told["kv_tokens"] or _BLOCK_TOKENS * int(told["gpu_blocks"]))
-    return round(float(told["max_concurrency"]) * int(told["concurrency_at_len"]))
+    return account.kv_cache_tokens or serving.BLOCK_TOKENS * (account.kv_cache_blocks or 0)
 
 
 def _error(told: dict[str, str], account: EngineMemory) -> float:
-    return _tokens(account) / _published_tokens(told) - 1
+    return _tokens(account) / serving.published_tokens(told) - 1
 
 
 def _corrected(told: dict[str, str], account: EngineMemory) -> float | None:
@@ -142,7 +134,7 @@ def _corrected(told: dict[str, str], account: EngineMemory) -> float | None:
     if told["usable_gib"] and account.requested_gib:
         less += account.requested_gib - float(told["usable_gib"])
     rest = 1 - less / account.kv_cache_gib
-    return rest * _tokens(account) / _published_tokens(told) - 1
+    return rest * _tokens(account) / serving.published_tokens(told) - 1
 
 
 def _percent(share: float | None) -> str:
@@ -165,7 +157,7 @@ def line(row: Row, told: dict[str, str], account: EngineMemory) -> list[str]:
     settings += [f"worker {row.worker}"] if row.worker is not None else []
     return [
         str(row.number), row.vllm, row.gpu, row.settings["model"].partition("/")[2], ", ".join(settings), *values,
-        f"{_published_tokens(told):,} / {_tokens(account):,}", _percent(_error(told, account)),
+        f"{serving.published_tokens(told):,} / {_tokens(account):,}", _percent(_error(told, account)),
         _percent(_corrected(told, account)),
     ]  # fmt: skip
 

@@ -38,6 +38,7 @@ RELEASES = ("0.17.0", "0.19.0")  # whose sampler the arithmetic knows
 #: charge is learnt from them.
 ASSUMED = {"78"}
 BATCHED_TOKENS, SEQS = 8192, 1024
+BLOCK_TOKENS = 16
 COLUMNS = ("row", "half", "model", "quantization", "GPUs", "max_model_len", "weights", "activation peak",
            "non-torch", "graphs", "KV cache", "KV tokens", "concurrency", "KV tokens error")  # fmt: skip
 
@@ -53,6 +54,13 @@ def published() -> list[dict[str, str]]:
         and "H100" in row["gpu"]
         and (row["row"] in ASSUMED or (row["max_num_batched_tokens"] and row["kv_tokens"]))
     ]
+
+
+def published_tokens(row: dict[str, str]) -> int:
+    """As printed, or of the blocks, or of the requests at once, which are rounded to 0.01."""
+    if row["kv_tokens"] or row["gpu_blocks"]:
+        return int(row["kv_tokens"] or BLOCK_TOKENS * int(row["gpu_blocks"]))
+    return round(float(row["max_concurrency"]) * int(row["concurrency_at_len"]))
 
 
 def half(row: dict[str, str]) -> str:
@@ -91,7 +99,7 @@ def compared(row: dict[str, str]) -> list[str]:
         quantization=quantization,
         kv_cache_dtype=row["kv_cache_dtype"],
     )
-    tokens = int(row["kv_tokens"] or float(row["max_concurrency"]) * int(row["concurrency_at_len"]))
+    tokens = published_tokens(row)
     return [
         row["row"],
         half(row),

@@ -60,7 +60,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 
 # Torch first and exactly: a looser request may fetch another build of several gigabytes.
-$(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard vramprobe/simulate/allocator/plain/*)
+$(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard vramprobe/allocator/plain/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "vramprobe needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

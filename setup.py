@@ -2,12 +2,12 @@
 
 from setuptools import Extension, setup
 
-PLAIN = "vramprobe/simulate/allocator/plain"
+PLAIN = "vramprobe/allocator/plain"
 
 setup(
     ext_modules=[
         Extension(
-            "vramprobe.simulate.allocator._plain",
+            "vramprobe.allocator._plain",
             [f"{PLAIN}/blocks.c", f"{PLAIN}/module.c"],
             depends=[f"{PLAIN}/blocks.h"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],  # one build for Python 3.11 and newer

@@ -24,8 +24,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.ledger import Device, OutOfMemory, SegmentEvent
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.ledger import Device, OutOfMemory, SegmentEvent
 from vramprobe.units import GIB, MIB
 
 UUID = "8f2a6a0e-1b1c-4f6d-9f4e-0123456789ab"

@@ -80,10 +80,10 @@ def graph() -> dict[str, set[str]]:
 
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
-    "errors", "units", "optimizers", "trainers", "choices", "options", "architecture", "catalog", "kernels", "rules",
-    "spec", "terms", "records", "workload", "emulate", "measure", "simulate", "model", "techniques", "predict",
-    "lengths", "speed", "recommend", "check", "sweep", "literature", "report", "profile", "explain", "api", "cli",
-    "__main__",
+    "errors", "units", "optimizers", "trainers", "choices", "options", "allocator", "architecture", "catalog",
+    "kernels", "rules", "spec", "terms", "records", "workload", "emulate", "measure", "simulate", "model",
+    "techniques", "predict", "lengths", "speed", "recommend", "check", "sweep", "literature", "report", "profile",
+    "explain", "api", "cli", "__main__",
 )  # fmt: skip
 
 

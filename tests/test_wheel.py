@@ -22,8 +22,8 @@ from grids import exhaustive, grid
 from packaging.requirements import Requirement
 
 from vramprobe import catalog
+from vramprobe.allocator import compiled
 from vramprobe.emulate import environment
-from vramprobe.simulate.allocator import compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "results" / "cpu" / "quickstart"
@@ -172,7 +172,7 @@ def test_the_allocator_in_c_ships_where_it_can_be_built(wheel: Path, installed: 
     with zipfile.ZipFile(wheel) as archive:
         was_built = any(name.endswith(BUILT) for name in archive.namelist())
     assert was_built or compiled.PlainAllocator is None
-    code = "from vramprobe.simulate.allocator import compiled; print(compiled.PlainAllocator is not None)"
+    code = "from vramprobe.allocator import compiled; print(compiled.PlainAllocator is not None)"
     python = installed.with_name("python")
     done = subprocess.run([python, "-I", "-c", code], cwd=empty_folder, capture_output=True, text=True)
     assert done.stdout == f"{was_built}\n", done.stderr
@@ -182,7 +182,7 @@ def test_without_a_compiler_all_but_it_is_installed(tmp_path: Path) -> None:
     built = built_wheel(tmp_path, CC="no-such-compiler")
     with zipfile.ZipFile(built) as archive:
         names = archive.namelist()
-    assert "vramprobe/simulate/allocator/compiled.py" in names
+    assert "vramprobe/allocator/compiled.py" in names
     assert not any(name.endswith(BUILT) for name in names)
 
 

@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 
+from vramprobe.allocator import compiled
+from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.allocator.replay import Alloc, Event, Free, Mark, replay
 from vramprobe.kernels.chip import Chip
 from vramprobe.model.replayed import play
-from vramprobe.simulate.allocator import compiled
-from vramprobe.simulate.allocator.config import parse_alloc_conf
-from vramprobe.simulate.allocator.replay import Alloc, Event, Free, Mark, replay
 from vramprobe.spec import resolve
 from vramprobe.terms.step.requests import Run
 

@@ -60,7 +60,7 @@ def load(name: str) -> tuple[Any, float]:
 def ours(name: str) -> dict[str, Any]:
     """Two calls in this process."""
     spec, import_seconds = load(name)
-    from vramprobe.simulate.allocator.config import AllocatorConfig
+    from vramprobe.allocator.config import AllocatorConfig
     from vramprobe.simulate.reserved import reserve
     from vramprobe.simulate.run import simulate
 

@@ -25,6 +25,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, write_or_check
+from vramprobe.allocator.compiled import counting_allocator
+from vramprobe.allocator.ledger import Device
+from vramprobe.allocator.ledger import OutOfMemory as Full
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.explain.messages import OutOfMemory
@@ -33,9 +36,6 @@ from vramprobe.kernels.chip import A100
 from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES
 from vramprobe.predict.predict import predict
 from vramprobe.predict.stack import on_stack
-from vramprobe.simulate.allocator.compiled import counting_allocator
-from vramprobe.simulate.allocator.ledger import Device
-from vramprobe.simulate.allocator.ledger import OutOfMemory as Full
 from vramprobe.simulate.reserved import reserve
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec, resolve

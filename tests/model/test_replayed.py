@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.catalog import find_gpu
 from vramprobe.model.replayed import Replayed, replayed
-from vramprobe.simulate.allocator.allocator import CachingAllocator
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms.cell import parameters
 from vramprobe.terms.cell.remainders import remainder

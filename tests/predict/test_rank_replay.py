@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from factories import on_ranks
 
+from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.kernels.chip import Chip
@@ -20,7 +21,6 @@ from vramprobe.predict.questions import predict as ask
 from vramprobe.predict.verdict import verdict
 from vramprobe.predict.what_fits import max_batch_size, min_gpus
 from vramprobe.rules.sharding import HYBRID, ONE_GROUP
-from vramprobe.simulate.allocator.allocator import CachingAllocator
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms.sharding.ddp import broadcast
 from vramprobe.terms.sharding.ranks import is_logged, run_of

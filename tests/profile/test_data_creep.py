@@ -13,6 +13,7 @@ import pytest
 from profile_factory import Script, write_launcher
 from typer.testing import CliRunner
 
+from vramprobe.allocator.ledger import Device
 from vramprobe.cli import display_profile
 from vramprobe.cli.verbs import app
 from vramprobe.lengths.course import CourseUnderWay
@@ -22,7 +23,6 @@ from vramprobe.profile.data_creep import Run, courses_of, data_creep, play, reco
 from vramprobe.profile.raw import RawRank, read_run
 from vramprobe.profile.size_by_shape import SizeByShape
 from vramprobe.profile.step_requests import log_of, units_of
-from vramprobe.simulate.allocator.ledger import Device
 from vramprobe.units import MIB
 
 SHAPES = [(4, 100), (4, 180), (4, 260), (4, 333), (4, 420), (4, 500), (4, 610)]  # that are run

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from factories import make_spec
 
+from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.allocator.ledger import Device
 from vramprobe.measure.observation import order_of_tiers
 from vramprobe.records.record import PhaseMemory
-from vramprobe.simulate.allocator.config import parse_alloc_conf
-from vramprobe.simulate.allocator.ledger import Device
 from vramprobe.simulate.history import History
 from vramprobe.simulate.instrument import PhaseMark
 from vramprobe.simulate.reserved import Reserved, reserve

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.blocks import Block
+from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.allocator.ledger import Device, SegmentEvent
 from vramprobe.errors import VramprobeError
 from vramprobe.simulate.against_snapshot import compare
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.blocks import Block
-from vramprobe.simulate.allocator.config import parse_alloc_conf
-from vramprobe.simulate.allocator.ledger import Device, SegmentEvent
 from vramprobe.simulate.snapshot import read_snapshot
 from vramprobe.units import GIB, MIB
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.architecture.parts import Architecture
-from vramprobe.simulate.allocator.config import AllocatorConfig
 
 _BYTES = {4: "fp32", 2: "bf16 or fp16"}
 _MAX_NAMES = 3

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.compiled import counting_allocator
-from vramprobe.simulate.allocator.config import parse_alloc_conf
-from vramprobe.simulate.allocator.ledger import Device, OutOfMemory
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.compiled import counting_allocator
+from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.allocator.ledger import Device, OutOfMemory
 
 #: PYTORCH_ALLOC_CONF, and after how many steps torch.cuda.empty_cache() is called (0: never).
 SETTINGS: tuple[tuple[str, int], ...] = (

@@ -1,7 +1,7 @@
 """Creep: the batches of a run, one after the other, through the caching allocator: reserved memory over the steps.
 
 In: a cell on one GPU, the shapes of its batches, allocator settings. Out: a Course for each setting. Requests are those
-of the arithmetic (terms/step/requests.py), blocks those of torch's allocator (simulate/allocator/). Knows no torch.
+of the arithmetic (terms/step/requests.py), blocks those of torch's allocator (allocator/). Knows no torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from itertools import cycle, islice
 from typing import Any
 
 from vramprobe import catalog
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.ledger import Device
 from vramprobe.errors import SpecError
 from vramprobe.lengths.answer import words_of
 from vramprobe.lengths.batches import Shape
@@ -19,8 +21,6 @@ from vramprobe.lengths.course import SETTINGS, Course, CourseUnderWay, settings_
 from vramprobe.model.replayed import card_of
 from vramprobe.predict.questions import cell as resolved
 from vramprobe.predict.verdict import usable_bytes
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.ledger import Device
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.loading import batch_names
 from vramprobe.terms.step.requests import Run

@@ -2,7 +2,7 @@
 
 In: a spec, and what its card decides. Out: peaks in both tiers, and whether a card of a given size runs out. Where two
 accounts meet that know nothing of each other: the arithmetic's order of requests (terms/step/requests.py), the
-allocator's own rules (simulate/allocator/allocator.py). No torch.
+allocator's own rules (allocator/allocator.py). No torch.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.compiled import counting_allocator
+from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.allocator.ledger import Device, OutOfMemory
 from vramprobe.kernels.chip import A100, Chip
 from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES, DecidesMemory
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.compiled import counting_allocator
-from vramprobe.simulate.allocator.config import parse_alloc_conf
-from vramprobe.simulate.allocator.ledger import Device, OutOfMemory
 from vramprobe.spec import CellSpec
 from vramprobe.terms.step.requests import Run
 

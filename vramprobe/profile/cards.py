@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from vramprobe.allocator.compiled import counting_allocator
+from vramprobe.allocator.config import AllocatorConfig, parse_alloc_conf
+from vramprobe.allocator.ledger import Device, OutOfMemory
 from vramprobe.catalog import gpu_seen, list_gpus
 from vramprobe.catalog.gpus import Gpu, find_gpu
 from vramprobe.emulate.cards import card_properties
@@ -22,9 +25,6 @@ from vramprobe.profile.raw import RawHistory, RawRank, RawRun
 from vramprobe.profile.served import served_on
 from vramprobe.records.engine import ServedOn
 from vramprobe.records.profile import CardVerdict, ProfileRecord
-from vramprobe.simulate.allocator.compiled import counting_allocator
-from vramprobe.simulate.allocator.config import AllocatorConfig, parse_alloc_conf
-from vramprobe.simulate.allocator.ledger import Device, OutOfMemory
 from vramprobe.units import MIB, format_bytes, requests_at_once
 
 #: Ampere's and everything since: flash attention, bf16, the same choice of kernels by the libraries.

@@ -14,6 +14,10 @@ from itertools import cycle, islice, pairwise
 
 import numpy as np
 
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.compiled import counting_allocator
+from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.allocator.ledger import Device
 from vramprobe.lengths.course import SETTINGS, Course, CourseUnderWay, settings_for
 from vramprobe.profile.data_batches import data_batches
 from vramprobe.profile.ranks import Seen, line_said
@@ -22,10 +26,6 @@ from vramprobe.profile.requests_by_shape import Learnt, Template
 from vramprobe.profile.size_by_shape import Shape
 from vramprobe.profile.step_requests import Log, log_of, units_of
 from vramprobe.records.data_batches import CreepCourse, DataBatches, DataCreep, HeldOutRequests
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.compiled import counting_allocator
-from vramprobe.simulate.allocator.config import parse_alloc_conf
-from vramprobe.simulate.allocator.ledger import Device
 
 _MOST_LINES = 3
 _FEWEST = 3  # shapes to learn from

@@ -19,7 +19,7 @@ from vramprobe.profile.ranks import Seen
 _GIVEN_BACK = [ACTIONS["segment_free"], ACTIONS["segment_unmap"]]
 _TAKEN = [ACTIONS["segment_alloc"], ACTIONS["segment_map"]]
 _OF_STEP = ("backward", "optimizer_step", "zero_grad")
-#: In an event: a request on stream k has k times this more (simulate/allocator/allocator.py).
+#: In an event: a request on stream k has k times this more (allocator/allocator.py).
 STREAM = 1 << 48
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.blocks import Block, ExpandableSegment
-from vramprobe.simulate.allocator.config import SMALL_BUFFER
-from vramprobe.simulate.allocator.expandable import address_space_bytes
-from vramprobe.simulate.allocator.ledger import Device, OutOfMemory, SegmentAction, SegmentEvent
-from vramprobe.simulate.allocator.replay import Alloc, FreeRequested
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.blocks import Block, ExpandableSegment
+from vramprobe.allocator.config import SMALL_BUFFER
+from vramprobe.allocator.expandable import address_space_bytes
+from vramprobe.allocator.ledger import Device, OutOfMemory, SegmentAction, SegmentEvent
+from vramprobe.allocator.replay import Alloc, FreeRequested
 from vramprobe.simulate.snapshot import MemoryHistory, SegmentState
 
 _GIVEN_BACK = ("segment_free", "segment_unmap")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vramprobe.allocator.compiled import counting_allocator
+from vramprobe.allocator.config import AllocatorConfig
+from vramprobe.allocator.ledger import Device, OutOfMemory, Usage
 from vramprobe.records.record import TRAINING_PHASES, Oom, PhaseMemory
-from vramprobe.simulate.allocator.compiled import counting_allocator
-from vramprobe.simulate.allocator.config import AllocatorConfig
-from vramprobe.simulate.allocator.ledger import Device, OutOfMemory, Usage
 from vramprobe.simulate.history import History
 from vramprobe.units import format_bytes
 

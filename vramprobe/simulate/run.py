@@ -25,6 +25,7 @@ from transformers import masking_utils
 from transformers.utils import is_bitsandbytes_available
 
 from vramprobe import catalog
+from vramprobe.allocator.config import AllocatorConfig, parse_alloc_conf
 from vramprobe.catalog import Gpu
 from vramprobe.catalog.gpus import cublas_workspace_bytes
 from vramprobe.errors import VramprobeError
@@ -42,7 +43,6 @@ from vramprobe.records.record import (
     attempt_fields,
     new_attempt_id,
 )
-from vramprobe.simulate.allocator.config import AllocatorConfig, parse_alloc_conf
 from vramprobe.simulate.depth import NotLinear, deepen, line_of
 from vramprobe.simulate.fake import fused_loss
 from vramprobe.simulate.fake.adapters import peft_on_a_card

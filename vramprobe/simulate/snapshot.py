@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, get_args
 
+from vramprobe.allocator.config import SMALL_SIZE, AllocatorConfig, parse_alloc_conf
+from vramprobe.allocator.ledger import SegmentAction, SegmentEvent
+from vramprobe.allocator.replay import Alloc, FreeCompleted, FreeRequested
 from vramprobe.errors import VramprobeError
-from vramprobe.simulate.allocator.config import SMALL_SIZE, AllocatorConfig, parse_alloc_conf
-from vramprobe.simulate.allocator.ledger import SegmentAction, SegmentEvent
-from vramprobe.simulate.allocator.replay import Alloc, FreeCompleted, FreeRequested
 
 _SEGMENT_ACTIONS = frozenset(get_args(SegmentAction))
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from vramprobe.allocator import compiled
+from vramprobe.allocator.compiled import counting_allocator
+from vramprobe.allocator.ledger import Usage
 from vramprobe.kernels.chip import Chip
 from vramprobe.model.replayed import play
-from vramprobe.simulate.allocator import compiled
-from vramprobe.simulate.allocator.compiled import counting_allocator
-from vramprobe.simulate.allocator.ledger import Usage
 from vramprobe.spec import resolve
 from vramprobe.terms.sharding.ranks import run_of
 from vramprobe.terms.step import requests

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.kernels.chip import Chip
-from vramprobe.simulate.allocator.allocator import CachingAllocator
 from vramprobe.spec import resolve
 from vramprobe.terms.sharding.ranks import run_of as ranks_run_of
 from vramprobe.terms.step.requests import Run

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from vramprobe import api
+from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.architecture import UnsupportedArchitecture, architecture
-from vramprobe.simulate.allocator.allocator import CachingAllocator
 from vramprobe.spec import resolve
 from vramprobe.terms.cell import parameters
 from vramprobe.terms.cell.setup import setup_of

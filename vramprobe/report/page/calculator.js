@@ -230,7 +230,7 @@ function canReplay(spec, gpu) {
 const $played = new Map();
 let $replaysLeft = Infinity; // that may be played before whoever asks is asked again
 class $Pause {}
-function $allocConf() { return new $simulate$allocator$config.AllocatorConfig(); } // the page asks for no other
+function $allocConf() { return new $allocator$config.AllocatorConfig(); } // the page asks for no other
 function $replayed(spec, card) {
   const chip = $chipOf(card);
   const key = $keyOf(spec, card);
@@ -240,7 +240,7 @@ function $replayed(spec, card) {
   if (same === undefined) {
     if ($replaysLeft < 1) throw new $Pause();
     $replaysLeft -= 1;
-    const {run, ledger, load_bytes} = $play(spec, card, new $simulate$allocator$ledger.Device());
+    const {run, ledger, load_bytes} = $play(spec, card, new $allocator$ledger.Device());
     same = {asked: run.asked, peaks: $const(new $model$replayed.Replayed(ledger.allocated_peak, ledger.reserved_peak, load_bytes))};
     $played.get(key).push(same);
   }
@@ -253,15 +253,15 @@ function $keyOf(spec, card) {
 
 function $numAllocRetries(spec, card, limit_bytes) {
   try {
-    return $play(spec, card, new $simulate$allocator$ledger.Device(null, limit_bytes)).ledger.num_alloc_retries;
+    return $play(spec, card, new $allocator$ledger.Device(null, limit_bytes)).ledger.num_alloc_retries;
   } catch (error) {
-    if (error instanceof $simulate$allocator$ledger.OutOfMemory) return null;
+    if (error instanceof $allocator$ledger.OutOfMemory) return null;
     throw error;
   }
 }
 
 function $play(spec, card, device) {
-  const allocator = new $simulate$allocator$allocator.CachingAllocator($allocConf(), device);
+  const allocator = new $allocator$allocator.CachingAllocator($allocConf(), device);
   const Kind = $terms$sharding$ranks.run_class(spec);
   const run = new Kind(spec, allocator, $workspace(card), $chipOf(card));
   return {run, ledger: allocator.ledger, load_bytes: $model$replayed.play(run, allocator)};

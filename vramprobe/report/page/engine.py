@@ -90,14 +90,14 @@ _MODULES: dict[str, set[str] | None] = {
     },
     "terms.tape.micro_steps": None,
     "terms.step.requests": None,
-    "simulate.allocator.ledger": {"_TOP_ADDRESS", "Device", "Usage", "SegmentEvent", "OutOfMemory", "Ledger"},
-    "simulate.allocator.config": {
+    "allocator.ledger": {"_TOP_ADDRESS", "Device", "Usage", "SegmentEvent", "OutOfMemory", "Ledger"},
+    "allocator.config": {
         "MIN_BLOCK", "SMALL_SIZE", "SMALL_BUFFER", "MIN_LARGE_ALLOC", "ROUND_LARGE", "LARGE_SEGMENT", "_INTERVALS",
         "AllocatorConfig",
     },
-    "simulate.allocator.blocks": None,
-    "simulate.allocator.expandable": None,
-    "simulate.allocator.allocator": None,
+    "allocator.blocks": None,
+    "allocator.expandable": None,
+    "allocator.allocator": None,
     "model.memory_model": {
         "FORMAT", "CHOICES", "IntervalWidth", "LARGEST_HALF_WIDTH", "MemoryModel", "BLAS_WORKSPACE_BYTES",
         "constant_name", "half_width", "noise_share", "peak_moment", "unsure_share", "workspaces_bytes",
@@ -166,11 +166,11 @@ _WITHOUT_VALUES = frozenset(
         "terms.tape.scratch",
         "terms.cell.loading",
         "terms.sharding.zero3.gather",
-        "simulate.allocator.ledger",
-        "simulate.allocator.config",
-        "simulate.allocator.blocks",
-        "simulate.allocator.expandable",
-        "simulate.allocator.allocator",
+        "allocator.ledger",
+        "allocator.config",
+        "allocator.blocks",
+        "allocator.expandable",
+        "allocator.allocator",
     }
 )
 #: What runtime.js and builtins.js have in place of what the modules import.
@@ -209,7 +209,7 @@ _GIVEN = {
     "itertools.groupby": "$groupby",
     "bisect.bisect_left": "$bisect.bisect_left",
     "bisect.insort": "$bisect.insort",
-    "vramprobe.simulate.allocator.config.parse_alloc_conf": "$allocConf",
+    "vramprobe.allocator.config.parse_alloc_conf": "$allocConf",
     "vramprobe.model.replayed.replayed": "$replayed",
     "vramprobe.model.replayed.num_alloc_retries": "$numAllocRetries",
     "threading.get_ident": "(() => 0)",

@@ -10,13 +10,11 @@ from itertools import pairwise
 
 import pytest
 
-from vramprobe.errors import SpecError
-from vramprobe.records.record import Oom
-from vramprobe.simulate.allocator import compiled
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.config import AllocatorConfig, parse_alloc_conf
-from vramprobe.simulate.allocator.ledger import Device, OutOfMemory
-from vramprobe.simulate.allocator.replay import (
+from vramprobe.allocator import compiled
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.config import AllocatorConfig, parse_alloc_conf
+from vramprobe.allocator.ledger import Device, OutOfMemory
+from vramprobe.allocator.replay import (
     Alloc,
     EmptyCache,
     Event,
@@ -27,6 +25,8 @@ from vramprobe.simulate.allocator.replay import (
     apply,
     replay,
 )
+from vramprobe.errors import SpecError
+from vramprobe.records.record import Oom
 from vramprobe.units import GIB, KIB, MIB
 
 

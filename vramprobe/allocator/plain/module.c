@@ -1,4 +1,4 @@
-/* vramprobe.simulate.allocator._plain: blocks.c for Python. PlainAllocator is what compiled.py describes; it stands in for a
+/* vramprobe.allocator._plain: blocks.c for Python. PlainAllocator is what compiled.py describes; it stands in for a
  * CachingAllocator and its Ledger, whose counters it carries itself. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -288,7 +288,7 @@ static PyType_Slot slots[] = {
     {Py_tp_new, PyType_GenericNew}, {Py_tp_init, init}, {Py_tp_dealloc, dealloc},
     {Py_tp_methods, methods}, {Py_tp_members, members}, {Py_tp_getset, properties}, {0, NULL}};
 static PyType_Spec spec = {
-    .name = "vramprobe.simulate.allocator._plain.PlainAllocator", .basicsize = sizeof(struct object),
+    .name = "vramprobe.allocator._plain.PlainAllocator", .basicsize = sizeof(struct object),
     .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
 static PyModuleDef module = {
     PyModuleDef_HEAD_INIT, .m_name = "_plain", .m_doc = "CUDA's caching allocator under its default settings.",
@@ -301,8 +301,8 @@ static PyObject *attribute(const char *of_module, const char *name) {
 }
 
 PyMODINIT_FUNC PyInit__plain(void) {
-  usage_type = attribute("vramprobe.simulate.allocator.ledger", "Usage");
-  out_of_memory = attribute("vramprobe.simulate.allocator.ledger", "OutOfMemory");
+  usage_type = attribute("vramprobe.allocator.ledger", "Usage");
+  out_of_memory = attribute("vramprobe.allocator.ledger", "OutOfMemory");
   if (!usage_type || !out_of_memory) return NULL;
   PyObject *made = PyModule_Create(&module), *type = made ? PyType_FromSpec(&spec) : NULL;
   if (!type || PyModule_AddObjectRef(made, "PlainAllocator", type)) {

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.config import AllocatorConfig
-from vramprobe.simulate.allocator.ledger import Device
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.config import AllocatorConfig
+from vramprobe.allocator.ledger import Device
 
 try:
-    from vramprobe.simulate.allocator._plain import PlainAllocator
+    from vramprobe.allocator._plain import PlainAllocator
 except ImportError:
     PlainAllocator = None  # the package was installed without a C compiler
 

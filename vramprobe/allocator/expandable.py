@@ -6,9 +6,9 @@ c10/cuda/CUDACachingAllocator.cpp (torch 2.11 to 2.13), and its Note [Expandable
 
 from __future__ import annotations
 
-from vramprobe.simulate.allocator.blocks import Block, ExpandableSegment, Pool, merge
-from vramprobe.simulate.allocator.config import SMALL_BUFFER, AllocatorConfig
-from vramprobe.simulate.allocator.ledger import Device, Ledger
+from vramprobe.allocator.blocks import Block, ExpandableSegment, Pool, merge
+from vramprobe.allocator.config import SMALL_BUFFER, AllocatorConfig
+from vramprobe.allocator.ledger import Device, Ledger
 
 _ENDLESS = 1 << 46  # address space where the card's size is unknown
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Iterator
 
-from vramprobe.simulate.allocator.blocks import Block, Pool, Searches, merge
-from vramprobe.simulate.allocator.config import MIN_BLOCK, SMALL_SIZE, AllocatorConfig
-from vramprobe.simulate.allocator.expandable import allocate_expandable, reachable_bytes, unmap
-from vramprobe.simulate.allocator.ledger import Device, Ledger, OutOfMemory
+from vramprobe.allocator.blocks import Block, Pool, Searches, merge
+from vramprobe.allocator.config import MIN_BLOCK, SMALL_SIZE, AllocatorConfig
+from vramprobe.allocator.expandable import allocate_expandable, reachable_bytes, unmap
+from vramprobe.allocator.ledger import Device, Ledger, OutOfMemory
 
 _STREAM = 1 << 48  # in a log: terms/tape/request_log.py's STREAM, of which nothing here knows
 

@@ -1,4 +1,4 @@
-/* Which block serves a request, and what that costs in reserved memory: simulate/allocator/allocator.py under torch's default
+/* Which block serves a request, and what that costs in reserved memory: allocator/allocator.py under torch's default
  * settings, in C. Follows DeviceCachingAllocator of c10/cuda/CUDACachingAllocator.cpp, torch 2.11 to 2.13; names in
  * brackets are its. Left out, and left to the other: expandable segments, blocks that are not split, garbage
  * collection, roundings by powers of two, a memory fraction. */

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from vramprobe.simulate.allocator import compiled
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.compiled import counting_allocator
-from vramprobe.simulate.allocator.config import LARGE_SEGMENT, AllocatorConfig, parse_alloc_conf
-from vramprobe.simulate.allocator.ledger import Device, Ledger, OutOfMemory
+from vramprobe.allocator import compiled
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.compiled import counting_allocator
+from vramprobe.allocator.config import LARGE_SEGMENT, AllocatorConfig, parse_alloc_conf
+from vramprobe.allocator.ledger import Device, Ledger, OutOfMemory
 from vramprobe.terms.tape.request_log import STREAM
 from vramprobe.units import GIB, MIB
 

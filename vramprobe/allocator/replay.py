@@ -10,10 +10,10 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vramprobe.simulate.allocator.allocator import CachingAllocator
-from vramprobe.simulate.allocator.compiled import counting_allocator
-from vramprobe.simulate.allocator.config import AllocatorConfig
-from vramprobe.simulate.allocator.ledger import Device, OutOfMemory, Usage
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.compiled import counting_allocator
+from vramprobe.allocator.config import AllocatorConfig
+from vramprobe.allocator.ledger import Device, OutOfMemory, Usage
 
 
 class Alloc(NamedTuple):

@@ -376,7 +376,11 @@ def test_how_many_gpus_is_answered_for_the_kinds_that_the_libraries_can_do() -> 
         (["--max-batch", "--max-seq-len", *CARD], 2, "different questions; ask one at a time"),
         (["--seq-len", "8", "--max-batch"], 2, "name it: --gpu RTX-4090"),
         (["--seq-len", "8", "--batch-size", "1", "--largest-model", *CARD], 2, "so drop --model"),
-        (["--seq-len", "8", "--batch-size", "1", "--min-gpus", "--num-gpus", "2", *CARD], 2, "so drop --num-gpus"),
+        (
+            ["--seq-len", "8", "--batch-size", "1", "--min-gpus", "--num-gpus", "2", *CARD],
+            2,
+            "--num-gpus 2: not an option of --min-gpus",
+        ),
         (["--seq-len", "8", "--batch-size", "1", "--sharding", "zero3"], 1, "give both or neither"),
         (["--seq-len", "8", "--batch-size", "1", "--sharding", "zero9", "--num-gpus", "2"], 1, "allowed: ddp, zero1"),
         (["--seq-len", "8", "--batch-size", "1", "--sharding", "fsdp", "--num-gpus", "0"], 1, "must be at least 1"),

@@ -259,13 +259,11 @@ def test_the_verb_reads_a_profiles_folder_and_says_that_it_predicts(tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--model", "gpt2", "--", "python", "x.py"), "--model: a command's own words decide that"),
-        (("--longest", "--", "python", "x.py"), "--longest: a command's own words decide that"),
         (("--steps", "3", "--tokens", "5M", "--", "python", "x.py"), "--steps and --tokens both say"),
         (("--from", "nowhere", "--", "python", "x.py"), "not both"),
         (("--from", "nowhere"), "there is no run at nowhere"),
+        (("--from", "."), ". holds no run: name the folder"),
         (("--budget", "0", "--", "python", "x.py"), "--budget 0"),
-        (("--model", "gpt2", "--method", "lora", "--seq-len", "64", "--steps", "3"), "--steps is for a command"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(words: tuple[str, ...], said: str, tmp_path: Path) -> None:

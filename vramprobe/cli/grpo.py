@@ -27,8 +27,6 @@ GRPO_OPTIONS: dict[str, tuple[Any, str]] = {
     "beta": (float, "With --trainer grpo: above 0, full training keeps a reference model (default 0)."),
     "sleep": (bool, "With --trainer grpo: vLLM's sleep mode; it gives its memory back while the trainer works."),
 }
-#: The options of --serve that this has as well.
-OF_ENGINES = ("gpu_memory_utilization", "vllm_release")
 
 
 def takes_grpo(command: Callable[..., None]) -> Callable[..., Any]:
@@ -42,15 +40,15 @@ def is_grpo(cell: Mapping[str, Any]) -> bool:
 
 
 def show(
+    *,
     cell: dict[str, Any],
     rollouts: dict[str, Any],
-    serving: dict[str, Any],
-    others: dict[str, Any],
-    *,
     gpu: str | None,
-    as_json: bool,
+    json_output: bool,
+    gpu_memory_utilization: float | None = None,
+    vllm_release: str | None = None,
 ) -> None:
-    """Predict and print. Raises wrong usage for another trainer or engine, and for options that it does not have."""
+    """Predict and print. Raises wrong usage for another trainer or engine, and without a model and a GPU."""
     from vramprobe import api
 
     words, cell = dict(rollouts), dict(cell)
@@ -61,20 +59,12 @@ def show(
             raise typer.BadParameter(f"{said} given; --trainer grpo --rollout vllm is what can be predicted.")
     if not {"model", "method"} <= cell.keys() or gpu is None:
         raise typer.BadParameter("--trainer grpo needs --model, --method and --gpu.")
-    for name, value in (others | {one: it for one, it in serving.items() if one not in OF_ENGINES}).items():
-        if value not in (None, False):
-            raise typer.BadParameter(f"--trainer grpo does not take {flag(name)}; drop it.")
-    found = api.grpo(gpu=gpu, **words, **serving, **cell)
-    if as_json:
+    engine = {"gpu_memory_utilization": gpu_memory_utilization, "vllm_release": vllm_release}
+    found = api.grpo(gpu=gpu, **{name: it for name, it in engine.items() if it is not None}, **words, **cell)
+    if json_output:
         print_json(found.model_dump(mode="json"))
     else:
         _print(found)
-
-
-def refuse(rollouts: dict[str, Any]) -> None:
-    """Raises wrong usage for GRPO's options without GRPO."""
-    for name in rollouts:
-        raise typer.BadParameter(f"{flag(name)} is an option of GRPO; add --trainer grpo --rollout vllm, or drop it.")
 
 
 def _print(found: Grpo) -> None:

@@ -5,6 +5,7 @@ In: a sweep or a command, GPUs, a bucket. Out: what it costs, the tasks' files, 
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramprobe.cli.modes import require_read
 from vramprobe.cli.options import Json, print_json
 from vramprobe.errors import MissingDependency, SpecError, VramprobeError
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder of the launch: the tasks' files, then the records.")]
 _FOLDER = Path("out/launch")
+#: A sweep does not read these.
+_OF_A_COMMAND = ("predicted", "first_steps", "max_growth", "max_slowdown")
 
 
 def launch(
@@ -67,10 +71,14 @@ def launch(
     from vramprobe import api
     from vramprobe.sweep.launch import command
 
+    of_a_sweep = [name for name in inspect.signature(launch).parameters if name not in _OF_A_COMMAND]
+    of_a_command = [name for name in inspect.signature(launch).parameters if name != "budget"]
+    if predicted is not None:
+        require_read(launch, locals(), of_a_command, "a command", {"a sweep": of_a_sweep})
+    else:
+        require_read(launch, locals(), of_a_sweep, "a sweep", {"a command, with --predicted": of_a_command})
     words: dict[str, Any] = {"bucket": bucket, "spot": spot, "provider": provider, "usd_per_hour": price, "out": out}
     if predicted is not None:
-        if budget is not None:
-            raise SpecError("--budget is for a sweep: how long a command runs is not known here; drop it")
         held = {"steps": first_steps, "max_growth": max_growth, "max_slowdown": max_slowdown}
         task, file = api.launch_command(what, gpu, predicted=predicted, **held, **words)
         found, files = [task], [file]

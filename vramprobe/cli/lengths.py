@@ -45,16 +45,15 @@ class Varied:
 
 
 def of_data(
-    text: str, order: dict[str, Any], num_steps: int, cell: dict[str, Any], *, gpu: str | None, engine: str, stack: Any
+    text: str, order: dict[str, Any], num_steps: int, cell: dict[str, Any], *, gpu: str | None, engine: str
 ) -> Varied:
     """Raises wrong usage for what is not combined with lengths, and what reading and predicting raise."""
     from vramprobe.cli import display
     from vramprobe.lengths.answer import answer
     from vramprobe.lengths.reading import read_lengths
 
-    if engine == "trace" or stack is not None:
-        given = "--engine trace" if engine == "trace" else "--stack"
-        raise typer.BadParameter(f"--lengths is by arithmetic under the libraries installed by default; drop {given}.")
+    if engine == "trace":
+        raise typer.BadParameter("--lengths is by arithmetic; drop --engine trace.")
     words = {name: value for name, value in cell.items() if value is not None}
     lengths = read_lengths(text)
     with display.working(f"predicting the batches of {len(lengths):,} rows"):

@@ -5,17 +5,29 @@ In: a cell's options, and a question. Out: a prediction with its verdict, or the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramprobe.choices import CpRotation, Offload, Sharding
 from vramprobe.cli import grpo as grpo_option
 from vramprobe.cli import lengths as lengths_option
 from vramprobe.cli import serve as serve_option
-from vramprobe.cli.options import BatchSampler, Json, Lengths, PadToMultipleOf, PredictFit, print_json, takes_a_cell
+from vramprobe.cli.modes import Mode, answer
+from vramprobe.cli.options import (
+    CELL_OPTIONS,
+    BatchSampler,
+    Json,
+    Lengths,
+    PadToMultipleOf,
+    PredictFit,
+    print_json,
+    takes_a_cell,
+    takes_given,
+)
 from vramprobe.options import RANK_OPTIONS
-from vramprobe.rules.sharding import HYBRID, SHARD_SIZE
 
 if TYPE_CHECKING:
     from vramprobe.predict.changes import Change
@@ -24,8 +36,13 @@ if TYPE_CHECKING:
     from vramprobe.predict.verdict import Verdict
 
 
+#: Of several GPUs, in the words of a cell; all ranks are predicted by one.
+RANKS = {name: CELL_OPTIONS[name] for name in RANK_OPTIONS if name != "only_rank"}
+
+
 @grpo_option.takes_grpo
 @serve_option.takes_serving
+@functools.partial(takes_given, mapping="ranks", options=RANKS)
 @takes_a_cell(
     asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"},
     without=RANK_OPTIONS,
@@ -34,6 +51,7 @@ if TYPE_CHECKING:
 )
 def predict(
     cell: dict[str, Any],
+    ranks: dict[str, Any],
     serving: dict[str, Any],
     rollouts: dict[str, Any],
     fit: PredictFit = None,
@@ -48,27 +66,6 @@ def predict(
     min_gpus: Annotated[
         bool, typer.Option("--min-gpus", help="Find the fewest --gpu that hold the run, --batch-size per rank.")
     ] = False,
-    sharding: Annotated[
-        str | None,
-        typer.Option(help=f"Predict one rank under this sharding: {' | '.join(get_args(Sharding))}."),
-    ] = None,
-    num_gpus: Annotated[int | None, typer.Option(help="Number of GPUs for --sharding.")] = None,
-    shard_size: Annotated[
-        int | None, typer.Option(help=f"GPUs per shard group under {' and '.join(HYBRID)} (default {SHARD_SIZE}).")
-    ] = None,
-    cp_size: Annotated[
-        int | None, typer.Option(help="Context parallelism: GPUs that share each sequence, under fsdp (default 1).")
-    ] = None,
-    cp_rotation: Annotated[
-        str | None,
-        typer.Option(
-            help=f"How those GPUs exchange keys and values: {' | '.join(get_args(CpRotation))} (default allgather)."
-        ),
-    ] = None,
-    offload: Annotated[
-        str | None,
-        typer.Option(help=f"What the ranks offload to host memory: {' | '.join(get_args(Offload))} (default none)."),
-    ] = None,
     changes: Annotated[
         bool, typer.Option("--changes", help="Show what each other option would save, also if the cell fits.")
     ] = False,
@@ -103,111 +100,162 @@ def predict(
     json_output: Json = False,
 ) -> None:
     """Predict the memory of a cell without running it, or find what fits on a GPU."""
+    answer(_MODES, predict, locals())
+
+
+def _one_cell(
+    *,
+    cell: dict[str, Any],
+    ranks: dict[str, Any],
+    gpu: str | None,
+    fit: Path | None,
+    engine: str,
+    stack: str | None,
+    changes: bool,
+    allow_extrapolation: bool,
+    json_output: bool,
+) -> None:
+    if stack is not None and changes:
+        raise typer.BadParameter("--stack is of one prediction; drop it, or --changes.")
+    words = _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
+    _show(words, ranks, None, gpu=gpu, engine=engine, stack=stack, changes=changes, as_json=json_output)
+
+
+def _of_data(
+    *,
+    cell: dict[str, Any],
+    ranks: dict[str, Any],
+    lengths: str,
+    sampler: str,
+    pad_to_multiple_of: int,
+    replay_steps: int,
+    gpu: str | None,
+    fit: Path | None,
+    engine: str,
+    changes: bool,
+    allow_extrapolation: bool,
+    json_output: bool,
+) -> None:
+    words = _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
+    order = {"sampler": sampler, "pad_to_multiple_of": pad_to_multiple_of}
+    varied = lengths_option.of_data(lengths, order, replay_steps, words | ranks, gpu=gpu, engine=engine)
+    words |= varied.worst_batch
+    _show(words, ranks, varied, gpu=gpu, engine=engine, stack=None, changes=changes, as_json=json_output)
+
+
+def _largest(
+    *,
+    cell: dict[str, Any],
+    ranks: dict[str, Any],
+    max_batch: bool,
+    max_seq_len: bool,
+    largest_model: bool,
+    gpu: str | None,
+    fit: Path | None,
+    engine: str,
+    allow_extrapolation: bool,
+    json_output: bool,
+) -> None:
+    from vramprobe import api
+    from vramprobe.cli import display
+
+    questions = {
+        "--max-batch": (max_batch, api.max_batch_size),
+        "--max-seq-len": (max_seq_len, api.max_seq_len),
+        "--largest-model": (largest_model, api.largest_model),
+    }
+    asked, ask = next((name, ask) for name, (is_asked, ask) in questions.items() if is_asked)
+    card, words = _card(gpu, asked), _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
+    with display.working("simulating" if engine == "trace" else "predicting"):
+        largest = ask(gpu=card, engine=engine, **ranks, **words)
+    if json_output:
+        print_json(largest.model_dump(mode="json"))
+    else:
+        display.print_largest(largest)
+
+
+def _fewest(
+    *,
+    cell: dict[str, Any],
+    min_gpus: bool,
+    sharding: str | None = None,
+    offload: str | None = None,
+    gpu: str | None,
+    fit: Path | None,
+    engine: str,
+    allow_extrapolation: bool,
+    json_output: bool,
+) -> None:
+    card = _card(gpu, "--min-gpus")
+    words = _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
+    _show_min_gpus(*_min_gpus(card, sharding, engine, words, offload), as_json=json_output)
+
+
+#: The first that is asked for answers.
+_MODES = (
+    Mode("--serve", lambda given: given["serve"], serve_option.show),
+    Mode(
+        "--trainer grpo",
+        lambda given: given["rollouts"] or grpo_option.is_grpo(given["cell"]),
+        grpo_option.show,
+    ),
+    Mode("--min-gpus", lambda given: given["min_gpus"], _fewest),
+    Mode(
+        "--max-batch, --max-seq-len and --largest-model",
+        lambda given: given["max_batch"] or given["max_seq_len"] or given["largest_model"],
+        _largest,
+    ),
+    Mode("--lengths", lambda given: given["lengths"] is not None, _of_data),
+    Mode("a prediction of one cell", lambda given: True, _one_cell),
+)
+
+
+def _card(gpu: str | None, asked: str) -> str:
+    if gpu is None:
+        raise typer.BadParameter(f"{asked} asks what fits a GPU; name it: --gpu RTX-4090.")
+    return gpu
+
+
+def _words(cell: Mapping[str, Any], gpu: str | None, fit: Path | None, *, allow_extrapolation: bool) -> dict[str, Any]:
+    """A cell's words with what predicts it; on a GPU for CUDA."""
+    from vramprobe.catalog import find_gpu
+
+    if gpu is not None:
+        find_gpu(gpu)
+    device = {"device": "cuda"} if gpu is not None else {}
+    return device | dict(cell) | {"fit": fit, "allow_extrapolation": allow_extrapolation}
+
+
+def _show(
+    cell: dict[str, Any],
+    ranks: dict[str, Any],
+    varied: lengths_option.Varied | None,
+    *,
+    gpu: str | None,
+    engine: str,
+    stack: str | None,
+    changes: bool,
+    as_json: bool,
+) -> None:
+    """Predict one cell, judge it, and look for what would make it fit."""
     from vramprobe import api
     from vramprobe.catalog import find_gpu
-    from vramprobe.cli import display
     from vramprobe.predict.verdict import verdict
 
-    if serve or rollouts or grpo_option.is_grpo(cell):
-        others = {
-            "fit": fit,
-            "max_batch": max_batch,
-            "max_seq_len": max_seq_len,
-            "largest_model": largest_model,
-            "min_gpus": min_gpus,
-            "sharding": sharding,
-            "num_gpus": num_gpus,
-            "shard_size": shard_size,
-            "cp_size": cp_size,
-            "cp_rotation": cp_rotation,
-            "offload": offload,
-            "changes": changes,
-            "stack": stack,
-            "lengths": lengths,
-        }
-        if serve:
-            grpo_option.refuse(rollouts)
-            serve_option.show(cell, serving, others, gpu=gpu, as_json=json_output)
-        else:
-            grpo_option.show(cell, rollouts, serving, others, gpu=gpu, as_json=json_output)
-        return
-    serve_option.refuse(serving)
-    card = find_gpu(gpu) if gpu is not None else None
-    cell = {"device": "cuda"} | cell if card else cell
-    cell |= {"fit": fit, "allow_extrapolation": allow_extrapolation}
-    ranks = {
-        "sharding": sharding,
-        "num_gpus": num_gpus,
-        "shard_size": shard_size,
-        "cp_size": cp_size,
-        "cp_rotation": cp_rotation,
-        "offload": offload,
-    }
-    question = {
-        "--max-batch": max_batch,
-        "--max-seq-len": max_seq_len,
-        "--largest-model": largest_model,
-        "--min-gpus": min_gpus,
-    }
-    asking = [flag for flag, asked in question.items() if asked]
-    if lengths is None and (replay_steps or sampler != "random" or pad_to_multiple_of != 1):
-        raise typer.BadParameter("--replay-steps, --sampler and --pad-to-multiple-of need --lengths.")
-    _require_one_question(asking, gpu, stack, ranks, changes=changes, with_lengths=lengths is not None)
-    if min_gpus:
-        _show_min_gpus(*_min_gpus(gpu, sharding, engine, cell, offload), as_json=json_output)
-        return
-    if asking:
-        ask = api.max_batch_size if max_batch else api.max_seq_len if max_seq_len else api.largest_model
-        with display.working("simulating" if engine == "trace" else "predicting"):
-            largest = ask(gpu=gpu, engine=engine, **ranks, **cell)
-        if json_output:
-            print_json(largest.model_dump(mode="json"))
-        else:
-            display.print_largest(largest)
-        return
-    varied = None
-    if lengths is not None:
-        order = {"sampler": sampler, "pad_to_multiple_of": pad_to_multiple_of}
-        varied = lengths_option.of_data(lengths, order, replay_steps, cell | ranks, gpu=gpu, engine=engine, stack=stack)
-        cell |= varied.worst_batch
     prediction = api.predict(engine=engine, gpu=gpu, stack=stack, **ranks, **cell)
-    judged = verdict(prediction, card) if card else None
+    judged = verdict(prediction, find_gpu(gpu)) if gpu is not None else None
     fewest, uncounted, others = [], "", None
     if changes or (judged and judged.verdict != "fits" and stack is None):
         others = _changes(gpu, prediction, ranks | cell, is_asked=changes)
-    is_sole = sharding is None and stack is None and prediction.engine == "formula"
-    if judged and judged.verdict == "does not fit" and is_sole:
+    is_sole = "sharding" not in ranks and stack is None and prediction.engine == "formula"
+    if gpu is not None and judged and judged.verdict == "does not fit" and is_sole:
         fewest, uncounted = _min_gpus_if_countable(gpu, engine, cell)
-    if json_output:
+    if as_json:
         _print_as_json(prediction, judged, fewest, others, varied)
     else:
         if varied is not None:
             lengths_option.print_lengths(varied)
         _print_as_text(prediction, judged, fewest, others, uncounted)
-
-
-def _require_one_question(
-    asking: list[str], gpu: str | None, stack: str | None, ranks: dict[str, Any], *, changes: bool, with_lengths: bool
-) -> None:
-    """Raise wrong usage for two questions at once, and for options that a question does not have."""
-    if len(asking) > 1:
-        raise typer.BadParameter(f"{' and '.join(asking)} are different questions; ask one at a time.")
-    if asking and changes:
-        raise typer.BadParameter(f"--changes is about one cell, and {asking[0]} looks for one; drop one of them.")
-    if asking and with_lengths:
-        raise typer.BadParameter(f"--lengths says itself what fits; drop it, or {asking[0]}.")
-    if asking and gpu is None:
-        raise typer.BadParameter(f"{asking[0]} asks what fits a GPU; name it: --gpu RTX-4090.")
-    if stack is not None and (asking or changes):
-        raise typer.BadParameter(f"--stack is of one prediction; drop it, or {(asking or ['--changes'])[0]}.")
-    if asking != ["--min-gpus"]:
-        return
-    if ranks["num_gpus"] is not None:
-        raise typer.BadParameter("--min-gpus asks for the number of GPUs, so drop --num-gpus.")
-    for given in ("shard_size", "cp_size", "cp_rotation"):
-        if ranks[given] is not None:
-            flag = f"--{given.replace('_', '-')}"
-            raise typer.BadParameter(f"--min-gpus asks how many GPUs share one model, so drop {flag}.")
 
 
 def _print_as_json(

@@ -6,6 +6,7 @@ command's own; 1 where it is over a limit (``--max-allocated``, ``--max-growth``
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ import typer
 
 from vramprobe.cli.diff import Limits, MaxGrowth, Summary
 from vramprobe.cli.emulate import say
+from vramprobe.cli.modes import require_read
 from vramprobe.cli.options import Json
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.units import parse_bytes
@@ -36,6 +38,23 @@ _NOT_THERE = re.compile(
     r"LocalEntryNotFoundError|OfflineModeIsEnabled|RepositoryNotFoundError|GatedRepoError|DatasetNotFoundError|"
     r"couldn't connect to 'https://huggingface|not a valid model identifier|no file named \S*(model|safetensors)|"
     r"Couldn't (reach|find cache)|(couldn't|can't|cannot) (load|find) .*tokenizer|Max retries exceeded|ConnectError"
+)
+
+
+#: What a run is shown by that has ended.
+_OF_A_FOLDER = (
+    "from_folder",
+    "gpus",
+    "host_memory",
+    "replay_steps",
+    "timeline",
+    "max_allocated",
+    "baseline",
+    "max_growth",
+    "max_slowdown",
+    "summary",
+    "save",
+    "json_output",
 )
 
 
@@ -153,6 +172,8 @@ def profile(
     json_output: Json = False,
 ) -> None:
     """Run any training command and show where its GPU memory goes, by phase, rank and cause."""
+    if from_folder is not None and not command:
+        require_read(profile, locals(), _OF_A_FOLDER, "--from", {"a command": inspect.signature(profile).parameters})
     from vramprobe.cli import display, display_profile
     from vramprobe.profile import launch
     from vramprobe.profile.requests import requests_of

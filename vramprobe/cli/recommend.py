@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramprobe.cli.emulate import say
+from vramprobe.cli.modes import Mode, answer
 from vramprobe.cli.options import BatchSampler, Json, Lengths, PadToMultipleOf, takes_a_cell
-from vramprobe.cli.recommend_command import Asked, of_command
+from vramprobe.cli.recommend_command import Asked, of_command, of_folder
 from vramprobe.errors import SpecError
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.rules.sharding import ONE_GROUP
@@ -77,40 +78,80 @@ def recommend(
     json_output: Json = False,
 ) -> None:
     """Say which GPU to rent, how many, for how long and for how much; or how many tokens the limits allow."""
+    if command and from_folder is not None:
+        raise SpecError("give a command after --, or --from a folder, not both")
+    answer(_MODES, recommend, locals())
+
+
+def _of_command(
+    *,
+    command: list[str],
+    seq_len: int | None = None,
+    emulate: str | None,
+    every: bool,
+    json_output: bool,
+    steps: int | None,
+    tokens: str | None,
+    epochs: float | None,
+    deadline: str | None,
+    budget: float | None,
+    gpu: list[str] | None,
+    max_gpus: int,
+    provider: str | None,
+    region: str | None,
+    terms: str,
+    prices: str | None,
+) -> None:
+    asked = Asked(steps, tokens, epochs, deadline, budget, gpu, max_gpus, provider, region, terms, prices)
+    _print(of_command(command, asked, emulate=emulate, seq_len=seq_len), every=every, json_output=json_output)
+
+
+def _of_folder(
+    *,
+    from_folder: Path,
+    every: bool,
+    json_output: bool,
+    steps: int | None,
+    tokens: str | None,
+    epochs: float | None,
+    deadline: str | None,
+    budget: float | None,
+    gpu: list[str] | None,
+    max_gpus: int,
+    provider: str | None,
+    region: str | None,
+    terms: str,
+    prices: str | None,
+) -> None:
+    asked = Asked(steps, tokens, epochs, deadline, budget, gpu, max_gpus, provider, region, terms, prices)
+    _print(of_folder(from_folder, asked), every=every, json_output=json_output)
+
+
+def _of_model(
+    *,
+    cell: dict[str, Any],
+    tokens: str | None,
+    deadline: str | None,
+    budget: float | None,
+    gpu: list[str] | None,
+    max_gpus: int,
+    global_batch: int,
+    sharding: str | None,
+    provider: str | None,
+    region: str | None,
+    terms: str,
+    prices: str | None,
+    records: Path | None,
+    lengths: str | None,
+    sampler: str,
+    pad_to_multiple_of: int,
+    longest: bool,
+    largest_model: bool,
+    every: bool,
+    json_output: bool,
+) -> None:
     from vramprobe import api
 
-    if command or from_folder is not None:
-        found = of_command(
-            command or [],
-            cell,
-            Asked(
-                steps=steps,
-                tokens=tokens,
-                epochs=epochs,
-                emulate=emulate,
-                from_folder=from_folder,
-                deadline=deadline,
-                budget=budget,
-                gpus=tuple(gpu or ()),
-                max_gpus=max_gpus,
-                provider=provider,
-                region=region,
-                terms=terms,
-                prices=prices,
-                not_of_a_command={
-                    "--sharding": sharding is not None,
-                    "--records": records is not None,
-                    "--lengths": lengths is not None,
-                    "--longest": longest,
-                    "--largest-model": largest_model,
-                },
-            ),
-        )
-        _print(found, every=every, json_output=json_output)
-        return
-    for name, value in (("--steps", steps), ("--epochs", epochs), ("--emulate", emulate)):
-        if value is not None:
-            raise SpecError(f"{name} is for a command, which comes after --; for a model give --tokens")
     if longest and largest_model:
         raise typer.BadParameter("--longest and --largest-model are different questions; ask one at a time.")
     if lengths is not None:
@@ -122,6 +163,8 @@ def recommend(
     most = "seq_len" if longest else "model" if largest_model else "tokens" if tokens is None else None
     if most == "tokens" and budget is None and deadline is None:
         raise typer.BadParameter("Missing option '--tokens'; or ask how many a --budget or a --deadline pays for.")
+    if most is not None and every:
+        raise typer.BadParameter("--all lists GPUs for a run of --tokens, and this looks for the most of one; drop it.")
     found = api.recommend(
         tokens=tokens,
         deadline=deadline,
@@ -139,6 +182,13 @@ def recommend(
         **cell,
     )
     _print(found, every=every, json_output=json_output)
+
+
+_MODES = (
+    Mode("--from", lambda given: given["from_folder"] is not None, _of_folder),
+    Mode("a command", lambda given: bool(given["command"]), _of_command),
+    Mode("a model", lambda given: True, _of_model),
+)
 
 
 def _on_data(

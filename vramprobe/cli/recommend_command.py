@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -29,45 +29,45 @@ _NUM_STEPS = 3
 _REPLICAS = 2
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Asked:
     """The verb's options, as they were typed."""
 
     steps: int | None
     tokens: str | None
     epochs: float | None
-    emulate: str | None
-    from_folder: Path | None
     deadline: str | None
     budget: float | None
-    gpus: tuple[str, ...]
+    gpus: Sequence[str] | None
     max_gpus: int
     provider: str | None
     region: str | None
     terms: str
     prices: str | None
-    not_of_a_command: Mapping[str, bool]  # option → whether it was given
 
 
-def of_command(command: list[str], cell: Mapping[str, Any], asked: Asked) -> Recommendation:
-    """The answer for a command, or for the run that a profile left. Raises SpecError before anything runs in vain."""
-    from vramprobe.profile.recommended import recommended
-
-    if command and asked.from_folder is not None:
-        raise SpecError("give a command after --, or --from a folder, not both")
-    given = [f"--{name.replace('_', '-')}" for name in cell if name != "seq_len" or not command]
-    given += [name for name, is_given in asked.not_of_a_command.items() if is_given]
-    if given:
-        raise SpecError(f"{', '.join(given)}: a command's own words decide that; leave it out, or give no command")
+def of_command(
+    command: list[str], asked: Asked, *, emulate: str | None = None, seq_len: int | None = None
+) -> Recommendation:
+    """The answer for a command. Raises SpecError before anything runs in vain."""
     question, offers = _question(asked), _offers(asked)
-    if asked.from_folder is not None:
-        return recommended(asked.from_folder, question, offers, today=date.today())
     home = Path(tempfile.mkdtemp(prefix="vramprobe-recommend-"))
     try:
-        _run(command, home, asked, cell.get("seq_len"))
-        return recommended(home, question, offers, today=date.today())
+        _run(command, home, emulate or _CARD, asked.max_gpus, seq_len)
+        return _recommended(home, question, offers)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def of_folder(folder: Path, asked: Asked) -> Recommendation:
+    """The answer for the run that a profile left."""
+    return _recommended(folder, _question(asked), _offers(asked))
+
+
+def _recommended(folder: Path, question: Any, offers: Sequence[Any]) -> Recommendation:
+    from vramprobe.profile.recommended import recommended
+
+    return recommended(folder, question, offers, today=date.today())
 
 
 def _question(asked: Asked) -> Any:
@@ -89,7 +89,7 @@ def _question(asked: Asked) -> Any:
         steps=asked.steps,
         tokens=None if asked.tokens is None else parse_count(asked.tokens),
         epochs=asked.epochs,
-        gpus=tuple(find_gpu(name).short_name for name in asked.gpus),
+        gpus=tuple(find_gpu(name).short_name for name in asked.gpus or ()),
         max_gpus=asked.max_gpus,
     )
 
@@ -114,14 +114,14 @@ def _stdout_on_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def _run(command: list[str], home: Path, asked: Asked, seq_len: int | None) -> None:
+def _run(command: list[str], home: Path, emulate: str, max_gpus: int, seq_len: int | None) -> None:
     """One emulated run of one rank. Raises StoreError where it left nothing, what the launch raises."""
     from vramprobe.profile import launch
     from vramprobe.profile.replicas import launcher_of
     from vramprobe.profile.stand_ins import stand_ins
 
     launcher = launcher_of(command)
-    ranks = 1 if launcher is None else launcher.num_ranks or min(_REPLICAS, asked.max_gpus)
+    ranks = 1 if launcher is None else launcher.num_ranks or min(_REPLICAS, max_gpus)
     options = launch.Options(
         trace="all",
         steps=_NUM_STEPS,
@@ -130,6 +130,6 @@ def _run(command: list[str], home: Path, asked: Asked, seq_len: int | None) -> N
         stand_ins=stand_ins(seq_len),
     )
     with _stdout_on_stderr():
-        launch.run(command, home, options, emulate=asked.emulate or _CARD, say=say)
+        launch.run(command, home, options, emulate=emulate, say=say)
     if not any(home.glob("*.jsonl")):
         raise StoreError("the command left nothing to look at: no process of it used a GPU through torch")

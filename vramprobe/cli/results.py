@@ -5,11 +5,13 @@ In: a results folder or file. Out: findings, a fit, errors, verdicts or files, a
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vramprobe.cli.modes import require_read
 from vramprobe.cli.options import Check, Fit, Json, print_json
 
 
@@ -136,6 +138,10 @@ def report(
 
     if push is not None and (dataset is None or check):
         raise typer.BadParameter("--push uploads what --dataset writes: give --dataset DIR, and no --check.")
+    if dataset is not None and out is None:
+        of_tables = [name for name in inspect.signature(report).parameters if name not in ("dataset", "push")]
+        of_data = [name for name in inspect.signature(report).parameters if name not in ("fit", "claims_file")]
+        require_read(report, locals(), of_data, "--dataset without -o", {"tables and pages": of_tables})
     written = []
     if dataset is not None:
         written += api.dataset(results, dataset, push=push, check=check)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vramprobe.cli.options import flag, print_json, takes_given
+from vramprobe.cli.options import print_json, takes_given
 from vramprobe.units import format_bytes, requests_at_once
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ SERVE_OPTIONS: dict[str, tuple[Any, str]] = {
     "enforce_eager": (bool, "No CUDA graphs."),
     "vllm_release": (str, "0.19 | 0.32: whose formulas (default 0.19, of published logs; GRPO: 0.32)."),
 }
-#: The options of a cell that an engine has as well.
-OF_CELLS = ("model", "dtype")
 
 
 def takes_serving(command: Callable[..., None]) -> Callable[..., Any]:
@@ -39,27 +37,25 @@ def takes_serving(command: Callable[..., None]) -> Callable[..., Any]:
 
 
 def show(
-    cell: dict[str, Any], serving: dict[str, Any], others: dict[str, Any], *, gpu: str | None, as_json: bool
+    *,
+    serve: bool,
+    model: str | None = None,
+    dtype: str | None = None,
+    gpu: str | None,
+    serving: dict[str, Any],
+    json_output: bool,
 ) -> None:
-    """Predict and print. Raises wrong usage for options of a training run, and without a GPU."""
+    """Predict and print. Raises wrong usage without a model and a GPU."""
     from vramprobe import api
 
-    for name, value in (cell | others).items():
-        if name not in OF_CELLS and value not in (None, False):
-            raise typer.BadParameter(f"--serve is an engine alone, without training; drop {flag(name)}.")
-    if "model" not in cell or gpu is None:
+    if model is None or gpu is None:
         raise typer.BadParameter("--serve needs a model and a GPU: --model llama-3.1-8b --gpu H100-SXM.")
-    found = api.serve(gpu=gpu, **cell, **serving)
-    if as_json:
+    of_cell = {} if dtype is None else {"dtype": dtype}
+    found = api.serve(model=model, gpu=gpu, **of_cell, **serving)
+    if json_output:
         print_json(found.model_dump(mode="json"))
     else:
         _print(found)
-
-
-def refuse(serving: dict[str, Any]) -> None:
-    """Raises wrong usage for an engine's options without an engine."""
-    for name in serving:
-        raise typer.BadParameter(f"{flag(name)} is an engine's option; add --serve, or drop it.")
 
 
 def _print(found: Served) -> None:

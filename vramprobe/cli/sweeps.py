@@ -82,8 +82,11 @@ def run(
     from vramprobe import api
     from vramprobe.cli import live
 
-    if dry_run and on != "here":
-        raise SpecError(f"--dry-run plans for this machine, and --on {on} was given; use `vramprobe plan --gpu GPU`")
+    for name, given in (("on", None if on == "here" else on), ("jobs", jobs), ("gpu", gpu)):
+        if dry_run and given is not None:
+            raise SpecError(
+                f"--dry-run plans for this machine; drop --{name} {given}, or use `vramprobe plan --gpu GPU`"
+            )
     where: dict[str, Any] = {"on": on, "jobs": jobs, "gpu": gpu}
     if on == "here":
         enter_emulated(emulate, job["device"])

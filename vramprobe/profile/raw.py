@@ -224,6 +224,8 @@ def read_run(folder: Path) -> RawRun:
     """Everything in ``folder``: processes by rank, then by when they started. Raises StoreError."""
     if not folder.is_dir():
         raise StoreError(f"there is no run at {folder}: name the folder that a profile was written to")
+    if not any(path.suffix in (".json", ".jsonl") for path in folder.iterdir()):
+        raise StoreError(f"{folder} holds no run: name the folder that `vramprobe profile --folder` wrote")
     warnings: list[str] = []
     ranks = [one for path in sorted(folder.glob("*.jsonl")) for one in _processes(path, warnings)]
     ranks = [one for one in ranks if not _only_asked(one)] or ranks

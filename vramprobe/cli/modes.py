@@ -1,0 +1,88 @@
+"""Which mode of a verb reads which option: the parameters of the function that answers in that mode, and nothing else.
+
+In: a verb's modes and the values of its options. Out: the call of one answer. An option that it does not read is
+refused, so that none is ever ignored.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import typer
+
+from vramprobe.cli.options import flag
+
+#: A parameter that is many options → what they are called together.
+GROUPS = {
+    "cell": "a cell's options",
+    "ranks": "those of several GPUs",
+    "serving": "an engine's options",
+    "rollouts": "GRPO's options",
+}
+
+
+class Mode(NamedTuple):
+    """One way that a verb is called; ``said``: as a sentence about an option names it."""
+
+    said: str
+    is_asked: Callable[[Mapping[str, Any]], bool]
+    answer: Callable[..., None]  # its parameters are options, or groups of them (a cell's), which it gets as a mapping
+
+
+def answer(modes: Sequence[Mode], verb: Callable[..., None], values: Mapping[str, Any]) -> None:
+    """Answer in the first mode that is asked for. ``values``: those of all parameters of ``verb``."""
+    mode = next(one for one in modes if one.is_asked(values))
+    reads = _parameters(mode)
+    others = {one.said: _parameters(one) for one in modes if one is not mode}
+    require_read(verb, values, reads, mode.said, others)
+    known = {name: value for name, value in values.items() if name in reads}
+    mode.answer(
+        **known, **{name: value for name, (value, group) in _given(verb, values).items() if group and name in reads}
+    )
+
+
+def require_read(
+    verb: Callable[..., None],
+    values: Mapping[str, Any],
+    reads: Collection[str],
+    said: str,
+    others: Mapping[str, Collection[str]],
+) -> None:
+    """Raise wrong usage for an option that was given and that is not read; ``others``: what other modes read."""
+    for name, (value, group) in _given(verb, values).items():
+        if name in reads or group in reads:
+            continue
+        flags = flags_of(verb)
+        told = flags[name] if isinstance(value, bool) else f"{flags[name]} {value}"
+        readers = "; ".join(other for other, its in others.items() if name in its or group in its)
+        listed = ", ".join(GROUPS.get(one) or flags[one] for one in reads)
+        raise typer.BadParameter(f"{told}: not an option of {said}, but of {readers}. Drop it; {said} reads {listed}.")
+
+
+def _parameters(mode: Mode) -> list[str]:
+    return list(inspect.signature(mode.answer).parameters)
+
+
+def flags_of(verb: Callable[..., None]) -> dict[str, str]:
+    """Parameter of a verb → as it is typed."""
+    flags = {}
+    for name, parameter in inspect.signature(verb, eval_str=True).parameters.items():
+        told = getattr(parameter.annotation, "__metadata__", ())
+        declared = [word for one in told for word in (one.default, *(one.param_decls or ())) if isinstance(word, str)]
+        typed = next((word.split("/")[0] for word in declared if word.startswith("--")), flag(name))
+        is_argument = any(isinstance(one, typer.models.ArgumentInfo) for one in told)
+        flags[name] = name.upper() if is_argument else typed
+    return flags
+
+
+def _given(verb: Callable[..., None], values: Mapping[str, Any]) -> dict[str, tuple[Any, str | None]]:
+    """Option that was given → (value, the group that it is of); a default that was typed changes nothing."""
+    parameters, given = inspect.signature(verb).parameters, {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            given |= {one: (its, name) for one, its in value.items()}
+        elif name in parameters and value != parameters[name].default:
+            given[name] = (value, None)
+    return given

@@ -16,9 +16,12 @@ class VramprobeError(Exception):
 class UnknownName(VramprobeError):
     """A model, GPU, claim or file that does not exist; the message holds the nearest names."""
 
-    def __init__(self, kind: str, given: str, known: Iterable[str], advice: str = "") -> None:
-        by_lower = {name.lower(): name for name in sorted(known)}
-        near = [by_lower[name] for name in difflib.get_close_matches(given.lower(), by_lower, n=4, cutoff=0.4)]
+    def __init__(
+        self, kind: str, given: str, known: Iterable[str], advice: str = "", near: list[str] | None = None
+    ) -> None:
+        if near is None:
+            by_lower = {name.lower(): name for name in sorted(known)}
+            near = [by_lower[name] for name in difflib.get_close_matches(given.lower(), by_lower, n=4, cutoff=0.4)]
         did_you_mean = f" Nearest: {', '.join(near)}." if near else ""
         super().__init__(f"unknown {kind} {given!r}.{did_you_mean}{' ' + advice if advice else ''}")
         self.near = near

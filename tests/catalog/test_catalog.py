@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -17,6 +18,11 @@ from vramprobe.catalog.gpus import _gpu_words
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
 
 DATA = Path(catalog.__file__).parents[1] / "data"
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (DATA / "models" / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 # Models
@@ -103,9 +109,116 @@ def test_a_folder_without_config_says_so(tmp_path: Path) -> None:
         catalog.find_model(str(tmp_path))
 
 
+def test_an_adapter_has_the_shape_of_the_model_that_it_names(tmp_path: Path, caplog) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen3-8B-Base"}))
+    with caplog.at_level("INFO", logger="vramprobe"):
+        for given in (tmp_path, tmp_path / "adapter_config.json"):
+            assert catalog.find_model(str(given)).config == catalog.find_model("qwen3-8b").config
+    assert "an adapter of Qwen/Qwen3-8B-Base" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"base_model_name_or_path": "."}'])
+def test_an_adapter_that_names_no_model_says_so(tmp_path: Path, content: str, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(content)
+    with pytest.raises(SpecError, match="names no base_model_name_or_path"):
+        catalog.find_model(".")
+
+
+def test_an_adapter_of_the_hub_has_the_shape_of_the_model_that_it_names(tmp_path: Path, monkeypatch) -> None:
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen3-8B"}))
+
+    def download(repo: str, name: str, **options: object) -> str:
+        if options.get("local_files_only"):
+            raise hub_errors.LocalEntryNotFoundError("not cached")
+        assert name == file.name
+        return str(file)
+
+    def head(url: str, **_: object) -> None:
+        if url.endswith("/config.json"):
+            raise hub_errors.EntryNotFoundError("404")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", head)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    assert catalog.find_model("me/my-tune").name == "qwen3-8b"
+
+
 def test_unknown_slug_gives_the_nearest() -> None:
-    with pytest.raises(UnknownName, match=r"unknown model 'llama3-8b'.*llama-3-8b.*vramprobe models"):
-        catalog.find_model("llama3-8b")
+    with pytest.raises(UnknownName, match=r"unknown model 'lama-3-8b'.*llama-3-8b.*vramprobe models"):
+        catalog.find_model("lama-3-8b")
+    with pytest.raises(UnknownName, match=r"Nearest: qwen2\.5-vl-7b, "):
+        catalog.find_model("qwen2-vl-7b")
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("google/gemma-2-9b-it", "gemma-2-9b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("mistralai/Mistral-Large-Instruct-2411", "mistral-large-123b"),
+        ("NousResearch/Llama-2-7b-hf", "llama-2-7b"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b"),
+        ("unsloth/Qwen3-8B-unsloth-bnb-4bit", "qwen3-8b"),
+        ("unsloth/Qwen2.5-0.5B-Instruct-unsloth-bnb-4bit", "qwen2.5-0.5b"),
+        ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b"),
+        ("mlx-community/Llama-3.2-3B-Instruct-4bit", "llama-3.2-3b"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen2.5-7b"),
+        ("Qwen/Qwen3-8B-FP8", "qwen3-8b"),
+        ("someone/llama-3.1-8b-alpaca-qlora", "llama-3.1-8b"),
+        ("unsloth/gemma-3-4b-it", "gemma-3-4b-it"),
+        ("llama3.1:8b", "llama-3.1-8b"),
+        ("qwen2.5-7b-instruct", "qwen2.5-7b"),
+    ],
+)
+def test_names_that_people_type_have_the_shape_that_they_share(name: str, slug: str, caplog) -> None:
+    with caplog.at_level("INFO", logger="vramprobe"):
+        entry = catalog.find_model(name)
+    assert entry.config == catalog.find_model(slug).config
+    assert entry.name == (name if "/" in name else slug)
+    assert f"{name}: same shape as {slug}" in caplog.text
+    assert catalog.find_model(entry.name) == entry
+
+
+def test_every_own_name_is_its_own_shape_and_none_is_said(caplog) -> None:
+    with caplog.at_level("INFO", logger="vramprobe"):
+        for entry in catalog.list_models():
+            for name in (entry.name, entry.hf_id, entry.hf_id.upper()):
+                assert catalog.find_model(name) == entry
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("entry", catalog.list_models(), ids=lambda entry: entry.name)
+def test_an_instruct_mirror_of_each_model_has_its_shape(entry: catalog.ModelEntry) -> None:
+    """None is taken for another of the catalog: but for text models whose tuned id is the one with images."""
+    found = catalog.find_model(f"unsloth/{entry.hf_id.rpartition('/')[2]}-Instruct-bnb-4bit")
+    assert found.config.get("text_config", found.config) == entry.config or "vision_config" in found.config
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Qwen/Qwen2.5-VL-72B-Instruct", "mistralai/Mistral-Small-Instruct-2409", "zai-org/GLM-4-9B-Chat-1M",
+     "me/llama-3.1-8b-vision", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"],
+)  # fmt: skip
+def test_a_name_of_another_shape_is_not_taken_for_one_that_is_known(name: str) -> None:
+    with pytest.raises(MissingDependency, match="HF_HUB_OFFLINE"):
+        catalog.find_model(name)
+
+
+@pytest.mark.parametrize("row", _rows("SAME_SHAPE.csv"), ids=lambda row: row["hf_id"])
+def test_ids_that_share_a_shape_name_a_model_of_the_catalog(row: dict[str, str], caplog) -> None:
+    with caplog.at_level("INFO", logger="vramprobe"):
+        assert catalog.find_model(row["hf_id"]).config == catalog.find_model(row["slug"]).config
+    assert f"same shape as {row['slug']}" in caplog.text
+    assert row["source"]
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/config.json", "nowhere.json", "~/no/such/folder"])
@@ -128,11 +241,29 @@ def test_hub_offline_says_what_to_do() -> None:
         catalog.find_model("some-org/some-model")
 
 
-def test_hub_config_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file: str(TINY_LLAMA_PATH / file))
+def test_hub_config_is_used_from_the_cache_without_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file, **_: str(TINY_LLAMA_PATH / file))
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", None)
     entry = catalog.find_model("some-org/some-model")
     assert (entry.name, entry.hf_id, entry.origin) == ("some-org/some-model", "some-org/some-model", "hub")
     assert (entry.config, entry.n_params) == (TINY_LLAMA, None)
+
+
+def test_the_hub_is_asked_once_and_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No name is resolved and no connection opened: the HTTP client's own requests are counted."""
+    asked = []
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+    def answer(self, request):
+        asked.append((request.method, request.extensions["timeout"]["connect"]))
+        raise client.ConnectError("no route")
+
+    session = huggingface_hub.utils.get_session()
+    client = importlib.import_module(type(session).__module__.partition(".")[0])
+    monkeypatch.setattr(client.HTTPTransport, "handle_request", answer)
+    with pytest.raises(MissingDependency, match=r"unreachable \(.*no route\).*Nearest: .*vramprobe models"):
+        catalog.find_model("some-org/llama-9b")
+    assert asked == [("HEAD", 3.0)]
 
 
 def test_hub_package_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,15 +288,15 @@ class _Response:
         (hub_errors.RepositoryNotFoundError("404", response=_Response()), UnknownName, "no such repository"),
         (hub_errors.LocalEntryNotFoundError("no connection"), MissingDependency, "the hub is unreachable"),
         (hub_errors.EntryNotFoundError("404"), UnknownName, "no config.json"),
-        (hub_errors.OfflineModeIsEnabled("offline"), MissingDependency, "did not come from the hub"),
+        (hub_errors.OfflineModeIsEnabled("offline"), MissingDependency, "the hub is unreachable (offline)"),
         (TimeoutError("read timed out"), MissingDependency, "read timed out"),
     ],
 )
 def test_each_way_the_hub_can_fail(monkeypatch, raised: Exception, kind: type[Exception], complaint: str) -> None:
-    def fail(*_: object) -> str:
+    def fail(*_: object, **__: object) -> str:
         raise raised
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", fail)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(kind) as caught:
         catalog.find_model("some-org/some-model")

@@ -16,7 +16,6 @@ from grids import exhaustive
 from run_command import profiled, require_emulation, told
 from typer.testing import CliRunner
 
-from vramprobe.catalog.models import list_models
 from vramprobe.cli import verbs
 from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.errors import SpecError
@@ -282,11 +281,6 @@ def test_a_tuned_model_is_taken_for_its_base_and_said_so(empty, tmp_path: Path) 
         "that of HuggingFaceTB/SmolLM2-135M in vramprobe's catalog, taken for alike by its name"
         in replaced(tmp_path)[0]["by"]
     )
-
-
-def test_no_two_models_of_the_catalog_are_alike_by_name(empty) -> None:
-    bare = [empty.hub._bare(entry.hf_id) for entry in list_models()]
-    assert len(set(bare)) == len(bare)
 
 
 def test_an_unknown_id_is_left_to_the_library_with_one_clear_line(empty, tmp_path: Path, capsys) -> None:

@@ -57,14 +57,15 @@ def of_layer(found: dict[str, tuple[str, list[int]]], layer: str) -> dict[str, t
 
 @pytest.mark.parametrize("end", SHAPES)
 def test_a_linear_layer_has_the_tensors_of_its_format(end: str, empty, tmp_path: Path) -> None:
-    found = written(empty, tmp_path, empty.quantised.NAMED[end])
+    found = written(empty, tmp_path, empty.hub.model_names.QUANTIZED[end])
     assert of_layer(found, "model.layers.0.mlp.up_proj") == SHAPES[end]
     assert found["lm_head.weight"] == found["model.embed_tokens.weight"] == ("BF16", [512, 256])
     assert found["model.norm.weight"] == ("BF16", [256])
 
 
 def test_every_named_format_has_known_shapes(empty) -> None:
-    assert empty.quantised.NAMED.keys() - SHAPES.keys() == {"-bnb-4bit"}  # by the library itself, below
+    named = {end for end, config in empty.hub.model_names.QUANTIZED.items() if config is not None}
+    assert named - SHAPES.keys() == {"-bnb-4bit"}  # by the library itself, below
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -72,7 +73,7 @@ def test_4_bit_weights_are_those_that_bitsandbytes_saves_and_reads(double: bool,
     torch, bitsandbytes = pytest.importorskip("torch"), pytest.importorskip("bitsandbytes")
     from safetensors.torch import load_file
 
-    config = {**empty.quantised.NAMED["-bnb-4bit"], "bnb_4bit_use_double_quant": double}
+    config = {**empty.hub.model_names.QUANTIZED["-bnb-4bit"], "bnb_4bit_use_double_quant": double}
     written(empty, tmp_path, config)
     layer = "model.layers.0.mlp.up_proj."
     ours = {
@@ -113,7 +114,7 @@ def test_what_a_config_of_another_publisher_says(quantization: dict, expected: d
 
 
 def test_layers_that_a_config_leaves_out_stay_as_they_are(empty, tmp_path: Path) -> None:
-    awq = empty.quantised.NAMED["-awq"]
+    awq = empty.hub.model_names.QUANTIZED["-awq"]
     for number, skipped in enumerate(
         [{"modules_to_not_convert": ["q_proj"]}, {"ignore": ["re:.*self_attn.q_proj$"]},
          {"llm_int8_skip_modules": ["model.layers.0.self_attn.q_proj"]}]
@@ -152,18 +153,14 @@ def test_a_name_that_says_its_quantisation_is_served_from_its_base_model(empty, 
     assert by["weights"] == "empty files of Qwen2ForCausalLM, 0.49 billion parameters in float16, linear layers as awq"
 
 
-@pytest.mark.parametrize(
-    ("name", "base", "method"),
-    [
-        ("unsloth/Meta-Llama-3.1-8B-Instruct-unsloth-bnb-4bit", "unsloth/Meta-Llama-3.1-8B-Instruct", "bitsandbytes"),
-        ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w8a8", "RedHatAI/Llama-3.3-70B-Instruct", "compressed-tensors"),
-        ("Qwen/Qwen3-8B-FP8", "Qwen/Qwen3-8B", "fp8"),
-        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", None),
-    ],
-)
-def test_what_a_name_says(name: str, base: str, method: str | None, empty) -> None:
-    made_of, more = empty.quantised.split(name)
-    assert (made_of, more and more["quantization_config"]["quant_method"]) == (base, method)
+def test_a_quantized_name_without_a_layout_is_refused_with_the_model_that_it_was_made_of(
+    empty, tmp_path: Path, capsys
+) -> None:
+    _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
+    folder_of("mlx-community/Qwen2.5-0.5B-Instruct-4bit")
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "4bit does not tell the layout" in said
+    assert "Qwen/Qwen2.5-0.5B" in said
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from vramprobe.catalog.claims import Claim, list_claims
 from vramprobe.catalog.depth import cut_depth, depth_of
 from vramprobe.catalog.gpus import Gpu, Price, find_gpu, fp32_tflops, gpu_seen, list_gpus, list_prices
 from vramprobe.catalog.libraries import pinned_libraries
-from vramprobe.catalog.models import ModelEntry, find_model, list_models
+from vramprobe.catalog.models import ModelEntry, find_model, list_models, shipped_model
 from vramprobe.catalog.size import num_params
 from vramprobe.catalog.sweeps import list_sweeps, sweep_file
 
@@ -30,5 +30,6 @@ __all__ = [
     "list_sweeps",
     "num_params",
     "pinned_libraries",
+    "shipped_model",
     "sweep_file",
 ]

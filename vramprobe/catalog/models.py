@@ -7,18 +7,24 @@ the network only for a hub id.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from vramprobe.catalog.profiled import ProfiledModel, find_profiled
+from vramprobe.catalog.names import match_name, nearest_names
+from vramprobe.catalog.profiled import ProfiledModel, list_profiled
 from vramprobe.catalog.shipped import csv_rows, data_file
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
+_LOG = logging.getLogger("vramprobe")  # at level INFO: what was taken for what; the command line prints it as notes
+_ADAPTER_CONFIG = "adapter_config.json"  # peft's
+_HUB_SECONDS = 3.0  # for one answer of the hub, asked once
 _INSTEAD = "Use a slug from `vramprobe models`, or the path of a config.json or of a checkpoint folder"
 
 #: What a config says about its file and not about the architecture; two copies of one model must resolve alike.
@@ -51,7 +57,8 @@ class ModelEntry:
 
 
 def find_model(name: str, *, trust_remote_code: bool = False) -> ModelEntry:
-    """The model called ``name``: a catalog slug or hub id (no network), a local path, or any other hub id (network).
+    """The model called ``name``: a catalog slug or hub id, a local path, an id of the same shape as one of the catalog
+    (names.py; said in a log message), or any other hub id. Only the last asks the network, once.
 
     Slugs are case-insensitive and win over a local folder of the same name; write ``./gpt2`` for the folder. A config's
     ``auto_map`` (its own Python code) is dropped unless ``trust_remote_code``. Raises UnknownName, SpecError (a config
@@ -65,14 +72,79 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelEntry:
     path = Path(name).expanduser()
     if path.exists():
         return _path_entry(path, trust_remote_code)
-    if (profiled := find_profiled(name)) is not None:
-        return _profiled_entry(profiled, name)
     if name.endswith(".json") or name.startswith((".", "~", os.sep)):
         raise UnknownName("model", name, [], f"No file or folder is there. {_INSTEAD}.")
+    if (entry := shipped_model(name)) is not None:
+        return entry
+    profiled = {other.lower(): one for one in list_profiled() for other in (one.name, one.hf_id, *one.also)}
+    if (match := match_name(name, profiled)) is not None:
+        raise SpecError(profiled[match.known].why_not_predicted(name))
     if _HUB_ID.fullmatch(name):
-        config = _usable_config(_hub_config(name).read_text(encoding="utf-8"), f"{name} (hub)", trust_remote_code)
+        file = _hub_config(name)
+        if file.name == _ADAPTER_CONFIG:
+            return _base_of_adapter(file, name, trust_remote_code)
+        config = _usable_config(file.read_text(encoding="utf-8"), f"{name} (hub)", trust_remote_code)
         return ModelEntry(name=name, hf_id=name, config=config, n_params=None, n_embedding_params=None, origin="hub")
-    raise UnknownName("model", name, _model_rows(), f"{_INSTEAD}, or a hub id such as org/name.")
+    raise _unknown(name, f"{_INSTEAD}, or a hub id such as org/name.")
+
+
+def shipped_model(name: str) -> ModelEntry | None:
+    """The model of the catalog with this slug or id, or whose shape the name says to share; no network, no files.
+
+    One that is taken for another keeps its own id, so that ``from_pretrained`` gets what was asked for.
+    """
+    found = _same_shape(name.lower())
+    if found is None:
+        return None
+    slug, note = found
+    entry = _catalog_entry(slug) if slug in _model_rows() else _profiled_entry(_simulated_models()[slug])
+    if not note:
+        return entry
+    _LOG.info("%s: %s", name, note)
+    return replace(entry, name=name, hf_id=name) if _HUB_ID.fullmatch(name) else entry
+
+
+@cache
+def _same_shape(name: str) -> tuple[str, str] | None:
+    """(slug, what to say of it; empty where the name is its own), of a lower-case name; None for a stranger."""
+    if (slug := _own_names().get(name)) is not None:
+        return slug, ""
+    known = _own_names() | _other_names()
+    if (match := match_name(name, known)) is None:
+        return None
+    slug, end = known[match.known], match.quantized[1:]
+    more = f"; its own quantization ({end}) is counted where --quant or --quantization says it" if end else ""
+    return slug, f"same shape as {slug}{more}"
+
+
+@cache
+def _simulated_models() -> dict[str, ProfiledModel]:
+    return {one.name: one for one in list_profiled() if one.is_simulated}
+
+
+@cache
+def _own_names() -> dict[str, str]:
+    """Slug by lower-case slug or id: the catalog's, then those of models that are simulated with images."""
+    simulated = {name.lower(): one.name for one in _simulated_models().values() for name in (one.name, one.hf_id)}
+    return simulated | _slugs_by_name()
+
+
+@cache
+def _other_names() -> dict[str, str]:
+    """Slug by an id that does not tell whose shape it has."""
+    also = {name.lower(): one.name for one in _simulated_models().values() for name in one.also}
+    rows = {row["hf_id"].lower(): row["slug"] for row in csv_rows("models/SAME_SHAPE.csv")}
+    return {name: slug for name, slug in (also | rows).items() if name not in _own_names()}
+
+
+def _unknown(name: str, advice: str) -> UnknownName:
+    return UnknownName("model", name, [], advice, near=_nearest(name))
+
+
+def _nearest(name: str) -> list[str]:
+    """The slugs most like ``name``, those that only a profile can run included."""
+    known = _own_names() | {one.name: one.name for one in list_profiled()}
+    return list(dict.fromkeys(known[one] for one in nearest_names(name, known)))
 
 
 def list_models() -> list[ModelEntry]:
@@ -110,9 +182,7 @@ def _catalog_entry(slug: str) -> ModelEntry:
     )
 
 
-def _profiled_entry(model: ProfiledModel, given: str) -> ModelEntry:
-    if not model.is_simulated:
-        raise SpecError(model.why_not_predicted(given))
+def _profiled_entry(model: ProfiledModel) -> ModelEntry:
     return ModelEntry(
         name=model.name,
         hf_id=model.hf_id,
@@ -126,6 +196,8 @@ def _profiled_entry(model: ProfiledModel, given: str) -> ModelEntry:
 
 def _path_entry(path: Path, trust_remote_code: bool) -> ModelEntry:
     file = path / "config.json" if path.is_dir() else path
+    if file.name == _ADAPTER_CONFIG or (not file.exists() and (path / _ADAPTER_CONFIG).exists()):
+        return _base_of_adapter(file.with_name(_ADAPTER_CONFIG), str(path), trust_remote_code)
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -140,6 +212,18 @@ def _path_entry(path: Path, trust_remote_code: bool) -> ModelEntry:
     return ModelEntry(name=name, hf_id=None, config=config, n_params=None, n_embedding_params=None, origin="path")
 
 
+def _base_of_adapter(file: Path, name: str, trust_remote_code: bool) -> ModelEntry:
+    """The model that peft's adapter_config.json names. Raises SpecError where it names none."""
+    try:
+        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        base = None
+    if not isinstance(base, str) or not base or Path(base).resolve() in (file.resolve(), file.resolve().parent):
+        raise SpecError(f"{file} names no base_model_name_or_path; give the model that the adapter was trained on")
+    _LOG.info("%s: an adapter of %s, whose shape is taken", name, base)
+    return find_model(base, trust_remote_code=trust_remote_code)
+
+
 def _usable_config(text: str, where: str, trust_remote_code: bool) -> dict[str, Any]:
     try:
         config = json.loads(text)
@@ -152,37 +236,46 @@ def _usable_config(text: str, where: str, trust_remote_code: bool) -> dict[str, 
 
 
 def _hub_config(hub_id: str) -> Path:
-    """The config.json of ``hub_id``, downloaded or from the hub's local cache."""
+    """Its config.json, or an adapter's: from the hub's local cache, else by one short question to the hub."""
+    near = _nearest(hub_id)
+    instead = f"{'Nearest: ' + ', '.join(near) + '. ' if near else ''}{_INSTEAD}."
     try:
-        from huggingface_hub import constants, hf_hub_download
+        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
         from huggingface_hub import errors as hub
     except ImportError:
         raise MissingDependency(
             f"model {hub_id!r} is not in the catalog, and asking the hub needs the package huggingface_hub; "
-            f"install it (pip install 'vramprobe[measure]'). {_INSTEAD}."
+            f"install it (pip install 'vramprobe[measure]'). {instead}"
         ) from None
+    with suppress(hub.LocalEntryNotFoundError):
+        return Path(hf_hub_download(hub_id, "config.json", local_files_only=True))
+    if constants.HF_HUB_OFFLINE:
+        raise MissingDependency(
+            f"model {hub_id!r} is not in the catalog nor in the hub's local cache, and HF_HUB_OFFLINE is set. "
+            f"Unset HF_HUB_OFFLINE. {instead}"
+        )
+
+    def download(name: str) -> Path:
+        # Asked first and without retries: hf_hub_download asks six times, 24 s long, where there is no connection.
+        get_hf_file_metadata(hf_hub_url(hub_id, name), timeout=_HUB_SECONDS)
+        return Path(hf_hub_download(hub_id, name, etag_timeout=_HUB_SECONDS))
+
     try:
-        return Path(hf_hub_download(hub_id, "config.json"))
+        return download("config.json")
     except hub.GatedRepoError:
         raise MissingDependency(
-            f"model {hub_id!r} is gated on the hub: accept its terms there and log in (`hf auth login`). {_INSTEAD}."
+            f"model {hub_id!r} is gated on the hub: accept its terms there and log in (`hf auth login`). {instead}"
         ) from None
     except hub.RepositoryNotFoundError:
-        advice = f"The hub has no such repository, or it is private and you are not logged in. {_INSTEAD}."
-        raise UnknownName("model", hub_id, _slugs_by_name(), advice) from None
-    except hub.LocalEntryNotFoundError as error:  # before EntryNotFoundError, its base
-        why = (
-            "HF_HUB_OFFLINE is set"
-            if constants.HF_HUB_OFFLINE
-            else f"the hub is unreachable ({error.__cause__ or error})"
-        )
-        todo = "Unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "Check the connection"
+        raise _unknown(
+            hub_id, f"The hub has no such repository, or it is private and you are not logged in. {_INSTEAD}."
+        ) from None
+    except Exception as error:  # of the HTTP client, which is another one in each major release of huggingface_hub
+        if isinstance(error, hub.EntryNotFoundError) and not isinstance(error, hub.LocalEntryNotFoundError):
+            with suppress(Exception):
+                return download(_ADAPTER_CONFIG)
+            raise _unknown(hub_id, f"Its repository has no config.json. {_INSTEAD}.") from None
         raise MissingDependency(
-            f"model {hub_id!r} is not in the catalog nor in the hub's local cache, and {why}. {todo}, or: {_INSTEAD}."
+            f"model {hub_id!r} is not in the catalog nor in the hub's local cache, and the hub is unreachable "
+            f"({error}). Check the connection. {instead}"
         ) from None
-    except hub.EntryNotFoundError:
-        raise UnknownName(
-            "model", hub_id, _slugs_by_name(), f"Its repository has no config.json. {_INSTEAD}."
-        ) from None
-    except OSError as error:  # HTTP errors, time-outs, a full disk: all OSErrors in huggingface_hub
-        raise MissingDependency(f"the config of {hub_id!r} did not come from the hub: {error}. {_INSTEAD}.") from None

@@ -11,6 +11,7 @@ import errno
 import gc
 import io
 import json
+import logging
 import os
 import signal
 import sys
@@ -214,7 +215,23 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    pass
+    logger = logging.getLogger("vramprobe")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_Notes()]
+
+
+class _Notes(logging.Handler):
+    """What the library took for what, a line each on stderr, and each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text not in self._said:
+            self._said.add(text)
+            print(f"note: {text}", file=sys.stderr)
 
 
 def _leave_stdout() -> None:

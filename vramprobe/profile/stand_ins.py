@@ -43,6 +43,8 @@ def stand_ins(
         }
         for name in filter(None, (entry.name, entry.hf_id)):
             models.setdefault(name.lower(), about)
+    for row in csv_rows("models/SAME_SHAPE.csv"):
+        models.setdefault(row["hf_id"].lower(), {**models[row["slug"]], "is_shared": True})
     datasets: dict[str, dict[str, Any]] = {}
     for row in csv_rows("datasets.csv"):
         about = {"format": row["format"], "splits": split(row["splits"], "|")}

@@ -5,9 +5,9 @@ with links to all that is there, and in the place of what is missing: the catalo
 huggingface_hub then reads it as if it had been downloaded. The hub's own cache is never written to.
 """
 
-import difflib
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -25,10 +25,21 @@ _TOKENIZERS = (
     "tekken.json",
     "sentencepiece.bpe.model",
 )
-_VARIANT = re.compile(r"-(instruct|it|chat|base|hf|pt)(?=-|$)")
 _ASSUMED_DTYPE = "bfloat16"
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "deberta-v2", "modernbert", "electra", "albert")
 _OPTION = "--empty-weights"
+
+
+def _load_names():
+    """catalog/names.py, which this package's processes have no vramprobe to import from."""
+    file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "catalog", "names.py")
+    spec = importlib.util.spec_from_file_location("vramprobe_empty.names", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+model_names = _load_names()
 
 
 class Repositories:
@@ -137,12 +148,9 @@ class Repositories:
                 return json.load(file), None
         entry, by = self._entry(repo_id)
         if entry is None:
-            near = difflib.get_close_matches(_bare(repo_id), [_bare(name) for name in self._known], n=4, cutoff=0.5)
-            names = dict.fromkeys(
-                one["hf_id"] for name in near for one in self._known.values() if _bare(one["hf_id"]) == name
-            )
+            near = dict.fromkeys(self._known[one]["hf_id"] for one in model_names.nearest_names(repo_id, self._known))
             raise Refused(
-                f"{_OPTION} knows no model {repo_id!r}. {'Nearest: ' + ', '.join(names) + '. ' if names else ''}Use an "
+                f"{_OPTION} knows no model {repo_id!r}. {'Nearest: ' + ', '.join(near) + '. ' if near else ''}Use an "
                 "id or a slug of `vramprobe models`, the path of a folder with its config.json, or fetch that file "
                 f"alone once: hf download {repo_id} config.json"
             )
@@ -150,19 +158,23 @@ class Repositories:
             return {**json.load(file), **entry.get("quantised", {})}, by
 
     def _entry(self, repo_id):
-        """(the catalog's row of that id or of its base model, or None; how it is known)."""
-        if entry := self._known.get(repo_id.lower()):
-            return entry, "that of vramprobe's catalog"
-        bare = _bare(repo_id)
-        entry = next((one for one in self._known.values() if bare == _bare(one["hf_id"])), None)
-        if entry is not None:
-            return entry, f"that of {entry['hf_id']} in vramprobe's catalog, taken for alike by its name"
-        made_of, more = quantised.split(repo_id)
-        entry = self._entry(made_of)[0] if more else None
-        if entry is None:
+        """(the catalog's row of that id or of one with its shape, or None; how it is known). Raises Refused."""
+        match = model_names.match_name(repo_id, self._known)
+        if match is None:
             return None, ""
+        entry, end = self._known[match.known], match.quantized
+        if match.known == repo_id.lower() and not entry.get("is_shared"):
+            return entry, "that of vramprobe's catalog"
+        if not end:
+            return entry, f"that of {entry['hf_id']} in vramprobe's catalog, taken for alike by its name"
+        if (config := model_names.QUANTIZED[end]) is None:
+            raise Refused(
+                f"{_OPTION} has no weights for {repo_id!r}: {end[1:]} does not tell the layout of its tensors; take "
+                f"the model that it was made of, {entry['hf_id']}"
+            )
+        more = {"torch_dtype": "float16"} if config["quant_method"] in ("awq", "gptq") else {}
         by = f"that of {entry['hf_id']} in vramprobe's catalog, quantised as its name says: assumed"
-        return {**entry, "quantised": more}, by
+        return {**entry, "quantised": {**more, "quantization_config": config}}, by
 
     def _make(self, folder, name, config, source, origin, entry=None):
         """Once for all processes: links to what is in ``source``, and what it lacks."""
@@ -280,8 +292,3 @@ def _has_weights(folder):
         if shards <= set(names):
             return True
     return any(not re.search(r"-\d{5}-of-\d{5}\.", name) for name in set(names) - set(indexes))
-
-
-def _bare(name):
-    """A name without its owner and what tells a tuned model from its base."""
-    return _VARIANT.sub("", name.rsplit("/", 1)[-1].lower()).removeprefix("meta-")

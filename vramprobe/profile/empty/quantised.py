@@ -12,50 +12,6 @@ import re
 _NAMES = ("embed", "lm_head", "wte", "wpe", "router", "mlp.gate.weight", "shared_expert_gate")  # linear only by shape
 
 
-def _of_compressed_tensors(form, weights, activations=None):
-    """A quantization_config whose one group has all linear layers but the head."""
-    group = {"targets": ["Linear"], "weights": {**weights, "symmetric": True, "dynamic": False}}
-    if activations:
-        group["input_activations"] = {**activations, "symmetric": True, "dynamic": True}
-    return {
-        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
-        "ignore": ["lm_head"], "config_groups": {"group_0": group},
-    }  # fmt: skip
-
-
-def _by_channel_and_token(form, kind):
-    told = {"num_bits": 8, "type": kind}
-    return _of_compressed_tensors(form, {**told, "strategy": "channel"}, {**told, "strategy": "token"})
-
-
-#: What the name of a repository says of its quantisation, as Qwen, RedHatAI and Unsloth have it: end of the name →
-#: quantization_config.
-NAMED = {
-    "-awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
-    "-gptq-int4": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
-    "-gptq-int8": {"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False, "sym": True},
-    "-quantized.w8a8": _by_channel_and_token("int-quantized", "int"),
-    "-quantized.w4a16": _of_compressed_tensors(
-        "pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
-    ),
-    "-fp8-dynamic": _by_channel_and_token("float-quantized", "float"),
-    "-fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
-    "-bnb-4bit": {
-        "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16", "llm_int8_skip_modules": None,
-    },
-}  # fmt: skip
-
-
-def split(name):
-    """(the name of the model that it was made of, what its config has more), or (name, None)."""
-    for end, config in NAMED.items():
-        if name.lower().endswith(end):
-            dtype = {"torch_dtype": "float16"} if config["quant_method"] in ("awq", "gptq") else {}
-            return name[: -len(end)].removesuffix("-unsloth"), {**dtype, "quantization_config": config}
-    return name, None
-
-
 def why_not(config):
     """Why there are no empty files for a quantization_config, in one line; None where there are."""
     try:

@@ -130,6 +130,37 @@ class Twice(torch.optim.SGD):
 optimizer = Twice(model.parameters(), lr=1e-3)
 for _ in range(2): optimizer.step(closure)
 """,
+    "the engine itself": """
+for _ in range(2):
+    loss = loss_of(model)
+    torch.autograd.Variable._execution_engine.run_backward(
+        tensors=(loss,), grad_tensors=(torch.ones_like(loss),), keep_graph=False, create_graph=False, inputs=(),
+        allow_unreachable=True, accumulate_grad=True)
+    optimizer.step(); optimizer.zero_grad()
+""",
+    "functorch": """
+def loss_with(values):
+    return torch.func.functional_call(model, values, torch.randn(64, 1024, device="cuda")).square().mean()
+for _ in range(2):
+    gradients = torch.func.grad(loss_with)(dict(model.named_parameters()))
+    for name, one in model.named_parameters(): one.grad = gradients[name].detach()
+    optimizer.step(); optimizer.zero_grad()
+""",
+    "compiled autograd": """
+for _ in range(2):
+    loss = loss_of(model)
+    with torch._dynamo.compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager")): loss.backward()
+    optimizer.step(); optimizer.zero_grad()
+""",
+    "partial backwards": """
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+for _ in range(2):
+    given = torch.randn(64, 1024, device="cuda", requires_grad=True)
+    loss = model(given).square().mean()
+    _, groups = stage_backward_input([loss], None, [given], model.parameters())
+    stage_backward_weight(model.parameters(), groups)
+    optimizer.step(); optimizer.zero_grad()
+""",
 }
 #: As transformers does, it asks whether there is a torch before it imports it: both hooks wait for the import itself.
 #: All models are called before the first backward, after which none is looked for.
@@ -205,6 +236,20 @@ def test_an_optimizer_that_calls_the_loss_itself(looped: Path, loop: str, times:
     """As Lightning starts every optimizer; others, as LBFGS, call it more than once in a step."""
     names = [name for name in names_in(looped, loop) if name not in ("zero_grad", "other")]
     assert names == ["forward", "backward", "optimizer_step"] * times
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [
+        ("the engine itself", STEP[:-1]),
+        ("functorch", STEP[:-1]),
+        ("compiled autograd", STEP[:-1]),
+        ("partial backwards", ["forward", *["backward", "other"] * 2, *STEP[1:-1]]),  # inputs, then two layers
+    ],
+)
+def test_a_backward_is_what_the_engine_does(looped: Path, loop: str, expected: list[str]) -> None:
+    """As Megatron, functional programs and pipelines with two backwards call it."""
+    assert names_in(looped, loop) == expected
 
 
 def test_an_oom_is_kept_and_the_programs_own_status_stays(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Where a training loop stands, from torch's own hooks: forward, backward, optimizer step, zero_grad, evaluation.
 
 In: a Phases. Out: its marks as the program runs. Forward by hooks of the outermost module alone (a hook on each
-would be compiled with it); backward where torch enters the autograd engine; the step by the optimizers' global hooks.
+would be compiled with it); backward where Python enters the autograd engine, whoever calls it; the step by the optimizers'
+global hooks.
 """
 
 import functools
@@ -36,9 +37,7 @@ class Marks:
         self._discover()
         optim.register_optimizer_step_pre_hook(self._before_step)
         optim.register_optimizer_step_post_hook(self._after_step)
-        engine = self._watched_engine(torch.autograd.graph._engine_run_backward)
-        torch.autograd.graph._engine_run_backward = engine
-        torch.autograd._engine_run_backward = engine
+        torch.autograd.Variable._execution_engine = self._watched_engine()
         Graphs(phases, self._in_backward)
         for owner in (torch.nn.Module, torch.optim.Optimizer):
             owner.zero_grad = self._watched_zero_grad(owner.zero_grad)
@@ -97,14 +96,18 @@ class Marks:
             if not torch.is_grad_enabled() or self._phases.is_outside:
                 self._phases.mark("other")
 
-    def _watched_engine(self, run):
-        @functools.wraps(run)
-        def _engine_run_backward(*args, **kwargs):
-            if self._depth["forward"] or _is_traced(args):  # a part of the forward: forces, what a compiler asks
-                return run(*args, **kwargs)
-            return self._in_backward(lambda: run(*args, **kwargs))
+    def _watched_engine(self):
+        """torch's engine, which torch.autograd.backward and .grad call, and some frameworks (Megatron) themselves."""
+        marks = self
 
-        return _engine_run_backward
+        class WatchedEngine(torch._C._ImperativeEngine):
+            def run_backward(self, *args, **kwargs):
+                run = functools.partial(super().run_backward, *args, **kwargs)
+                outputs = kwargs.get("tensors", args[0] if args else ())
+                # a part of the forward: forces, what a compiler asks
+                return run() if marks._depth["forward"] or _is_traced(outputs) else marks._in_backward(run)
+
+        return WatchedEngine()
 
     def _in_backward(self, run):
         if self._depth["backward"] == 0:
@@ -159,9 +162,9 @@ def _let_compile_ignore_our_hooks():
         warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
 
 
-def _is_traced(args):
+def _is_traced(outputs):
     """Whether a compiler follows the backward with tensors that have no memory."""
-    return any(type(output).__module__.startswith("torch._subclasses") for output in args[0])
+    return any(type(output).__module__.startswith("torch._subclasses") for output in outputs)
 
 
 def _is_on_a_card(module):

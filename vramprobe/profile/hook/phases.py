@@ -37,6 +37,7 @@ class Phases:
         self.retries = {}
         self._writes, self._counts = True, True
         self.is_outside = False  # training has ended, and no forward of another one has begun
+        self._follows_backward = False  # since the last one ended nothing else has begun
         self._has_ended = False  # training has, but for a batch that was fetched before its end
         self._scope = None  # the phase that all marks belong to now
         self._scope_is_of_step = False
@@ -59,7 +60,7 @@ class Phases:
                 return  # an engine's own forwards
             if not self.started and name in ("zero_grad", "other", "optimizer_step"):
                 return  # as of a Trainer that clears gradients before the first forward: still loading
-            if name == "backward" and previous in ("other", "zero_grad") and self.started:
+            if name == "backward" and previous in ("other", "zero_grad") and self.started and self._has_led_to_it():
                 previous = "forward"  # of a module that nobody watched
             begins_step = self._stepped and not self.is_stepping and name in ("forward", "backward", "serving")
             if begins_step and previous == "forward":
@@ -73,6 +74,7 @@ class Phases:
             self.name, self.started = name, True
             is_of_training = name in ("forward", "backward")
             self.is_outside = not is_of_training and (self.is_outside or (self._has_ended and name in _NOT_TRAINING))
+            self._follows_backward = name == "backward" or (name == "other" and self._follows_backward)
             if name == "backward":
                 self._micro_step += 1
                 self.backwards += 1
@@ -151,6 +153,12 @@ class Phases:
         return len(ends) == 4 and any(
             all(one.get(device, 0) < other.get(device, 0) for one, other in pairwise(ends)) for device in ends[0]
         )
+
+    def _has_led_to_it(self):
+        """Whether what precedes a backward was its forward, not the pause between two parts of one backward, as a
+        pipeline takes it: those keep nothing."""
+        ends = {device: end for device, (_, end) in self._highest.items()}
+        return not self._follows_backward or any(torch.cuda.memory_allocated(one) > ends[one] for one in ends)
 
     def _close(self, name):
         now_ns = time.time_ns()

@@ -32,7 +32,7 @@ NEEDED_BYTES = 16 << 20  # a build is about 1.5 MB
 KEPT_BUILDS = 4
 KEPT_SECONDS = 14 * 24 * 3600  # a build used since then is never removed: its runs may still start processes
 _FORMAT = 1
-_SOURCES = ("build.py", "rules.py", "stubs.py", "symbols.py")  # beside driver/*: what a build is made by
+_SOURCES = ("build.py", "queries.py", "rules.py", "stubs.py", "symbols.py")  # beside driver/*: what a build is made by
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from vramprobe.catalog.shipped import data_file
+from vramprobe.emulate.queries import Query, not_supported
 from vramprobe.emulate.rules import PREFIX, Kind, Rule, rule_for
 from vramprobe.emulate.symbols import Wanted, library_of, library_of_symbol
 from vramprobe.emulate.toolchain import Compiler
@@ -57,7 +58,7 @@ def functions_of(library: Wanted, exported: frozenset[str]) -> dict[str, Rule]:
     names = {name for name in library.versions if name not in library.data}
     names |= {name for name in emulated if library_of_symbol(name) == base}
     names |= {name for name in _cuda_functions() if library_of_symbol(name) == base}
-    return {name: rule_for(name, exported) for name in sorted(names)}
+    return {name: rule_for(name, exported, library.soname) for name in sorted(names)}
 
 
 @cache
@@ -68,16 +69,45 @@ def _cuda_functions() -> tuple[str, ...]:
 
 
 def assembly(functions: dict[str, Rule], soname: str) -> str:
-    """The stub's code. A call of a name that the driver lacks hands over that name and the soname, in rdi and rsi."""
+    """The stub's code. A call of a name that the driver lacks hands over that name and the soname, in rdi and rsi.
+
+    The status "not supported" of its library goes in edx.
+    """
     lines = [".text"]
     strings = [f'.Lsoname: .string "{soname}"']
+    status = not_supported(soname)
     for number, (name, rule) in enumerate(functions.items()):
         lines += [f".globl {name}", f".type {name}, @function", f"{name}:"]
-        if rule.kind in (Kind.ALLOWED, Kind.UNKNOWN):
-            lines += [f"  leaq .L{number}(%rip), %rdi", "  leaq .Lsoname(%rip), %rsi"]
+        if rule.query is not None:
+            lines += _answer(rule.query)
+        if rule.kind in (Kind.ALLOWED, Kind.ANSWERED, Kind.UNKNOWN):
+            lines += [f"  leaq .L{number}(%rip), %rdi", "  leaq .Lsoname(%rip), %rsi", f"  movl ${status or 0}, %edx"]
             strings.append(f'.L{number}: .string "{name}"')
         lines += [f"  jmp {rule.routine}@PLT", f".size {name}, .-{name}"]
     return "\n".join([*lines, ".section .rodata", *strings, '.section .note.GNU-stack,"",@progbits', ""])
+
+
+_REGISTERS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")  # of arguments 1 to 6 (System V's calling convention)
+
+
+def _place(argument: int) -> str:
+    """Where the caller left its argument, counted from 1."""
+    return f"%{_REGISTERS[argument - 1]}" if argument <= 6 else f"{8 * (argument - 6)}(%rsp)"
+
+
+def _answer(query: Query) -> list[str]:
+    """Code that writes what ``query`` says; what the routine is to look at goes to rcx and r8."""
+    if query.is_device_result:
+        return [f"  movq {_place(query.arguments[0])}, %rcx"]
+    lines = []
+    for argument in query.arguments:
+        store = "movl" if query.num_bytes == 4 else "movq"
+        lines += [f"  movq {_place(argument)}, %rax", "  testq %rax, %rax", "  je 1f"]
+        lines += [f"  {store} ${query.value}, (%rax)", "1:"]
+    if query.info is not None:
+        number = "$1" if query.num_infos is None else _place(query.num_infos)
+        lines += [f"  movq {_place(query.info)}, %rcx", f"  movq {number}, %r8"]
+    return lines
 
 
 def version_script(library: Wanted, functions: dict[str, Rule]) -> str:

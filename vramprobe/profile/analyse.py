@@ -28,6 +28,7 @@ from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.growth import growth_of
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.host import host_memory
+from vramprobe.profile.library_limits import last_lines_of, library_notes
 from vramprobe.profile.lifetimes import Span
 from vramprobe.profile.measured_time import measured_step_seconds
 from vramprobe.profile.places import Places
@@ -122,6 +123,7 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
     first = run.ranks[0] if run.ranks else None
     if first is None:
         warnings.append("no process used a GPU through torch: nothing was seen")
+    warnings += library_notes(_libraries(launcher))
     if launcher.get("exit_status") and not launcher.get("stopped"):
         warnings += filter(None, [why_not(_tail(launcher))])
         warnings += map(not_served, (launcher.get("emulator") or {}).get("static_runtimes", ()))
@@ -286,7 +288,12 @@ def line_of(places: Places, oom: RawOom) -> str:
 
 
 def _tail(launcher: Mapping[str, Any]) -> list[str]:
-    return [str(line) for line in launcher.get("tail") or ()][-_MAX_TAIL:]
+    return last_lines_of([str(line) for line in launcher.get("tail") or ()], _libraries(launcher))[-_MAX_TAIL:]
+
+
+def _libraries(launcher: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What the emulated driver said of NVIDIA's libraries (library_limits.py); nothing of a real GPU."""
+    return (launcher.get("emulator") or {}).get("libraries") or {}
 
 
 def _ended_by(raw: RawRank) -> bool:

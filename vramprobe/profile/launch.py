@@ -135,6 +135,7 @@ def _environment(
     from vramprobe.emulate.build import emulator_version
     from vramprobe.emulate.enter import entrance_for_command
     from vramprobe.emulate.machine import read_events, read_machine
+    from vramprobe.profile.library_limits import library_remarks
 
     python, path = _with_a_cuda_build(command, say)
     alone = options.one_rank
@@ -150,8 +151,9 @@ def _environment(
         }
         path = os.pathsep.join([str(programs_folder(way.machine)), path])
         yield way.environment | {"PATH": path} | (one_rank.environment(*alone, num_cards) if alone else {}), about
-        refused = {Path(event.name).name for event in read_events(way.machine) if event.kind == "static_runtime"}
-        about["static_runtimes"] = sorted(refused)
+        events = read_events(way.machine)
+        about["static_runtimes"] = sorted({Path(one.name).name for one in events if one.kind == "static_runtime"})
+        about["libraries"] = library_remarks(events)
     finally:
         shutil.rmtree(way.machine, ignore_errors=True)
 

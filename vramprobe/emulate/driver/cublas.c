@@ -1,8 +1,8 @@
 /* What cuBLAS and cuBLASLt answer, and the stream that a library's handle was given. They compute nothing.
  *
- * True of it: the version is CUDA's own, near enough for every comparison in use (NVIDIA writes 12.1.3 as 120103); a dot
- * product whose result goes to the host ends the run, one whose result stays on the device is counted. cuBLASLt's
- * heuristics give as many algorithms as are asked for, none with a workspace of its own (torch hands it one). */
+ * True of it: the version is CUDA's own, near enough for every comparison in use (NVIDIA writes 12.1.3 as 120103); copies
+ * of matrices are made. cuBLASLt's heuristics give as many algorithms as are asked for, none with a workspace of its own
+ * (torch hands it one). */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
 
 API long emu_cublasGetVersion_v2(void *handle, int *version) {
@@ -61,37 +61,21 @@ KEEPS_STREAM(cudnnSetStream, cudnnGetStream)
 KEEPS_STREAM(cusparseSetStream, cusparseGetStream)
 KEEPS_STREAM(cusolverDnSetStream, cusolverDnGetStream)
 
-/* Results of one number go to the device, where nobody computes them, or to the host, where they would be garbage. */
-static long one_number(const char *name, const void *result) {
-  if (!memory_device(result)) fatal_unknown("libcublas", name);
-  count_call(name);
-  return 0;
+/* Copies of columns between the host and the device: a vector is a matrix of one row. */
+enum { TO_DEVICE = 1, TO_HOST = 2 };
+API long emu_cublasSetMatrixAsync(int rows, int columns, int bytes, const void *from, int from_rows, void *to, int to_rows,
+                                  void *stream) {
+  return emu_cudaMemcpy2DAsync(to, (size_t)to_rows * (size_t)bytes, from, (size_t)from_rows * (size_t)bytes,
+                               (size_t)rows * (size_t)bytes, (size_t)columns, TO_DEVICE, stream);
 }
-#define DOT(name)                                                                                                      \
-  API long emu_##name##_v2(void *h, int n, const void *x, int incx, const void *y, int incy, void *result) {          \
-    UNUSED(h), UNUSED(n), UNUSED(x), UNUSED(incx), UNUSED(y), UNUSED(incy);                                           \
-    return one_number(#name, result);                                                                                 \
-  }
-#define NORM(name)                                                                         \
-  API long emu_##name##_v2(void *h, int n, const void *x, int incx, void *result) {        \
-    UNUSED(h), UNUSED(n), UNUSED(x), UNUSED(incx);                                         \
-    return one_number(#name, result);                                                      \
-  }
-DOT(cublasSdot)
-DOT(cublasDdot)
-DOT(cublasCdotc)
-DOT(cublasCdotu)
-DOT(cublasZdotc)
-DOT(cublasZdotu)
-NORM(cublasSnrm2)
-NORM(cublasDnrm2)
-NORM(cublasScnrm2)
-NORM(cublasDznrm2)
-NORM(cublasSasum)
-NORM(cublasDasum)
-API long emu_cublasDotEx(void *h, int n, const void *x, int xtype, int incx, const void *y, int ytype, int incy,
-                         void *result, int type, int compute) {
-  UNUSED(h), UNUSED(n), UNUSED(x), UNUSED(xtype), UNUSED(incx), UNUSED(y), UNUSED(ytype), UNUSED(incy), UNUSED(type);
-  UNUSED(compute);
-  return one_number("cublasDotEx", result);
+API long emu_cublasGetMatrixAsync(int rows, int columns, int bytes, const void *from, int from_rows, void *to, int to_rows,
+                                  void *stream) {
+  return emu_cudaMemcpy2DAsync(to, (size_t)to_rows * (size_t)bytes, from, (size_t)from_rows * (size_t)bytes,
+                               (size_t)rows * (size_t)bytes, (size_t)columns, TO_HOST, stream);
+}
+API long emu_cublasSetVectorAsync(int n, int bytes, const void *from, int from_step, void *to, int to_step, void *stream) {
+  return emu_cublasSetMatrixAsync(1, n, bytes, from, from_step, to, to_step, stream);
+}
+API long emu_cublasGetVectorAsync(int n, int bytes, const void *from, int from_step, void *to, int to_step, void *stream) {
+  return emu_cublasGetMatrixAsync(1, n, bytes, from, from_step, to, to_step, stream);
 }

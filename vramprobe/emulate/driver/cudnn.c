@@ -1,8 +1,8 @@
 /* What cuDNN answers. It computes nothing.
  *
  * True of it: the version is the one that torch was built with; a graph ("backend" interface) is accepted and has one
- * engine. Left out: workspaces are said to be 0, with an event `lower_bound` for each that a program asked about;
- * recurrent networks' sizes are not known, so asking ends the run. */
+ * engine. Left out: workspaces are said to be 0, with an event `lower_bound` for each that a program asked about (those
+ * of a function by its row of queries.py). */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
 
 #include <stdio.h>
@@ -16,18 +16,13 @@ API long emu_cudnnGetProperty(int type, int *value) {
   *value = type == 0 ? EMU_CUDNN_VERSION / major : type == 1 ? EMU_CUDNN_VERSION % major / 100 : EMU_CUDNN_VERSION % 100;
   return 0;
 }
-API void emu_cudnnGetLastErrorString(char *text, size_t room) { snprintf(text, room, "a status of an emulated library"); }
+API void emu_cudnnGetLastErrorString(char *text, size_t room) { snprintf(text, room, "%s", emu_generic_string()); }
 API long emu_cudnnDropoutGetStatesSize(void *handle, size_t *bytes) {
   UNUSED(handle);
   *bytes = 1 << 20;
   return 0;
 }
-/* Convolutions: one algorithm, no workspace, said to be a lower bound. */
-static long no_workspace(size_t *bytes, const char *name) {
-  report_once("lower_bound", name, "the workspace of a cuDNN function is taken as 0");
-  *bytes = 0;
-  return 0;
-}
+/* Convolutions: one algorithm. */
 struct algorithm { /* cudnnConvolutionFwdAlgoPerf_t and its two siblings */
   int algorithm, status;
   float milliseconds;
@@ -35,11 +30,6 @@ struct algorithm { /* cudnnConvolutionFwdAlgoPerf_t and its two siblings */
   int determinism, math, reserved[3];
 };
 #define CONVOLUTION(direction)                                                                                        \
-  API long emu_cudnnGetConvolution##direction##WorkspaceSize(void *h, void *a, void *b, void *c, void *d, int e,     \
-                                                             size_t *bytes) {                                        \
-    UNUSED(h), UNUSED(a), UNUSED(b), UNUSED(c), UNUSED(d), UNUSED(e);                                                \
-    return no_workspace(bytes, "cudnnGetConvolution" #direction "WorkspaceSize");                                    \
-  }                                                                                                                  \
   API long emu_cudnnGetConvolution##direction##Algorithm_v7(void *h, void *a, void *b, void *c, void *d, int wanted, \
                                                             int *found, struct algorithm *results) {                 \
     UNUSED(h), UNUSED(a), UNUSED(b), UNUSED(c), UNUSED(d);                                                           \
@@ -71,7 +61,7 @@ API long emu_cudnnBackendGetAttribute(void *descriptor, int which, int type, int
   bool none = which == 302 || which == 305 || which == 306 || which == 1303 || which == 1305; /* notes, knobs */
   if (found) *found = none ? 0 : 1;
   if (none || !values || !wanted || type == 15) return 0; /* descriptors: the caller's own, left as they are */
-  if (which == 402) report_once("lower_bound", "cudnn_workspace", "the workspace of a cuDNN graph is taken as 0");
+  if (which == 402) report_once("lower_bound", "cudnnBackendGetAttribute", "libcudnn");
   if (type == 3) *(int64_t *)values = 0;
   else if (type == 23) *(int32_t *)values = 0;
   return 0;

@@ -241,8 +241,13 @@ bool moment_is_done(uint64_t moment);
 /* ---- what must be known (report.c) ------------------------------------------------------------------------------ */
 void trace(int level, const char *format, ...) PRINTF_LIKE(2, 3);
 void report_event(const char *kind, const char *name, const char *detail); /* a line of events.jsonl */
-void report_once(const char *kind, const char *name, const char *detail); /* the first time for a literal name */
+bool report_once(const char *kind, const char *name, const char *detail); /* the first time for a literal name: true */
 _Noreturn void fatal_unknown(const char *library, const char *name);
+int unsupported(const char *library, const char *name, int code); /* says so, returns the code */
+const char *unsupported_sentence(void); /* of this thread's last one */
+API const char *emu_generic_string(void);
+API status emu_cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                                 size_t height, int kind, void *stream);
 void count_call(const char *name);
 void count_launch(const char *name, struct cuda_dim3 grid, struct cuda_dim3 block, size_t shared_bytes);
 uint64_t launches(void);

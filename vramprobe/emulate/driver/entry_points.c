@@ -97,15 +97,10 @@ API long emu_generic_create_handle_1(long first, void **handle) {
   UNUSED(first);
   return emu_generic_create_handle(handle);
 }
-API const char *emu_generic_string(void) { return "a status of an emulated library"; }
+API const char *emu_generic_string(void) { return unsupported_sentence(); }
 API long emu_generic_string_out_1(long first, const char **text) {
   UNUSED(first);
   *text = emu_generic_string();
-  return 0;
-}
-API long emu_generic_zero_out_1(void *handle, int *value) {
-  UNUSED(handle);
-  *value = 0;
   return 0;
 }
 API long emu_generic_zero_out_1_long(void *handle, uint64_t *value) {
@@ -117,5 +112,20 @@ API long emu_generic_counted(const char *name, const char *library) {
   UNUSED(library);
   count_call(name);
   return 0;
+}
+API long emu_generic_sized(const char *name, const char *library) {
+  report_once("lower_bound", name, library);
+  return 0;
+}
+API long emu_generic_unsupported(const char *name, const char *library, int code) {
+  return unsupported(library, name, code);
+}
+API long emu_generic_succeeds(const char *name, const char *library, int code, int *infos, int number) {
+  UNUSED(code);
+  if (infos && number > 0 && memory_device(infos)) set_now(infos, 0, sizeof *infos, (size_t)number);
+  return emu_generic_counted(name, library);
+}
+API long emu_generic_on_device(const char *name, const char *library, int code, const void *result) {
+  return result && !memory_device(result) ? unsupported(library, name, code) : emu_generic_counted(name, library);
 }
 API long emu_generic_unknown(const char *name, const char *library) { fatal_unknown(library, name); }

@@ -1,7 +1,6 @@
 /* What cuFFT, cuRAND, CUPTI and NVRTC answer: versions, plans, no records. They compute nothing.
  *
- * True of it: versions are CUDA's. Left out: a cuFFT plan's workspace is said to be 0, with an event `lower_bound`; NVRTC
- * compiles to one byte; CUPTI delivers no activity. */
+ * True of it: versions are CUDA's. Left out: NVRTC compiles to one byte; CUPTI delivers no activity. */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
 
 #include <stdlib.h>
@@ -10,15 +9,6 @@
 API int emu_cufftCreate(int *plan) {
   static int next;
   *plan = __atomic_add_fetch(&next, 1, __ATOMIC_RELAXED);
-  return 0;
-}
-API int emu_cufftXtMakePlanMany(int plan, int rank, void *n, void *inembed, long long istride, long long idist,
-                                int itype, void *onembed, long long ostride, long long odist, int otype,
-                                long long batch, size_t *workspace_bytes) {
-  UNUSED(plan), UNUSED(rank), UNUSED(n), UNUSED(inembed), UNUSED(istride), UNUSED(idist), UNUSED(itype);
-  UNUSED(onembed), UNUSED(ostride), UNUSED(odist), UNUSED(otype), UNUSED(batch);
-  report_once("lower_bound", "cufft_workspace", "the workspace of a cuFFT plan is taken as 0");
-  *workspace_bytes = 0;
   return 0;
 }
 API int emu_curandGetVersion(int *version) {

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { NUM_TOLD = 128 };
 static uint64_t num_launches;
 
 double now_milliseconds(void) {
@@ -56,24 +57,39 @@ void report_event(const char *kind, const char *name, const char *detail) {
   close(fd);
 }
 
-void report_once(const char *kind, const char *name, const char *detail) {
-  static const char *told[64];
-  for (int k = 0; k < 64; k++) {
+bool report_once(const char *kind, const char *name, const char *detail) {
+  static const char *told[NUM_TOLD];
+  for (int k = 0; k < NUM_TOLD; k++) {
     const char *nobody = NULL;
     if (__atomic_compare_exchange_n(&told[k], &nobody, name, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) break;
-    if (!strcmp(nobody, name)) return;
+    if (!strcmp(nobody, name)) return false;
   }
   report_event(kind, name, detail);
+  return true;
+}
+
+/* A function of a math library: the caller's own check of statuses turns it into an exception with this sentence, or with
+ * the function's name. It is printed the first time. */
+static __thread char last_unsupported[400];
+const char *unsupported_sentence(void) {
+  return *last_unsupported ? last_unsupported : "a status of an emulated library";
+}
+int unsupported(const char *library, const char *name, int code) {
+  snprintf(last_unsupported, sizeof last_unsupported,
+           "%s of %s is not emulated: its answer is not known without a GPU. Compute this operation on the CPU, or leave "
+           "it out of the emulated run", name, library);
+  if (report_once("unsupported_function", name, last_unsupported)) fprintf(stderr, "vramprobe: %s\n", last_unsupported);
+  return code;
 }
 
 void fatal_unknown(const char *library, const char *name) {
-  static char full[400];
-  snprintf(full, sizeof full, "%s%s%s", library && *library ? library : "", library && *library ? ": " : "", name);
-  report_event("unknown_function", name, library);
-  fprintf(stderr,
-          "vramprobe: %s is not emulated: it would have written a result that the program reads, and the run ends here "
-          "rather than go on with garbage\n",
-          full);
+  static char said[600];
+  snprintf(said, sizeof said,
+           "%s%s%s is not emulated: it would have written a result that the program reads, and the run ends here rather "
+           "than go on with garbage",
+           library && *library ? library : "", library && *library ? ": " : "", name);
+  report_event("unknown_function", name, said);
+  fprintf(stderr, "vramprobe: %s\n", said);
   fflush(stderr);
   abort();
 }

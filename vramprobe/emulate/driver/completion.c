@@ -43,8 +43,9 @@ static bool host_waits(uint64_t moment) {
   return last.num_polls >= IMPATIENT_POLLS ||
          (last.num_polls >= PATIENT_POLLS && now_milliseconds() - last.since >= PATIENT_MILLISECONDS);
 }
+bool moment_was_awaited(uint64_t moment) { return __atomic_load_n(&done, __ATOMIC_RELAXED) >= moment; }
 bool moment_is_done(uint64_t moment) {
-  if (!machine.late_completion || !trains || __atomic_load_n(&done, __ATOMIC_RELAXED) >= moment) return true;
+  if (!machine.late_completion || !trains || moment_was_awaited(moment)) return true;
   if (!host_waits(moment)) return false;
   moment_awaited(moment);
   return true;

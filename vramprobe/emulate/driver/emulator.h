@@ -237,6 +237,19 @@ uint64_t moment_now(void);  /* of the last one: what is submitted now is behind 
 void moment_awaited(uint64_t moment); /* by the host */
 void all_work_awaited(void);
 bool moment_is_done(uint64_t moment);
+bool moment_was_awaited(uint64_t moment);
+
+/* ---- what torch's watchdog thread is told of collectives (watchdog.c) --------------------------------------------- */
+struct watched;
+void watched_begin(struct watched **slot, uint64_t moment); /* of the event that a collective ends with */
+void watched_end(struct watched **slot); /* it is waited for, or recorded anew */
+bool watched_asked(struct watched **slot, bool *done); /* false: it is not watched */
+void collective_begins(void);
+void watchdog_told_everything(void); /* a process group ends, or the program */
+bool collectives_are_watched(void);
+void stream_carries_collective(void *stream); /* the next event that this thread records may be its end */
+enum threads_state { THREADS_NONE, THREADS_SLEEP, THREADS_RUN };
+enum threads_state threads_named(const char *name); /* of this process (threads.c) */
 
 /* ---- what must be known (report.c) ------------------------------------------------------------------------------ */
 void trace(int level, const char *format, ...) PRINTF_LIKE(2, 3);

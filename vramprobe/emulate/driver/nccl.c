@@ -164,6 +164,7 @@ API int emu_ncclCommInitAll(void **list, int num, const int *ordinals) { /* one 
 static int destroy(void *communicator) {
   struct communicator *c = checked(communicator);
   if (!c) return NCCL_INVALID_ARGUMENT;
+  watchdog_told_everything();
   free(c->mine);
   c->mine = NULL;
   c->magic = 0; /* the mapping stays: a peer's last message may still be on its way */
@@ -207,6 +208,7 @@ struct operation {
   char *to;
   size_t count;
   struct communicator *c;
+  void *stream;
   bool done;
   size_t moved; /* bytes, of a message in pieces */
 };
@@ -383,6 +385,7 @@ static bool is_next(size_t k) { /* messages between two ranks keep their order *
 }
 static int flush(void) {
   int error = NCCL_SUCCESS;
+  collective_begins();
   for (size_t k = 0; k < queued && !error; k++)
     if (queue[k].kind != SEND && queue[k].kind != RECEIVE) {
       error = collective(&queue[k]);
@@ -399,11 +402,12 @@ static int flush(void) {
       if (!wait_more(queue[k].c, &p)) error = queue[k].c->error;
     }
   }
+  if (queued) stream_carries_collective(queue[0].stream);
   queued = 0;
   return error;
 }
 static int submit(enum nccl_kind kind, const void *from, void *to, size_t count, int type, int reduction, int root,
-                  void *communicator) {
+                  void *communicator, void *stream) {
   struct communicator *c = checked(communicator);
   if (!c || (kind > ALL_TO_ALL && (root < 0 || root >= c->num_ranks))) return NCCL_INVALID_ARGUMENT;
   nccl_moved(kind, c->num_ranks, count, nccl_element_bytes(type));
@@ -412,7 +416,7 @@ static int submit(enum nccl_kind kind, const void *from, void *to, size_t count,
     queue = realloc(queue, queue_room * sizeof *queue);
     if (!queue) abort();
   }
-  queue[queued++] = (struct operation){kind, type, reduction, root, from, to, count, c, false, 0};
+  queue[queued++] = (struct operation){kind, type, reduction, root, from, to, count, c, stream, false, 0};
   return group_depth ? NCCL_SUCCESS : flush();
 }
 API int emu_ncclGroupStart(void) {
@@ -424,31 +428,31 @@ API int emu_ncclGroupEnd(void) {
   return group_depth ? NCCL_SUCCESS : flush();
 }
 API int emu_ncclAllReduce(const void *from, void *to, size_t n, int type, int reduction, void *c, void *stream) {
-  return UNUSED(stream), submit(ALL_REDUCE, from, to, n, type, reduction, 0, c);
+  return submit(ALL_REDUCE, from, to, n, type, reduction, 0, c, stream);
 }
 API int emu_ncclBroadcast(const void *from, void *to, size_t n, int type, int root, void *c, void *stream) {
-  return UNUSED(stream), submit(BROADCAST, from, to, n, type, 0, root, c);
+  return submit(BROADCAST, from, to, n, type, 0, root, c, stream);
 }
 API int emu_ncclBcast(void *to, size_t n, int type, int root, void *c, void *stream) {
-  return UNUSED(stream), submit(BROADCAST, to, to, n, type, 0, root, c);
+  return submit(BROADCAST, to, to, n, type, 0, root, c, stream);
 }
 API int emu_ncclReduce(const void *from, void *to, size_t n, int type, int reduction, int root, void *c, void *stream) {
-  return UNUSED(stream), submit(REDUCE, from, to, n, type, reduction, root, c);
+  return submit(REDUCE, from, to, n, type, reduction, root, c, stream);
 }
 API int emu_ncclAllGather(const void *from, void *to, size_t n, int type, void *c, void *stream) {
-  return UNUSED(stream), submit(ALL_GATHER, from, to, n, type, 0, 0, c);
+  return submit(ALL_GATHER, from, to, n, type, 0, 0, c, stream);
 }
 API int emu_ncclReduceScatter(const void *from, void *to, size_t n, int type, int reduction, void *c, void *stream) {
-  return UNUSED(stream), submit(REDUCE_SCATTER, from, to, n, type, reduction, 0, c);
+  return submit(REDUCE_SCATTER, from, to, n, type, reduction, 0, c, stream);
 }
 API int emu_ncclAlltoAll(const void *from, void *to, size_t n, int type, void *c, void *stream) {
-  return UNUSED(stream), submit(ALL_TO_ALL, from, to, n, type, 0, 0, c);
+  return submit(ALL_TO_ALL, from, to, n, type, 0, 0, c, stream);
 }
 API int emu_ncclSend(const void *from, size_t n, int type, int peer, void *c, void *stream) {
-  return UNUSED(stream), submit(SEND, from, NULL, n, type, 0, peer, c);
+  return submit(SEND, from, NULL, n, type, 0, peer, c, stream);
 }
 API int emu_ncclRecv(void *to, size_t n, int type, int peer, void *c, void *stream) {
-  return UNUSED(stream), submit(RECEIVE, NULL, to, n, type, 0, peer, c);
+  return submit(RECEIVE, NULL, to, n, type, 0, peer, c, stream);
 }
 
 API int emu_ncclCommSplit(void *communicator, int color, int key, void **out, void *config) {
@@ -462,7 +466,7 @@ API int emu_ncclCommSplit(void *communicator, int color, int key, void **out, vo
   }
   int32_t mine[2] = {color, key}, (*all)[2] = calloc((size_t)c->num_ranks, sizeof *all);
   if (!all) return NCCL_SYSTEM_ERROR;
-  int e = collective(&(struct operation){ALL_GATHER, 2, 0, 0, (const char *)mine, (char *)all, 2, c, false, 0});
+  int e = collective(&(struct operation){ALL_GATHER, 2, 0, 0, (const char *)mine, (char *)all, 2, c, NULL, false, 0});
   int num_ranks = 0, rank = 0;
   for (int r = 0; r < c->num_ranks && !e; r++) {
     if (all[r][0] != color) continue;

@@ -34,12 +34,17 @@ struct event {
   double milliseconds;
   uint64_t moment; /* 0: it was never recorded */
   struct capture *capture;
+  struct watched *watched; /* it ends a collective that the watchdog looks at */
 };
 
 static uint64_t next_id = 1;
 static struct stream legacy = {.magic = STREAM_MAGIC}, per_thread = {.magic = STREAM_MAGIC};
 static __thread int capture_mode;
 static __thread char thread_mark;
+static __thread bool records; /* events; torch's watchdog only asks */
+/* How torch calls a collective beside the computation (syncStream): an event of the one stream is recorded, and the
+ * other made to wait for it. */
+static __thread const void *last_event, *forked, *carries;
 
 static struct stream *checked(void *stream) {
   if ((uintptr_t)stream <= 1) return &legacy;
@@ -117,7 +122,13 @@ static status wait_event(void *stream, void *event) {
     return 902;
   }
   if (of_event) s->capture = of_event; /* the stream joins the capture */
+  forked = e == last_event ? s : NULL;
+  watched_end(&e->watched); /* as a work's wait() does, which gives its tensors back */
   return OK;
+}
+void stream_carries_collective(void *stream) {
+  const struct stream *s = checked(stream);
+  carries = s && s == forked && collectives_are_watched() ? s : NULL;
 }
 static status add_host_function(void *stream, const struct node *node) {
   if (!checked(stream)) return INVALID_HANDLE;
@@ -246,6 +257,7 @@ static status create_event(void **event, unsigned flags) {
 static status destroy_event(void *event) {
   struct event *e = checked_event(event);
   if (!e) return INVALID_HANDLE;
+  watched_end(&e->watched);
   e->magic = 0;
   free(e);
   return OK;
@@ -257,7 +269,10 @@ static status record(void *event, void *stream) {
   e->capture = active(s);
   e->recorded = true;
   e->milliseconds = now_milliseconds();
+  watched_end(&e->watched);
   if (!e->capture) s->moment = e->moment = moment_next();
+  if (!e->capture && s == carries) watched_begin(&e->watched, e->moment);
+  records = true, last_event = e, carries = NULL;
   return OK;
 }
 static status not_captured(struct event *e) {
@@ -269,6 +284,8 @@ static status not_captured(struct event *e) {
 static status query_event(void *event) {
   struct event *e = checked_event(event);
   TRY_DRIVER(not_captured(e));
+  bool done;
+  if (!records && watched_asked(&e->watched, &done)) return done ? OK : NOT_READY;
   return moment_is_done(e->moment) ? OK : NOT_READY;
 }
 static status wait_for_event(void *event) {

@@ -33,8 +33,25 @@ static bool all_others_sleep(void) {
   return all;
 }
 
+enum threads_state threads_named(const char *name) {
+  DIR *threads = opendir("/proc/self/task");
+  enum threads_state found = THREADS_NONE;
+  for (struct dirent *one; threads && found != THREADS_RUN && (one = readdir(threads));) {
+    char path[64], own[32] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%s/comm", one->d_name);
+    int file = one->d_name[0] == '.' ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) continue;
+    ssize_t length = read(file, own, sizeof own - 1);
+    close(file);
+    if (length > 0 && !strncmp(own, name, strlen(name))) found = sleeps(one->d_name) ? THREADS_SLEEP : THREADS_RUN;
+  }
+  if (threads) closedir(threads);
+  return found;
+}
+
 /* Returns once every other thread was asleep twice, a millisecond apart, or after so many milliseconds; 0 then. */
 API int emu_control_settle(int max_milliseconds) {
+  all_work_awaited(), watchdog_told_everything();
   const struct timespec millisecond = {.tv_nsec = 1000000};
   int num_times = 0;
   for (int i = 0; i <= max_milliseconds && num_times < 2; i++) {

@@ -11,16 +11,21 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Whether the thread waits for something: its state in /proc/self/task, the letter behind its name in parentheses. */
-static bool sleeps(const char *thread) {
-  char path[64], line[512];
-  snprintf(path, sizeof path, "/proc/self/task/%s/stat", thread);
+/* A file of the thread's folder in /proc/self/task as text; "" where it has ended. */
+static const char *read_of(const char *thread, const char *name, char line[512]) {
+  char path[300];
+  snprintf(path, sizeof path, "/proc/self/task/%s/%s", thread, name);
   int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return true; /* it has ended */
-  ssize_t length = read(file, line, sizeof line - 1);
-  close(file);
+  ssize_t length = file < 0 ? 0 : read(file, line, 511);
+  if (file >= 0) close(file);
   line[length > 0 ? length : 0] = 0;
-  const char *name_end = strrchr(line, ')');
+  return line;
+}
+
+/* Whether the thread waits for something: its state, the letter behind its name in parentheses. */
+static bool sleeps(const char *thread) {
+  char line[512];
+  const char *name_end = strrchr(read_of(thread, "stat", line), ')');
   return !name_end || name_end[1] != ' ' || name_end[2] == 'S';
 }
 
@@ -37,13 +42,9 @@ enum threads_state threads_named(const char *name) {
   DIR *threads = opendir("/proc/self/task");
   enum threads_state found = THREADS_NONE;
   for (struct dirent *one; threads && found != THREADS_RUN && (one = readdir(threads));) {
-    char path[64], own[32] = "";
-    snprintf(path, sizeof path, "/proc/self/task/%s/comm", one->d_name);
-    int file = one->d_name[0] == '.' ? -1 : open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) continue;
-    ssize_t length = read(file, own, sizeof own - 1);
-    close(file);
-    if (length > 0 && !strncmp(own, name, strlen(name))) found = sleeps(one->d_name) ? THREADS_SLEEP : THREADS_RUN;
+    char line[512];
+    if (one->d_name[0] == '.' || strncmp(read_of(one->d_name, "comm", line), name, strlen(name))) continue;
+    found = sleeps(one->d_name) ? THREADS_SLEEP : THREADS_RUN;
   }
   if (threads) closedir(threads);
   return found;

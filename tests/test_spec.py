@@ -152,9 +152,9 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 WRONG_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"method": "finetune"}, "method: 'finetune' given; allowed: 'full', 'lora' or 'qlora'"),
     ({"method": "qlora", "quant": "int4"}, "quant: 'int4' given"),
-    ({"dtype": "float32"}, "dtype: 'float32' given; allowed: 'bf16', 'fp32' or 'fp16'"),
+    ({"dtype": "fp31"}, "dtype: 'fp31' given; allowed: 'bf16', 'fp32' or 'fp16'"),
     ({"autocast": "off"}, "autocast: 'off' given"),
-    ({"optim": "adamw"}, "optim: 'adamw' given; allowed: 'adamw_torch'"),
+    ({"optim": "adamww"}, "optim: 'adamww' given; allowed: 'adamw_torch'"),
     ({"attn": "flash"}, "attn: 'flash' given"),
     ({"device": "tpu"}, "device: 'tpu' given"),
     ({"weights": "mine"}, "weights: 'mine' given"),

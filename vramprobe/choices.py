@@ -6,9 +6,10 @@ help. Never imports pydantic.
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Any, Literal, get_args
 
-from vramprobe.optimizers import OPTIMIZERS
+from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
 from vramprobe.trainers import TRAINERS
 
 Method = Literal["full", "lora", "qlora"]
@@ -66,3 +67,55 @@ RECIPES: dict[str, dict[str, str]] = {
     "fp32": {"dtype": "fp32", "autocast": "none"},
     "lora-usual": {"dtype": "bf16", "autocast": "bf16", "lora_dtype": "fp32"},  # peft raises 16-bit adapters to fp32
 }
+
+#: Option → the words that it takes, of those whose words are listed here.
+WORDS: dict[str, tuple[str, ...]] = {
+    "method": get_args(Method),
+    "recipe": tuple(RECIPES),
+    "quant": get_args(Quant),
+    "kbit_prep": get_args(KbitPrep),
+    "dtype": get_args(Dtype),
+    "lora_dtype": get_args(Dtype),
+    "autocast": get_args(Autocast),
+    "attn": get_args(Attention),
+    "loss": get_args(Loss),
+    "trainer": (*get_args(Trainer), "grpo"),  # which predict alone takes
+    "weights": get_args(Weights),
+    "optim": tuple(OPTIMIZER_NAMES),
+    "sharding": get_args(Sharding),
+    "cp_rotation": get_args(CpRotation),
+    "offload": get_args(Offload),
+    "device": ("auto", *get_args(Device)),
+}
+#: What people write for such a word, as letters and digits alone → the word.
+ALIASES: dict[str, str] = {
+    "bfloat16": "bf16", "torchbfloat16": "bf16",
+    "float16": "fp16", "torchfloat16": "fp16", "half": "fp16",
+    "float32": "fp32", "torchfloat32": "fp32", "float": "fp32",
+    "fullfinetuning": "full", "fft": "full",
+    "adam": "adamw_torch_fused", "adamw": "adamw_torch_fused", "adam8bit": "adamw_8bit", "pagedadam": "paged_adamw",
+    "flashattention": "flash_attention_2", "flashattn": "flash_attention_2", "flashattn2": "flash_attention_2",
+    "fa2": "flash_attention_2",
+    "cce": "cut_cross_entropy",
+    "fsdp2": "fsdp", "fullshard": "fsdp", "shardgradop": "fsdp-shard-grad-op", "hybridshard": "fsdp-hybrid",
+    "fsdp2shardgradop": "fsdp-shard-grad-op", "fsdp2hybrid": "fsdp-hybrid",
+    "zerostage1": "zero1", "zerostage2": "zero2", "zerostage3": "zero3",
+    "distributeddataparallel": "ddp", "tensorparallel": "tp",
+    "8bit": "int8", "llmint8": "int8",
+}  # fmt: skip
+
+
+def meant(option: str, given: Any) -> Any:
+    """The word of ``option`` that ``given`` means, whatever its case and separators; ``given`` where it means none."""
+    if isinstance(given, list | tuple):
+        return type(given)(meant(option, one) for one in given)
+    words = WORDS.get(option)
+    if words is None or not isinstance(given, str) or given in words:
+        return given
+    plain = _letters(given)
+    alias = ALIASES.get(plain)
+    return next((word for word in words if _letters(word) == plain), alias if alias in words else given)
+
+
+def _letters(text: str) -> str:
+    return re.sub("[^a-z0-9]", "", text.lower())

@@ -108,7 +108,9 @@ OPTIONS: dict[str, Option] = {
     ),
     "method": Option(str, _words(Method), "full, lora or qlora"),
     "batch_size": Option(int, "Sequences per micro-batch.", "sequences per micro-batch"),
-    "seq_len": Option(int, "Tokens per sequence, without those of --images.", "tokens per sequence, images apart"),
+    "seq_len": Option(
+        int, "Tokens per sequence, without those of --images; 2k is 2,048.", "tokens per sequence, images apart"
+    ),
     "images": Option(
         int,
         "Images per sequence of a vision-language model; their tokens come on top of --seq-len (default 0).",

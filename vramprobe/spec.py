@@ -34,6 +34,7 @@ from vramprobe.choices import (
     Sharding,
     Trainer,
     Weights,
+    meant,
 )
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
@@ -41,7 +42,7 @@ from vramprobe.rules.cell import NO_SDPA, lora_target_names, reasons_against
 from vramprobe.rules.images import reasons_against_images
 from vramprobe.rules.sharding import HYBRID, SHARD_SIZE, reasons_not_run, rules_of
 from vramprobe.trainers import TRAINERS, config_for
-from vramprobe.units import parse_bytes, short_bytes
+from vramprobe.units import parse_bytes, parse_length, short_bytes
 
 _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
 _VERSION_OF_IDENTITY = 1
@@ -341,21 +342,28 @@ def resolve(
     """A CellSpec from a user's words; what is left out gets the default that the method's users expect.
 
     ``model`` is a slug, a path to a ``config.json`` or checkpoint directory, or a hub id. ``recipe`` names a row of
-    :data:`RECIPES`. Raises SpecError for a value or combination that cannot be, UnknownName for an unknown model.
+    :data:`RECIPES`. Words are understood in any case and under their usual aliases (choices.py), lengths as ``"2k"``.
+    Raises SpecError for a value or combination that cannot be, UnknownName for an unknown model.
     """
     if unknown := sorted(set(rest) - set(option_names())):
         raise SpecError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(option_names())}")
     for name, value, kind in (("model", model, str), ("num_layers", num_layers, int), ("lora_r", lora_r, int)):
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise SpecError(f"{name}: {value!r} given; must be {'text' if kind is str else 'a whole number'}")
-    named = _recipe_values(recipe, dtype=dtype, autocast=autocast, lora_dtype=lora_dtype)
+    rest = {name: understood(name, value) for name, value in rest.items()}
+    named = _recipe_values(
+        meant("recipe", recipe),
+        **{
+            name: meant(name, it) for name, it in (("dtype", dtype), ("autocast", autocast), ("lora_dtype", lora_dtype))
+        },
+    )
     entry = catalog.find_model(model, trust_remote_code=bool(rest.get("trust_remote_code", False)))
     architecture = entry.config if num_layers is None else catalog.cut_depth(entry.config, num_layers)
     architecture = config_for(rest.get("trainer", "sft"), architecture)
     words = {
         "method": method,
         "device": device,
-        "optim": OPTIMIZER_NAMES.get(optim, optim),
+        "optim": OPTIMIZER_NAMES.get(meant("optim", optim), optim),
         "quant": quant,
         "kbit_prep": kbit_prep,
         "attn": attn,
@@ -365,13 +373,18 @@ def resolve(
         **named,
         "lora_targets": ",".join(lora_targets) if isinstance(lora_targets, list) else lora_targets,
     }
-    words = with_defaults(words, architecture["model_type"])
+    words = with_defaults({name: meant(name, value) for name, value in words.items()}, architecture["model_type"])
     if rest.get("sharding") in HYBRID and rest.get("shard_size") is None:
         rest = rest | {"shard_size": SHARD_SIZE}
     if rest.get("images") and rest.get("image_size") is None:
         rest = rest | {"image_size": DEFAULT_IMAGE_SIZE}
     made = {"model": entry.name, "architecture": architecture, "num_layers": num_layers}
     return checked(CellSpec, made | words | rest)
+
+
+def understood(name: str, value: Any) -> Any:
+    """The value that is meant: a word of choices.py in any spelling, a length such as ``2k``. Raises SpecError."""
+    return parse_length(value) if name == "seq_len" and isinstance(value, str) else meant(name, value)
 
 
 def with_defaults(words: dict[str, Any], model_type: str) -> dict[str, Any]:

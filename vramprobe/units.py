@@ -138,6 +138,14 @@ def parse_count(text: str) -> int:
     return count
 
 
+def parse_length(text: str) -> int:
+    """Tokens from ``2048``, ``2_048`` or, in steps of 1,024, ``2k`` and ``1M``. Raises SpecError on anything else."""
+    match = re.fullmatch(r"\s*([+-]?[0-9][0-9_,]*)\s*([kKmM]?)\s*", text)
+    if not match:
+        raise SpecError(f"{text!r} is not a length in tokens; write for instance 2048, or 2k, which is 2,048")
+    return int(re.sub("[_,]", "", match[1])) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()]
+
+
 def short_count(count: float) -> str:
     """Three digits in thousands, millions or billions: ``50M``, ``1.5B``, ``12.3k``."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):

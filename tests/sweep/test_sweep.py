@@ -195,7 +195,7 @@ def test_a_malformed_file_says_where_and_what(tmp_path: Path, text: str, expecte
         ("method: lora\nlora_alpha: big", "lora_alpha is 'big'; a number is expected"),
         ("gradient_checkpointing: 1", "gradient_checkpointing is 1; true or false is expected"),
         ("dtype: {a: 1}", "dtype is {'a': 1}; text is expected"),
-        ("dtype: bfloat16", "dtype: 'bfloat16' given; allowed: 'bf16', 'fp32' or 'fp16'. Nearest: bf16"),
+        ("dtype: bf15", "dtype: 'bf15' given; allowed: 'bf16', 'fp32' or 'fp16'. Nearest: bf16"),
         ("model: gtp2", "unknown model 'gtp2'. Nearest: gpt2"),
         ("batch_size: 0", "batch_size: 0 given; must be at least 1"),
     ],

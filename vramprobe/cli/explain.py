@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vramprobe.cli.options import Json
+from vramprobe.cli.options import Json, Tokens
 from vramprobe.errors import VramprobeError
 from vramprobe.units import format_bytes
 
@@ -41,7 +41,9 @@ def explain(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences per micro-batch (default: as the log says).")
     ] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence (default: as the log says).")] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(**Tokens, help="Tokens per sequence (default: as the log says).")
+    ] = None,
     num_gpus: Annotated[
         int | None, typer.Option(min=1, help="GPUs that share the model (default: as the log says).")
     ] = None,

@@ -16,8 +16,9 @@ from typing import Annotated, Any
 import typer
 
 from vramprobe.catalog.sweeps import list_sweeps
+from vramprobe.errors import SpecError
 from vramprobe.options import OPTIONS
-from vramprobe.units import parse_share
+from vramprobe.units import parse_length, parse_share
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`; without it, arithmetic only.")]
@@ -55,6 +56,33 @@ Lengths = Annotated[
 ]
 BatchSampler = Annotated[str, typer.Option(help=_SAMPLER_HELP)]
 PadToMultipleOf = Annotated[int, typer.Option(min=1, help=_PAD_HELP)]
+
+
+#: The options that are lengths in tokens, in whichever verb.
+LENGTH_OPTIONS = (
+    "seq_len", "max_model_len", "max_num_batched_tokens", "max_prompt_length", "max_completion_length"
+)  # fmt: skip
+
+
+def length(text: str, least: int | None = None) -> int:
+    """Tokens as they are typed: ``2048`` or ``2k``. Raises wrong usage."""
+    try:
+        found = parse_length(str(text))
+    except SpecError as error:
+        raise typer.BadParameter(str(error)) from None
+    if least is not None and found < least:
+        raise typer.BadParameter(f"{text} given; must be at least {least}")
+    return found
+
+
+#: Of an option that counts tokens and is not a cell's.
+Tokens: Any = {"parser": functools.partial(length, least=1), "metavar": "TOKENS"}
+
+
+def option(name: str, *flags: str, **more: Any) -> Any:
+    """typer's option of this name: one that is a length takes ``2k``."""
+    of_length = {"parser": length, "metavar": "TOKENS"} if name in LENGTH_OPTIONS else {}
+    return typer.Option(*flags, **of_length, **more)
 
 
 def print_json(value: Any) -> None:
@@ -133,7 +161,7 @@ def takes_a_cell(
         required = name in _REQUIRED and name not in asks.values() and name not in optional and not freed_by
         if name in asks.values():
             text += f" Not with {next(flag(asking) for asking, asked in asks.items() if asked == name)}."
-        annotation = Annotated[kind if required else kind | None, typer.Option(*flags, help=text, show_default=False)]
+        annotation = Annotated[kind if required else kind | None, option(name, *flags, help=text, show_default=False)]
         default = inspect.Parameter.empty if required else None
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -218,7 +246,7 @@ def takes_given(
     """``command(mapping, …)`` with these options (name → type, help): it gets those that were given."""
 
     def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
-        annotation = Annotated[kind | None, typer.Option(flag(name), help=text, show_default=False)]
+        annotation = Annotated[kind | None, option(name, flag(name), help=text, show_default=False)]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     def gather(given: dict[str, Any], _: Any) -> dict[str, Any]:

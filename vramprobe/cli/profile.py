@@ -22,7 +22,7 @@ import typer
 from vramprobe.cli.diff import Limits, MaxGrowth, Summary
 from vramprobe.cli.emulate import say
 from vramprobe.cli.modes import require_read
-from vramprobe.cli.options import Json
+from vramprobe.cli.options import Json, Tokens
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.units import parse_bytes
 
@@ -71,7 +71,7 @@ def profile(
     ] = False,
     seq_len: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens per row of a replaced dataset (default 2048); with --empty-weights."),
+        typer.Option(**Tokens, help="Tokens per row of a replaced dataset (default 2048); with --empty-weights."),
     ] = None,
     image_size: Annotated[
         str | None,

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import vramprobe
+from vramprobe.choices import meant
 from vramprobe.cli import calibrate_gpu as calibrate_gpu_verb
 from vramprobe.cli import contribute as contribute_verbs
 from vramprobe.cli import diff as diff_verb
@@ -201,6 +203,18 @@ for verb in (
     results.report,
 ):
     app.command()(verb)
+
+
+class _Verb(TyperCommand):
+    """A verb whose options take a word in any case and under its usual aliases (choices.py)."""
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.params = {name: meant(name, value) for name, value in ctx.params.items()}
+        return super().invoke(ctx)
+
+
+for registered in app.registered_commands:
+    registered.cls = _Verb
 
 
 def _version(wanted: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vramprobe import catalog, spec
 from vramprobe.architecture.images import has_images
-from vramprobe.choices import CpRotation, Offload, Sharding
+from vramprobe.choices import CpRotation, Offload, Sharding, meant
 from vramprobe.errors import OutOfRange, SpecError
 from vramprobe.rules.sharding import HYBRID
 
@@ -52,7 +52,7 @@ def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
 
 def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
     """The same with its ranks, of which more can be predicted than run. Raises SpecError."""
-    ranks = {name: value for name in _RANKS if (value := options.pop(name, None)) is not None}
+    ranks = {name: meant(name, value) for name in _RANKS if (value := options.pop(name, None)) is not None}
     if ranks.get("offload") == "none":
         del ranks["offload"]
     one = cell(device=device, **options)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_model
 from vramprobe.catalog.shipped import csv_rows
+from vramprobe.choices import meant
 from vramprobe.emulate.cards import CardProperties, card_properties
 from vramprobe.errors import SpecError
 from vramprobe.predict.bisection import bisected
@@ -94,7 +95,7 @@ def serve(
         else max_num_batched_tokens,
         max_num_seqs=(1024 if is_large else 256) if max_num_seqs is None else max_num_seqs,
         tensor_parallel_size=tensor_parallel_size,
-        dtype=dtype,
+        dtype=meant("dtype", dtype),
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec
-from vramprobe.choices import Offload, Sharding
+from vramprobe.choices import Offload, Sharding, meant
 from vramprobe.errors import OutOfRange, SpecError
 from vramprobe.predict.questions import cell, cell_on_ranks, given_fit, predicted, require_engine
 from vramprobe.rules.sharding import SHARDINGS, cannot_shard, rules_of
@@ -77,8 +77,7 @@ def min_gpus(
     """The fewest of ``gpu`` on which each rank of a cell fits under ``sharding``, by arithmetic, not measured."""
     from vramprobe.predict import fewest
 
-    if offload not in (None, *get_args(Offload)):
-        raise SpecError(f"offload: {offload!r} given; allowed: {', '.join(get_args(Offload))}")
+    sharding, offload = meant("sharding", sharding), _known_offload(offload)
     one = cell(device=options.pop("device", None) or "cuda", **options)
     return fewest.min_gpus(
         one.model_copy(update={"sharding": sharding, "offload": offload or "none"}),
@@ -87,6 +86,14 @@ def min_gpus(
         allow_extrapolation=allow_extrapolation,
         replays=fit is None,
     )
+
+
+def _known_offload(offload: str | None) -> Offload | None:
+    """The kind that is meant. Raises SpecError."""
+    found = meant("offload", offload)
+    if found not in (None, *get_args(Offload)):
+        raise SpecError(f"offload: {offload!r} given; allowed: {', '.join(get_args(Offload))}")
+    return found
 
 
 class Fewest(NamedTuple):
@@ -105,8 +112,7 @@ def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options:
     from vramprobe.architecture import UnsupportedArchitecture
     from vramprobe.predict.fewest import why_not
 
-    if offload not in (None, *get_args(Offload)):
-        raise SpecError(f"offload: {offload!r} given; allowed: {', '.join(get_args(Offload))}")
+    offload = _known_offload(offload)
     words = {name: it for name, it in options.items() if name not in ("fit", "allow_extrapolation")}
     one = cell(**{"device": "cuda"} | words)
     answers: list[MinGpus] = []

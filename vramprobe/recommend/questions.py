@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vramprobe import catalog
-from vramprobe.choices import Sharding
+from vramprobe.choices import Sharding, meant
 from vramprobe.errors import SpecError
 from vramprobe.recommend import inverse
 from vramprobe.recommend.answer import Recommendation, recommended
@@ -113,15 +113,17 @@ def _measured(records: str | Path | None) -> Mapping[str, Measured]:
 
 def _methods(method: str | Sequence[str] | None) -> tuple[str, ...]:
     wanted = METHODS if method is None else (method,) if isinstance(method, str) else tuple(method)
+    wanted = tuple(meant("method", name) for name in wanted)
     if wrong := [name for name in wanted if name not in METHODS]:
         raise SpecError(f"method: {', '.join(map(repr, wrong))} given; allowed: {', '.join(METHODS)}")
     return wanted
 
 
 def _sharding(sharding: str | None) -> Sharding | None:
-    if sharding is not None and sharding not in ONE_GROUP:
+    found = meant("sharding", sharding)
+    if found is not None and found not in ONE_GROUP:
         raise SpecError(f"sharding: {sharding!r} given; allowed: {', '.join(ONE_GROUP)}")
-    return sharding
+    return found
 
 
 def _at_least(name: str, value: float | None, least: float) -> float | None:

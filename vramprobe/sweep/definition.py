@@ -23,6 +23,7 @@ import fnmatch
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from vramprobe import catalog
 from vramprobe.errors import MissingDependency, SpecError, UnknownName, VramprobeError
 from vramprobe.options import ADAPTER_OPTIONS
-from vramprobe.spec import CellSpec, option_names, resolve
+from vramprobe.spec import CellSpec, option_names, resolve, understood
 from vramprobe.sweep.yaml_file import parsed
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _values(raw: Any, where: str, also: tuple[str, ...] = ()) -> dict[str, list[
     """Option → its values, always as a list; every key known, every value of the option's type."""
     raw = _mapping(raw, where, "options such as model and method")
     _refuse_unknown(raw, [*option_names(), *also], where, "option")
-    values = {key: value if isinstance(value, list) else [value] for key, value in raw.items()}
+    values = {key: [_understood(key, one) for one in _listed(value)] for key, value in raw.items()}
     for key, several in values.items():
         if not several:
             raise SpecError(f"{where}: {key} is an empty list; give at least one value or leave the option out")
@@ -223,6 +224,17 @@ def _values(raw: Any, where: str, also: tuple[str, ...] = ()) -> dict[str, list[
         if key == "lora_targets" and len(several) > 1:
             _refuse_single_modules(several, where)
     return values
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _understood(key: str, value: Any) -> Any:
+    """The value that is meant; one that is none is as given, for the check of its type to name."""
+    with suppress(SpecError):
+        return understood(key, value)
+    return value
 
 
 def _check_type(key: str, value: Any, where: str) -> None:

@@ -19,8 +19,9 @@ from vramprobe.architecture import architecture
 from vramprobe.catalog import find_model
 from vramprobe.cli.explain import as_json, in_words
 from vramprobe.errors import VramprobeError
+from vramprobe.explain.phases import UNKNOWN, Phase
 from vramprobe.explain.report import report_of
-from vramprobe.explain.requests import Factors, tensors_of_size
+from vramprobe.explain.requests import Factors, shape_in, tensors_of_size
 from vramprobe.units import GIB, MIB
 
 LOG = """\
@@ -50,7 +51,7 @@ def test_a_log_in_about_ten_lines_without_its_paths_and_secrets() -> None:
         "phase: forward, the loss (transformers/loss/loss_utils.py:47 in ForCausalLMLoss)",
         "cause: size: even with all unused memory the request lacks 366.48 MiB",
         "the request has the size of logits: 4 × 2048 tokens × 128256 vocabulary in fp32",
-        "try: 1. a chunked or fused loss that never holds all logits (use_liger_kernel)",
+        "try: 1. a chunked or fused loss that never holds all logits (use_liger_kernel; TRL: loss_type='chunked_nll')",
         "     2. halve the per-device batch size and double gradient_accumulation_steps",
         "     3. a shorter max_length",
     ]
@@ -72,14 +73,37 @@ def test_a_model_that_a_log_names_is_only_looked_up_in_the_catalog(monkeypatch: 
 
 def test_tensors_of_known_sizes() -> None:
     of = find_model("llama-3.1-8b")
-    factors = Factors(of.name, architecture(of.config), 4, 2048, 8)
-    names = tensors_of_size(14336 * 4096 * 2, 0, factors)
+    factors = Factors(of.name, architecture(of.config), of.config["vocab_size"], 4, 2048, 8)
+    names = tensors_of_size(14336 * 4096 * 2, 0, factors, UNKNOWN)
     assert [name.partition(" ")[0] for name in names] == ["gate_proj", "up_proj", "down_proj"]
     assert all("14336" in name and "4096" in name and "bf16" in name for name in names)
-    (share,) = tensors_of_size(-(-factors.architecture.num_params // 8) * 4, MIB, factors)
+    assert factors.architecture is not None
+    (share,) = tensors_of_size(-(-factors.architecture.num_params // 8) * 4, MIB, factors, UNKNOWN)
     assert share == "all 8,030,261,248 parameters / 8 GPUs in fp32"
-    assert tensors_of_size(123 * MIB + 1, 1000, factors) == []
-    assert "eager attention scores: 4 × 32 heads × 2048² in fp32" in tensors_of_size(4 * 32 * 2048**2 * 4, 0, factors)
+    assert tensors_of_size(123 * MIB + 1, 1000, factors, UNKNOWN) == []
+    scores = tensors_of_size(4 * 32 * 2048**2 * 4, 0, factors, Phase("forward", "attention"))
+    assert "eager attention scores: 4 × 32 heads × 2048² in fp32" in scores
+    assert tensors_of_size(4 * 32 * 2048**2 * 4, 0, factors, Phase("forward", "the loss")) == [
+        "logits: 4,186 tokens × 128256 vocabulary in fp32",
+        "logits: 8,372 tokens × 128256 vocabulary in bf16 or fp16",
+    ]
+    logits = 4 * 2048 * 128256 * 2
+    for detail in ("gathering sharded parameters", "the vision tower", "recomputing a checkpointed layer"):
+        assert not any(name.startswith("logits") for name in tensors_of_size(logits, 0, factors, Phase("", detail)))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("buf = empty_strided_cuda((65536, 4096), (4096, 1), torch.bfloat16)", "65536 × 4096 of 2 bytes each"),
+        ("mask = torch.zeros(32, 2048, 4096)", "32 × 2048 × 4096 of 2 bytes each"),
+        ("x = x.new_empty((16, 2048, 4096), dtype=torch.float32)", "16 × 2048 × 4096 of 4 bytes each"),
+        ("buf = empty_strided_cuda((65536, 4097), (4097, 1), torch.bfloat16)", ""),
+        ("return self.current_callable(inputs)", ""),
+    ],
+)
+def test_the_shape_that_the_failing_line_names_counts_only_where_it_is_the_request(source: str, said: str) -> None:
+    assert shape_in(source, 512 * MIB, 5242) == said
 
 
 def block(size: int, state: str, line: int) -> dict[str, Any]:

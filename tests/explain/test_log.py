@@ -186,14 +186,14 @@ def test_chunks_that_tell_nothing_are_passed_over_and_change_nothing(monkeypatch
     monkeypatch.setattr("vramprobe.explain.log._SETTINGS_BYTES", MIB)
     text = long_log(3 * MIB)
     quick = read(io.BytesIO(text))
-    monkeypatch.setattr("vramprobe.explain.log._is_dull", lambda data: False)
+    monkeypatch.setattr("vramprobe.explain.log._Reader._wants_all", lambda self: True)
     assert read(io.BytesIO(text)) == quick
     assert (functions(quick), quick.progress) == ([["compute_loss", "ForCausalLMLoss"]], (88, 494))
 
 
 @pytest.mark.parametrize("chunk_bytes", [7, 64, 1000, 2**20])
 def test_an_error_across_the_borders_of_chunks(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
-    monkeypatch.setattr("vramprobe.explain.log._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("vramprobe.explain.lines._CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr("vramprobe.explain.log._SETTINGS_BYTES", 0)
     log = read(io.BytesIO(long_log(4000)))
     assert (functions(log), len(log.failures)) == ([["compute_loss", "ForCausalLMLoss"]], 1)

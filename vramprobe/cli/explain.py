@@ -31,12 +31,20 @@ _PHASES = {
     "merge": "merging the adapter",
     "load_best": "loading the best checkpoint at the end",
     "resume": "resuming from a checkpoint",
+    "startup": "starting",
+    "compile": "compiling",
+    "data": "loading data",
     "unknown": "unknown phase",
 }
+#: What was full, by the cause or the device; else a GPU.
+_WHERE = {"host": "the host", "shared memory": "the host's shared memory (/dev/shm)"}
+_WHERE |= {"MPS": "the Mac's GPU", "Metal": "the Mac's GPU", "TPU": "the TPU"}
 
 
 def explain(
-    file: Annotated[Path, typer.Argument(help="A log, a memory snapshot or an nvidia-smi log; - reads stdin.")],
+    file: Annotated[
+        Path, typer.Argument(help="A log, a memory snapshot or an nvidia-smi log; without it, or with -, stdin.")
+    ] = Path("-"),
     model: Annotated[str | None, typer.Option(help="The model, to name the tensor of the request's size.")] = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences per micro-batch (default: as the log says).")
@@ -51,11 +59,14 @@ def explain(
 ) -> None:
     """Explain an out-of-memory error: what was full, in which phase, why, and what would make the run fit.
 
-    Reads PyTorch's error text or a whole log of any size, a file of torch.cuda.memory._dump_snapshot (no code in it is
-    run), or an nvidia-smi log. Nothing is uploaded; paths and command lines of the input are not repeated.
+    Reads the error's text or a whole log of any size, of PyTorch and of about thirty other programs (engines,
+    containers, schedulers, drivers), a memory_summary() table, a file of torch.cuda.memory._dump_snapshot (no code in
+    it is run), or an nvidia-smi log. Nothing is uploaded; paths and command lines of the input are not repeated.
     """
     from vramprobe.explain.report import report_of
 
+    if str(file) == "-" and sys.stdin.isatty():
+        raise VramprobeError("no log was given: vramprobe explain FILE, or pipe one in (vramprobe explain < FILE)")
     try:
         with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as opened:
             report = report_of(opened, model=model, batch_size=batch_size, seq_len=seq_len, num_gpus=num_gpus)
@@ -78,9 +89,9 @@ def in_words(report: Report) -> list[str]:
     """The report as lines."""
     said = []
     if report.oom is not None and report.explanation is not None:
-        said += [_headline(report, report.oom), *_budget(report.oom)]
-        if report.oom.requested is not None or report.phase.at:
-            said.append(f"phase: {_in_words(report.phase)}")
+        said += [_headline(report, report.oom, report.explanation.cause), *_budget(report.oom)]
+        if report.phase.name != "unknown" or report.oom.owner in ("device allocator", "driver"):
+            said += [f"phase: {_in_words(report.phase)}"] if report.kind == "log" or report.phase.at else []
         said.append(f"cause: {report.explanation.cause}: {report.explanation.why}")
         if report.tensors:
             said.append(f"the request has the size of {'; or '.join(report.tensors)}")
@@ -92,15 +103,19 @@ def in_words(report: Report) -> list[str]:
     return said
 
 
-def _headline(report: Report, oom: OutOfMemory) -> str:
-    where = "the host" if oom.backend == "host" else "the GPU" if oom.device is None else f"GPU {oom.device}"
+def _headline(report: Report, oom: OutOfMemory, cause: str) -> str:
+    where = _WHERE.get(cause, _WHERE.get(oom.backend, "the GPU" if oom.device is None else f"GPU {oom.device}"))
+    if report.kind != "log" and oom.requested is None:
+        return f"{where} at the {report.kind}, which records no out-of-memory error"
+    if oom.owner == "engine":
+        where = f"{oom.program} on {where}"
+    if cause == "bug":
+        return f"{where} refused a request that no GPU could hold"
     asked = "" if oom.requested is None else f": {format_bytes(oom.requested)} requested"
-    free = "" if oom.free is None else f", {format_bytes(oom.free)} free"
+    free = "" if oom.free is None else f"{',' if asked else ':'} {format_bytes(oom.free)} free"
     total = "" if oom.total is None else f" of {format_bytes(oom.total)}"
     ranks = f" ({len(report.ranks)} ranks failed)" if len(report.ranks) > 1 else ""
     bar = f", at {report.progress[0]}/{report.progress[1]} of the last progress bar" if report.progress else ""
-    if report.kind == "snapshot" and oom.requested is None:
-        return f"{where} at the snapshot, which records no out-of-memory error"
     return f"{where} ran out of memory{asked}{free}{total}{bar}{ranks}"
 
 
@@ -108,13 +123,17 @@ def _budget(oom: OutOfMemory) -> list[str]:
     outside = (
         "CUDA context and libraries" if oom.process is not None else "outside PyTorch: CUDA context, libraries, others"
     )
+    is_host = oom.owner == "host"
     rows = {
-        "allocated by PyTorch": oom.allocated,
+        f"allocated by {oom.program}": oom.allocated,
         "  of it in private pools (CUDA graphs)": oom.private_pools,
         "reserved but unused": oom.unused,
-        f"{outside} (about)": oom.outside,
+        "Metal memory outside PyTorch's allocator": oom.outside_allocator,
+        f"{outside} (about)": oom.outside if oom.outside_allocator is None else None,
         "other processes (about)": oom.neighbors or None,
-        "allowed for this process": oom.allowed,
+        "allowed for this process": oom.allowed if oom.owner == "device allocator" else None,
+        "in use on the host": oom.used,
+        "held by the killed process": oom.process if is_host else None,
     }
     return [f"  {format_bytes(size):>12}  {name}" for name, size in rows.items() if size is not None]
 

@@ -1,7 +1,7 @@
-"""An error's figures and its phase → what was full, why, and the changes that would help, with bytes where known.
+"""An error's figures, its form and its phase → what was full, why, and the changes that would help.
 
-In: an OutOfMemory and a Phase. Out: an Explanation. A number is the message's own or a difference of two of them; where
-the message lacks one, the sentence does without.
+In: an OutOfMemory, the form of its message, and a Phase. Out: an Explanation. A number is the message's own or a
+difference of two of them; where the message lacks one, the sentence does without.
 """
 
 from __future__ import annotations
@@ -10,73 +10,203 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vramprobe.explain.messages import OutOfMemory
+from vramprobe.explain.advice import MAX_CHANGES, Change, advice
+from vramprobe.explain.messages import ABSURD_BYTES, Form, OutOfMemory
 from vramprobe.explain.phases import Phase
 from vramprobe.units import GIB, MIB, format_bytes
 
-Cause = Literal["size", "fragmentation", "neighbor", "ranks on one GPU", "limit", "host", "unknown"]
-#: Of a process outside the allocator, without that another process is suspected: CUDA context, cuBLAS, NCCL.
+Cause = Literal[
+    "size",
+    "fragmentation",
+    "neighbor",
+    "ranks on one GPU",
+    "limit",
+    "setting",
+    "bug",
+    "host",
+    "shared memory",
+    "unknown",
+]
+#: Outside the allocator, where no figure separates this process from others: less is its own context, libraries, NCCL.
 _MUCH_OUTSIDE = 3 * GIB
-_NEIGHBOR = 300 * MIB  # of other processes: a desktop takes less
+_MUCH_OUTSIDE_SHARE = 0.25  # of the GPU
+_NEIGHBOR = GIB  # of one other process: a desktop, or the CUDA context of another rank, takes less
+_NEIGHBOR_SHARE = 0.05  # of the GPU
+_KEPT_BY_DRIVER = 64 * MIB  # of free memory, for its own tables
+_UNUSED = 300 * MIB  # that expandable segments are worth naming for
 #: Below this share of the reserved memory, unused bytes would only delay the end: benchmarks/truth/oom.md.
-_FRAGMENTED = 0.1
-_EXPANDABLE = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF since PyTorch 2.9)"
-
-
-@dataclass(frozen=True)
-class Change:
-    """Something to do; ``num_bytes``: what it frees at most, where the input says so."""
-
-    text: str
-    num_bytes: int | None = None
+FRAGMENTED = 0.1
+EXPANDABLE = {
+    "CUDA": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF since PyTorch 2.9)",
+    "HIP": "set PYTORCH_HIP_ALLOC_CONF=expandable_segments:True (PYTORCH_ALLOC_CONF since PyTorch 2.9)",
+    "NPU": "set PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
+}
+_EMPTY_CACHE = "return unused memory before this phase (torch.xpu.empty_cache, or that of your device)"
+_SET_DEVICE = "give each rank its own GPU before its first CUDA call: torch.cuda.set_device(LOCAL_RANK)"
+_LOADING = ("load", "to_device", "prepare")
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why it failed, in a sentence, and what would make it fit, the most effective first."""
+    """Why it failed, in a sentence, and what would make it fit, the most effective first, at most three."""
 
     cause: Cause
     why: str
     changes: tuple[Change, ...]
 
 
-def explain(oom: OutOfMemory, phase: Phase, *, is_expandable: bool = False) -> Explanation:
-    """Judge one error. ``is_expandable``: the allocator's segments are known to be expandable."""
-    if oom.backend == "host":
-        return _host(oom, phase)
-    if not oom.has_figures:
+def explain(
+    oom: OutOfMemory,
+    phase: Phase,
+    form: Form | None = None,
+    *,
+    host_copy: str = "",
+    is_logits: bool = False,
+    is_expandable: bool = False,
+) -> Explanation:
+    """Judge one error. ``host_copy``: how its innermost frames take the host's memory; ``is_logits``: the request is
+    logits; ``is_expandable``: the allocator's segments are known to be expandable.
+    """
+    if form is not None and form.why:
+        return _by_form(oom, phase, form)
+    if oom.owner == "driver":
+        return _of_driver(phase, host_copy)
+    if oom.requested is not None and oom.requested >= ABSURD_BYTES:
         why = (
-            "the GPU's driver or a library (cuBLAS, cuDNN, NCCL) found no memory; it does not say how much was in use. "
-            "PyTorch's own allocator may hold nearly all of the GPU"
+            f"{oom.requested / 2**60:,.2f} EiB requested: a size was computed wrong, often from a negative or "
+            "overflowed number; no GPU's size is the cause"
         )
-        return Explanation(
-            "unknown", why, (Change("leave memory to libraries: a smaller batch, or fewer bytes reserved"), *_of(phase))
-        )
-    if oom.requested is None and oom.free is None:  # a snapshot of a run that has not failed
-        return Explanation("unknown", "no failed request is recorded", ())
+        return Explanation("bug", why, tuple(advice(["bug"])))
+    if oom.requested is None and oom.free is None and oom.allocated is not None and not oom.is_cut:
+        return Explanation("unknown", "no failed request is recorded", ())  # a snapshot of a run that has not failed
     cause, why = _cause(oom, is_expandable)
-    changes = list(_of(phase))
+    changes = advice(_keys(oom, phase, is_logits))
+    for at, change in _of_figures(oom, cause, is_expandable):
+        changes.insert(at, change)
+    return Explanation(cause, why, tuple(changes[:MAX_CHANGES]))
+
+
+def _by_form(oom: OutOfMemory, phase: Phase, form: Form) -> Explanation:
+    """What the message alone tells."""
+    why = next((text for one in form.why if (text := oom.filled(one)) is not None), form.program)
+    changes = [Change(text) for one in form.changes if (text := oom.filled(one)) is not None]
+    keys = [form.cause, form.owner] if form.owner in ("host", "shared memory") else [form.cause, *_keys(oom, phase)]
+    cause: Cause = form.cause or "unknown"  # type: ignore[assignment]
+    return Explanation(cause, why, tuple((changes or advice(keys))[:MAX_CHANGES]))
+
+
+def _of_driver(phase: Phase, host_copy: str) -> Explanation:
+    """An error of the driver or of a library, which names no figure."""
+    if host_copy:
+        why = (
+            f"the failing line is {host_copy}: the driver had no host memory left for it, which its error does not say"
+        )
+        return Explanation("host", why, tuple(advice(["pinned memory"])))
+    if phase.name in _LOADING:
+        why = (
+            "the driver had no memory left while the model was still loading, and names no figure: something else may "
+            "hold the GPU, or the model does not fit it"
+        )
+        return Explanation("unknown", why, tuple(advice(["driver: load"])))
+    why = (
+        "the GPU's driver or a library found no memory; it does not say how much was in use. PyTorch's own allocator "
+        "may hold nearly all of the GPU"
+    )
+    return Explanation("unknown", why, (*advice(["driver"]), *advice(_phase_keys(phase))[:1]))
+
+
+def _keys(oom: OutOfMemory, phase: Phase, is_logits: bool = False) -> Iterator[str]:
+    """Keys of the advice, the narrowest first."""
+    if oom.backend == "MPS":
+        if (oom.outside_allocator or 0) >= max(_NEIGHBOR, oom.allocated or 0):
+            yield "MPS: outside"
+        yield "MPS"
+    if oom.requested is not None and oom.total is not None and oom.requested > oom.total:
+        yield f"larger than the GPU: {phase.detail}"
+        yield f"larger than the GPU: {'load' if phase.name in _LOADING else phase.name}"
+        yield "larger than the GPU"
+    if is_logits and phase.name in ("forward", "backward", "forward or backward"):
+        yield "backward: logits"
+    yield from _phase_keys(phase)
+
+
+def _phase_keys(phase: Phase) -> Iterator[str]:
+    yield f"{phase.name}: {phase.detail}"
+    if phase.detail == "gathering sharded parameters":
+        yield f"forward: {phase.detail}"
+    yield phase.name
+
+
+def _of_figures(oom: OutOfMemory, cause: Cause, is_expandable: bool) -> Iterator[tuple[int, Change]]:
+    """Changes that the figures suggest, and before which others they go."""
     if cause == "fragmentation":
-        changes.insert(0, Change(_EXPANDABLE, oom.unused))
-    elif cause in ("neighbor", "ranks on one GPU"):
-        changes.insert(0, _of_neighbors(oom, cause))
+        yield 0, Change(EXPANDABLE.get(oom.backend, _EMPTY_CACHE), oom.unused)
+    elif cause == "ranks on one GPU":
+        yield 0, Change(f"{_SET_DEVICE}, device_map={{'': LOCAL_RANK}}", oom.neighbors)
+    elif cause == "neighbor":
+        text = "end the other processes (nvidia-smi names them) or choose another GPU by CUDA_VISIBLE_DEVICES"
+        yield 0, Change(text, oom.neighbors or None)
     elif cause == "limit":
-        changes.insert(0, Change("raise or remove set_per_process_memory_fraction"))
-    if cause == "size" and not is_expandable and (_fits_in_unused(oom) or (oom.unused or 0) >= _NEIGHBOR):
-        at = 1 if _fits_in_unused(oom) else len(changes)
-        changes.insert(at, Change(f"{_EXPANDABLE}; alone it is hardly enough", oom.unused))
-    return Explanation(cause, why, tuple(changes[:3]))
+        yield 0, Change("raise or remove the limit of this process (set_per_process_memory_fraction)")
+    if cause == "size" and len(contexts := _contexts(oom)) > 1:
+        yield 1, Change(f"{_SET_DEVICE}: {len(contexts)} others have a CUDA context here", sum(contexts))
+    if cause == "size" and not is_expandable and _fits_in_unused(oom):
+        yield 1, Change(f"{EXPANDABLE.get(oom.backend, _EMPTY_CACHE)}; alone it is hardly enough", oom.unused)
+    elif cause == "size" and not is_expandable and (oom.unused or 0) >= _UNUSED and oom.backend in EXPANDABLE:
+        yield MAX_CHANGES, Change(f"{EXPANDABLE[oom.backend]}; alone it is hardly enough", oom.unused)
+
+
+def _contexts(oom: OutOfMemory) -> list[int]:
+    """Bytes of other processes that are too small for more than a CUDA context: ranks that initialized this GPU."""
+    return [size for size in oom.others if size < _NEIGHBOR]
 
 
 def _cause(oom: OutOfMemory, is_expandable: bool) -> tuple[Cause, str]:
     asked, free, unused = oom.requested, oom.free, oom.unused
     if asked is None:
         return "unknown", "no failed request is recorded; these are the bytes at the snapshot or where the message ends"
-    if oom.allowed is not None and oom.reserved is not None and oom.reserved + asked > oom.allowed:
+    if found := _limited(oom, asked) or _shared(oom, asked):
+        return found
+    if oom.total is not None and asked > oom.total:
+        return "size", f"the request alone is larger than the GPU, by {format_bytes(asked - oom.total)}"
+    if (fits := _fits_in_unused(oom)) and not is_expandable:
+        assert unused is not None
+        assert oom.reserved is not None
+        if unused >= FRAGMENTED * oom.reserved:
+            return "fragmentation", fits
+        share = 100 * (1 - unused / oom.reserved)
         return (
-            "limit",
-            f"the process may reserve {format_bytes(oom.allowed)} and has reserved {format_bytes(oom.reserved)}",
+            "size",
+            f"{share:.0f} % of the reserved memory is allocated, so that defragmenting would gain little; {fits}",
         )
+    if free is not None and asked <= free < asked + _KEPT_BY_DRIVER:
+        return "size", "the free memory would hardly hold the request, and the driver keeps some of it"
+    if free is not None and free >= asked:
+        return "unknown", "the free memory would hold the request: other processes or ranks changed it meanwhile"
+    if free is not None and unused is not None:
+        return "size", f"even with all unused memory the request lacks {format_bytes(asked - free - unused)}"
+    if free is not None:
+        return "size", "the request is larger than the free memory"
+    return "unknown", "the message has no figure of the free memory"
+
+
+def _limited(oom: OutOfMemory, asked: int) -> tuple[Cause, str] | None:
+    """A limit below the device's size: a process's share, MPS's watermark."""
+    held = oom.reserved if oom.reserved is not None else oom.allocated
+    if oom.allowed is None or held is None:
+        return None
+    outside = oom.outside_allocator or 0
+    if held + outside + asked <= oom.allowed - 0.02 * GIB:  # printed to 0.01 GiB each
+        return None
+    if oom.backend == "MPS":
+        parts = f"{format_bytes(held)} of PyTorch, {format_bytes(outside)} of Metal outside its allocator"
+        return "size", f"{parts} and the request are more than the {format_bytes(oom.allowed)} that MPS allows"
+    return "limit", f"the process may hold {format_bytes(oom.allowed)} and holds {format_bytes(held)}"
+
+
+def _shared(oom: OutOfMemory, asked: int) -> tuple[Cause, str] | None:
+    """Other processes on the GPU, where they hold more than the CUDA contexts of ranks."""
+    least = max(_NEIGHBOR, asked, int(_NEIGHBOR_SHARE * (oom.total or 0)))
     others = [size for size in oom.others if size >= _NEIGHBOR]
     mine = oom.process or oom.reserved
     if mine and len(others) >= 2 and all(mine / 3 < size < 3 * mine for size in others):
@@ -84,32 +214,14 @@ def _cause(oom: OutOfMemory, is_expandable: bool) -> tuple[Cause, str]:
             "ranks on one GPU",
             f"{len(others) + 1} processes of similar size use this one GPU: ranks that share it by mistake",
         )
-    if (oom.neighbors or 0) >= max(_NEIGHBOR, asked):
-        size = format_bytes(oom.neighbors)
-        return "neighbor", f"other processes hold {size} of this GPU, more than the request"
-    if oom.process is None and not oom.others and (oom.outside or 0) >= _MUCH_OUTSIDE:
-        size = format_bytes(oom.outside)
-        return "neighbor", f"about {size} are in use outside this process's PyTorch: probably another process, or NCCL"
-    if (fits := _fits_in_unused(oom)) and not is_expandable:
-        assert unused is not None
-        assert oom.reserved is not None
-        if unused >= _FRAGMENTED * oom.reserved:
-            return "fragmentation", fits
-        share = 100 * (1 - unused / oom.reserved)
-        return (
-            "size",
-            f"{share:.0f} % of the reserved memory is allocated, so that defragmenting would gain little; {fits}",
-        )
-    if free is not None and free >= asked:
-        return "unknown", "the free memory would hold the request: other processes or ranks changed it meanwhile"
-    if free is not None and unused is not None:
-        return "size", f"even with all unused memory the request lacks {format_bytes(asked - free - unused)}"
-    return (
-        "size" if free is not None else "unknown",
-        "the request is larger than the free memory"
-        if free is not None
-        else ("the message has no figure of the free memory"),
-    )
+    if (held := sum(others) if oom.others else oom.neighbors or 0) >= least:
+        return "neighbor", f"other processes hold {format_bytes(held)} of this GPU, more than the request"
+    outside = oom.outside or 0
+    is_unseparated = oom.process is None and not oom.others and oom.outside_allocator is None
+    if is_unseparated and outside >= max(_MUCH_OUTSIDE, asked, _MUCH_OUTSIDE_SHARE * (oom.total or 0)):
+        size = format_bytes(outside)
+        return "neighbor", f"about {size} are in use outside this process's PyTorch: probably another process"
+    return None
 
 
 def _fits_in_unused(oom: OutOfMemory) -> str:
@@ -124,90 +236,3 @@ def _fits_in_unused(oom: OutOfMemory) -> str:
     if free is not None and free < asked <= free + unused:
         return f"the free {format_bytes(free)} and the {format_bytes(unused)} reserved but unused are enough together"
     return ""
-
-
-def _of_neighbors(oom: OutOfMemory, cause: Cause) -> Change:
-    if cause == "ranks on one GPU":
-        return Change(
-            "give each rank its own GPU: torch.cuda.set_device(LOCAL_RANK), device_map={'': LOCAL_RANK}", oom.neighbors
-        )
-    size = oom.neighbors if oom.neighbors else None
-    return Change("end the other processes (nvidia-smi names them) or choose another GPU by CUDA_VISIBLE_DEVICES", size)
-
-
-def _host(oom: OutOfMemory, phase: Phase) -> Explanation:
-    why = "the host's memory was full, not the GPU's"
-    if oom.requested is None:
-        why = "a process was killed or got no host memory: the host's memory was probably full, not the GPU's"
-    changes = [
-        Change("load the checkpoint on one rank only, or with low_cpu_mem_usage: each rank may hold a whole copy"),
-        Change("fewer dataloader workers and less pinned memory; no CPU offload of optimizer or parameters"),
-        Change("request more host memory (Slurm --mem, a container's limit, /dev/shm)"),
-    ]
-    return Explanation("host", why, tuple(changes))
-
-
-def _of(phase: Phase) -> Iterator[Change]:
-    """What lowers the peak of a phase, the most effective first."""
-    smaller = "halve the per-device batch size and double gradient_accumulation_steps"
-    match phase.name, phase.detail:
-        case "forward", "the loss":
-            texts = [
-                "a chunked or fused loss that never holds all logits (use_liger_kernel)",
-                smaller,
-                "a shorter max_length",
-            ]
-        case "forward", _:
-            texts = ["gradient checkpointing, if it is off", smaller, "a shorter max_length"]
-        case "backward", "recomputing a checkpointed layer":
-            texts = [smaller, "a shorter max_length", "shard parameters and optimizer state (FSDP, ZeRO-3) or use LoRA"]
-        case "backward", _:
-            texts = ["gradient checkpointing, if it is off", smaller, "a chunked or fused loss (use_liger_kernel)"]
-        case "optimizer_step", detail:
-            texts = ["an 8-bit or paged optimizer (optim=adamw_bnb_8bit, paged_adamw_8bit)"]
-            texts += ["optim=adamw_torch_fused, which needs no temporaries"] if detail.startswith("temporaries") else []
-            texts += [
-                "shard the optimizer state (ZeRO, FSDP) over more GPUs, or offload it",
-                "train fewer parameters (LoRA)",
-            ]
-        case "evaluation", "gathering its logits":
-            texts = [
-                "eval_accumulation_steps=1 or prediction_loss_only=True: logits leave the GPU",
-                "per_device_eval_batch_size=1",
-            ]
-        case "evaluation", _:
-            texts = [
-                "per_device_eval_batch_size=1 (its default is 8)",
-                "prediction_loss_only=True, or eval_accumulation_steps=1",
-            ]
-        case "save", _:
-            texts = [
-                "save shards: FSDP SHARDED_STATE_DICT, DeepSpeed stage3_gather_16bit_weights_on_model_save=false",
-                "gather the full state dict on the CPU (offload_to_cpu, rank 0 only)",
-                "free gradients and cached memory before the save (zero_grad, torch.cuda.empty_cache)",
-            ]
-        case "merge", _:
-            texts = ["merge on the CPU, in a process of its own, after training"]
-        case "load_best", _:
-            texts = ["load_best_model_at_end=False; load the checkpoint in a new process"]
-        case "resume", _:
-            texts = ["load the checkpoint on the CPU first (map_location='cpu')", "the same sharding as the saved run"]
-        case "generation", _:
-            texts = [
-                "fewer or shorter completions at a time",
-                "a lower gpu_memory_utilization where vLLM shares the GPU",
-            ]
-        case "load", _:
-            texts = [
-                "load in bf16 (dtype=torch.bfloat16) or quantized (load_in_4bit)",
-                "shard while loading: ZeRO-3, FSDP or device_map",
-            ]
-        case (("prepare" | "to_device"), detail):
-            texts = [
-                "shard the model and its optimizer state over more GPUs (ZeRO-3, FSDP)",
-                "load in bf16 or quantized",
-                "CPU offload",
-            ]
-        case _:
-            texts = [smaller, "gradient checkpointing, if it is off", "a shorter max_length"]
-    yield from map(Change, texts)

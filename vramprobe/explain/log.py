@@ -1,31 +1,36 @@
-"""A log, however long → the out-of-memory errors in it, each with its traceback, and the readings of nvidia-smi.
+"""A log, however long → the out-of-memory errors in it, each with its traceback, and the tables of memory in it.
 
-In: an open binary file, read once, a chunk at a time. Out: a Log. Ranks' output may be mixed: lines are told apart by
-the prefixes of torchrun, torch, srun and Ray. Keeps no line of the log but the frames of open tracebacks.
+In: an open binary file, read once, a chunk at a time; only lines that hold one of a few words are looked at. Out: a
+Log. Ranks' output may be mixed: lines are told apart by the prefixes of torchrun, torch, srun and Ray. Keeps no line of
+the log but the frames of open tracebacks.
 """
 
 from __future__ import annotations
 
-import codecs
+import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, Any
 
-from vramprobe.errors import VramprobeError
 from vramprobe.explain import messages
-from vramprobe.explain.messages import OutOfMemory
+from vramprobe.explain.lines import Lines
+from vramprobe.explain.messages import Form, OutOfMemory
 from vramprobe.explain.phases import Frame
 from vramprobe.explain.smi import Readings
+from vramprobe.explain.summary import Summaries
 
-_CHUNK_BYTES = 2**20
-_MAX_LINE = 20_000  # characters; a longer line is read in parts
 _MAX_FRAMES = 400
 _MAX_ERRORS = 1000
 _MAX_WRAPPED = 7  # lines over which a terminal or an issue may wrap one message
+_MAX_UNKNOWN = 3
 _MAX_RANKS = 4096
+_SOURCE_LINES = 40  # after a frame, in which its rank writes the line's source
+_MAX_SOURCE = 500  # characters
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+#: What launchers, containers and loggers put before a line.
+_TIME = re.compile(r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?")
+_LOGGER = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ")
 _RANK = re.compile(r"^\s*(?:\[(?:rank|default)?(\d+)\](?::|(?=\s|$))|(\d+):(?=\s|$)) ?")
 _RAY = re.compile(r"^\([\w.:-]+ pid=(\d+)[^)]*\) ?")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -33,8 +38,10 @@ _RICH_FRAME = re.compile(r"│\s+(\S+\.py):(\d+) in (\S+)")
 _NOTEBOOK_FRAME = re.compile(r"^File (\S+\.py):(\d+), in (?:\w+\.)*(\w+)\(")
 _OLD_NOTEBOOK_FRAME = re.compile(r"^(\S+\.py)() in (\w+)\(")
 _FRAMES = (_FRAME, _RICH_FRAME, _NOTEBOOK_FRAME, _OLD_NOTEBOOK_FRAME)
+_TRACEBACK = "Traceback (most recent call last)"
 _RAISED = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b")
-_PROGRESS = re.compile(r"\b(\d+)/(\d+) \[\d*:?\d+:\d\d<")
+_PROGRESS = re.compile(rb"\b(\d+)/(\d+) \[\d*:?\d+:\d\d<")
+_MAX_BARS = 200  # of a chunk's "<", from its end, that are looked at for a progress bar
 _SETTINGS = {
     "model": re.compile(r"(?:model_name_or_path|base_model|--model(?:_name)?|model_id)['\"]?[=:\s]+['\"]?([\w./-]+)"),
     "batch_size": re.compile(r"(?:per_device_train_batch_size|micro_batch_size)['\"]?[=:\s]+['\"]?(\d+)"),
@@ -43,12 +50,47 @@ _SETTINGS = {
     ),
     "num_gpus": re.compile(r"(?:nproc[_-]per[_-]node|num_processes|world_size)['\"]?[=:\s]+['\"]?(\d+)"),
 }
-#: A line without any of these is of no interest.
-_WORDS = ("emory", "Traceback", ".py", "Error", "Exc", "ALLOC", "failure", "Killed", "SIGKILL", "exit", "oom-")
-#: Nor is a chunk without them, but for its last progress bar and for readings of nvidia-smi.
-_BYTES = (*(word.encode() for word in _WORDS), b"MiB")
-_SETTINGS_BYTES = 8 * 2**20  # of the log's beginning, where settings are looked for in every line
-_SETTING_WORDS = ("model", "batch_size", "len", "max_", "proc", "world_size")
+_SETTINGS_BYTES = 8 * 2**20  # of the log's beginning, where settings are looked for
+_SETTING_WORDS = (
+    *(
+        "model_name",
+        "base_model",
+        "--model",
+        "model_id",
+        "batch_size",
+        "len",
+        "max_",
+        "nproc",
+        "num_proc",
+        "world_size",
+    ),
+)
+#: Each line of a message, a traceback or a table of memory holds one of these; a test goes through the forms.
+WORDS = (
+    *(
+        "emory",
+        "lloc",
+        "ALLOC",
+        "OOM",
+        "oom",
+        "_OUT_OF_",
+        "exit",
+        "Exit",
+        "illed",
+        "SIGKILL",
+        "MEMLIMIT",
+        "/shm",
+        "</torch_",
+    ),
+    *("dispatched", "buffer size", "paging file", "mem-fraction", "KV cache", "Cuda failure", "hbm", "filename not"),
+    *("Traceback", "File ", ".py in ", "│", "Error", "Exception", "MiB", "0000:", ":00.0"),
+)
+#: A line that speaks of memory that ran out, in whatever form.
+_SPEAKS = re.compile(
+    r"(?i)out of (?:\w+ ){0,2}memory|\boom\b|(?:insufficient|not enough|no available|exhausted) (?:\w+ ){0,2}memory|"
+    r"memory (?:\w+ ){0,2}(?:exhausted|exceeded|insufficient)|(?:fail\w*|unable|cannot|could not|can't) (?:to )?alloc|"
+    r"alloc\w* (?:\w+ ){0,2}fail|ALLOC\w*_FAIL|OUT_OF_\w*MEMORY"
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +98,7 @@ class Failure:
     """One error and the frames that led to it, outermost first."""
 
     oom: OutOfMemory
+    form: Form
     frames: tuple[Frame, ...]
     rank: str | None
     is_mixed: bool  # another traceback began inside this one: frames may be another rank's
@@ -69,6 +112,8 @@ class Log:
     progress: tuple[int, int] | None = None  # of the last progress bar before the first error
     settings: dict[str, str] = field(default_factory=dict)
     readings: Readings = field(default_factory=Readings)
+    summaries: Summaries = field(default_factory=Summaries)
+    unknown: list[int] = field(default_factory=list)  # numbers of lines that speak of memory in no known form
     num_bytes: int = 0
     num_lines: int = 0
 
@@ -80,151 +125,168 @@ class _Stream:
     frames: list[Frame] = field(default_factory=list)
     is_open: bool = False
     is_mixed: bool = False
+    form: Form | None = None
     message: list[str] = field(default_factory=list)
+    source_due: int = 0  # lines in which the source of the last frame may follow
 
 
 def read(file: IO[bytes], beginning: bytes = b"") -> Log:
     """Read a log to its end; ``beginning`` is what was read of it before. Raises VramprobeError for what is no text."""
-    log, seen = Log(), set[object]()
-    streams: dict[str | None, _Stream] = {}
-
-    def is_open() -> bool:
-        return any(stream.message for stream in streams.values())
-
-    for line in _lines(file, beginning, log, is_open):
-        rank, text = _without_prefix(line)
-        if rank not in streams and len(streams) >= _MAX_RANKS:
-            rank = None
-        _read_line(text, rank, streams.setdefault(rank, _Stream()), log, seen)
-    for rank, stream in streams.items():
-        _close_message(rank, stream, log, seen)
-    return log
+    return _Reader(file, beginning).read()
 
 
-def _lines(file: IO[bytes], beginning: bytes, log: Log, is_open: Callable[[], bool]) -> Iterator[str]:
-    """Lines in order. Chunks that tell nothing are passed over unless ``is_open``: a message is being read."""
-    source, chunk = file, beginning or file.read(_CHUNK_BYTES)
-    if chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        source = _InUtf8(file, chunk)  # type: ignore[assignment]
-        chunk = source.read(_CHUNK_BYTES)
-    elif b"\0" in chunk[:4096]:
-        raise VramprobeError("this is neither a text log nor a memory snapshot: it holds binary data")
-    rest = b""
-    while chunk:
-        log.num_bytes += len(chunk)
-        whole, rest = _split(rest + chunk)
-        if log.num_bytes > _SETTINGS_BYTES and not is_open() and not log.readings.is_csv and _is_dull(whole):
-            log.num_lines += whole.count(b"\n") + whole.count(b"\r") - whole.count(b"\r\n")
-            yield from _last_bar(whole)
-        elif whole:
-            for line in re.split(r"[\r\n]+", whole.decode(errors="replace"))[:-1]:
-                log.num_lines += 1
-                yield line[:_MAX_LINE]
-        if len(rest) > _MAX_LINE:
-            yield rest.decode(errors="replace")
-            rest = b""
-        chunk = source.read(_CHUNK_BYTES)
-    if rest:
-        log.num_lines += 1
-        yield rest.decode(errors="replace")
-
-
-class _InUtf8:
-    """A file in UTF-16, as PowerShell writes it, read as UTF-8."""
-
+class _Reader:
     def __init__(self, file: IO[bytes], beginning: bytes) -> None:
-        self._file, self._beginning = file, beginning
-        self._decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+        self.log, self.lines = Log(), Lines(file, beginning)
+        self.seen: set[object] = set()
+        self.streams: dict[str | None, _Stream] = {}
 
-    def read(self, size: int) -> bytes:
-        text = ""
-        while not text and (chunk := self._beginning or self._file.read(size)):
-            self._beginning = b""
-            text = self._decoder.decode(chunk)
-        return text.encode()
+    def read(self) -> Log:
+        log, lines = self.log, self.lines
+        words = tuple(word.encode() for word in WORDS)
+        with_settings = (*words, *(word.encode() for word in _SETTING_WORDS))
+        for chunk in lines.chunks():
+            is_early = lines.num_bytes <= _SETTINGS_BYTES and len(log.settings) < len(_SETTINGS)
+            for text in chunk.lines(with_settings if is_early else words, self._wants_all):
+                rank, text = _without_prefix(text)
+                if rank not in self.streams and len(self.streams) >= _MAX_RANKS:
+                    rank = None
+                had_failed = bool(log.failures)
+                for part in _unwrapped(text):
+                    self._read_line(part, rank, self.streams.setdefault(rank, _Stream()))
+                if log.failures and not had_failed:
+                    log.progress = _last_bar(chunk.before()) or log.progress
+            if not log.failures:
+                log.progress = _last_bar(chunk.data) or log.progress
+        for rank, stream in self.streams.items():
+            self._close_message(rank, stream)
+        log.num_bytes, log.num_lines = lines.num_bytes, lines.num_lines
+        return log
+
+    def _wants_all(self) -> bool:
+        """Whether the next line counts whatever it holds."""
+        return self.log.readings.is_csv or any(one.message or one.source_due for one in self.streams.values())
+
+    def _read_line(self, text: str, rank: str | None, stream: _Stream) -> None:
+        if stream.source_due:
+            stream.source_due -= 1
+            if _take_source(text, stream):
+                return
+        is_beginning = _TRACEBACK in text
+        form = messages.form_of(text)
+        if stream.message:
+            if is_beginning or form or _FRAME.search(text) or not text.strip():
+                self._close_message(rank, stream)
+            else:
+                self._continue_message(text, rank, stream)
+                return
+        if is_beginning:
+            stream.is_mixed = stream.is_open
+            stream.is_open = True
+            stream.frames = stream.frames if stream.is_mixed else []
+        frames = [match for one in _FRAMES if "." in text for match in one.finditer(text)]
+        if frames:
+            self._add_frames(frames, text, stream)
+        if form is not None:
+            stream.form, stream.message = form, [text]
+            if messages.is_whole(form, text):
+                self._close_message(rank, stream)
+        elif not frames and not is_beginning:
+            self._read_else(text, stream)
+
+    def _continue_message(self, text: str, rank: str | None, stream: _Stream) -> None:
+        stream.message.append(text)
+        assert stream.form is not None
+        if messages.is_whole(stream.form, text) or len(stream.message) > _MAX_WRAPPED:
+            self._close_message(rank, stream)
+
+    def _add_frames(self, found: list[re.Match[str]], text: str, stream: _Stream) -> None:
+        for match in found[: _MAX_FRAMES - len(stream.frames)]:
+            stream.frames.append(Frame(match[1], int(match[2] or 0), match[3]))
+        stream.source_due = _SOURCE_LINES if found[-1].re is _FRAME and not text[found[-1].end() :].strip() else 0
+
+    def _read_else(self, text: str, stream: _Stream) -> None:
+        log = self.log
+        if _RAISED.match(text):
+            stream.is_open, stream.frames = False, []
+        if text.startswith("|"):
+            log.summaries.read(text)
+        log.readings.read(text)
+        if len(log.unknown) < _MAX_UNKNOWN and _SPEAKS.search(text):
+            log.unknown.append(self.lines.line_number())
+        for name, pattern in _SETTINGS.items():
+            if name not in log.settings and (found := pattern.search(text)):
+                log.settings[name] = found[1]
+
+    def _close_message(self, rank: str | None, stream: _Stream) -> None:
+        """Note an error once: launchers print a rank's message again."""
+        if not stream.message or stream.form is None:
+            return
+        form, text = stream.form, " ".join(part.strip() for part in stream.message)
+        stream.message, stream.form, stream.source_due = [], None, 0
+        oom = messages.parse(form, text)
+        frames, stream.frames = tuple(stream.frames), []
+        is_mixed, stream.is_mixed, stream.is_open = stream.is_mixed, False, False
+        if (oom in self.seen and not frames) or (oom, rank, frames) in self.seen:
+            return
+        if len(self.log.failures) < _MAX_ERRORS:
+            self.seen.update((oom, (oom, rank, frames)))
+            self.log.failures.append(Failure(oom, form, frames, rank, is_mixed))
 
 
-def _split(data: bytes) -> tuple[bytes, bytes]:
-    """Whole lines, and what is begun of the next."""
-    end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-    return data[:end], data[end:]
-
-
-def _is_dull(data: bytes) -> bool:
-    return not any(word in data for word in _BYTES)
-
-
-def _last_bar(data: bytes) -> Iterator[str]:
-    """The line that a progress bar wrote last, if there is one."""
-    at = data.rfind(b"<")
-    if at >= 0:
-        begin, _ = _split(data[:at])
-        yield re.split(rb"[\r\n]", data[len(begin) :], maxsplit=1)[0].decode(errors="replace")[:_MAX_LINE]
+def _take_source(text: str, stream: _Stream) -> bool:
+    """Keep the source that a traceback shows below its last frame; false where ``text`` is another line."""
+    stripped = text.strip()
+    if not text.startswith("  ") or stripped.startswith("File ") or not stripped.strip("^~"):
+        stream.source_due = 0
+        return False
+    stream.source_due = 0
+    if stream.frames:
+        stream.frames[-1] = stream.frames[-1]._replace(source=stripped[:_MAX_SOURCE])
+    return True
 
 
 def _without_prefix(line: str) -> tuple[str | None, str]:
+    """The rank that wrote a line, where a prefix tells, and the line without its prefixes."""
     line = _ANSI.sub("", line) if "\x1b" in line else line
+    line = line[found.end() :] if (found := _TIME.match(line)) else line
     ray = _RAY.match(line)
-    rank = _RANK.match(line[ray.end() :] if ray else line)
-    end = (ray.end() if ray else 0) + (rank.end() if rank else 0)
-    if rank:
-        return rank[1] or rank[2], line[end:]
-    return (f"pid {ray[1]}" if ray else None), line[end:]
+    line = line[ray.end() :] if ray else line
+    line = line[found.end() :] if (found := _LOGGER.match(line)) else line
+    if rank := _RANK.match(line):
+        return rank[1] or rank[2], line[rank.end() :]
+    return (f"pid {ray[1]}" if ray else None), line
 
 
-def _read_line(text: str, rank: str | None, stream: _Stream, log: Log, seen: set[object]) -> None:
-    if stream.message:
-        if _FRAME.search(text) or messages.begins(text) or text.startswith("Traceback") or not text.strip():
-            _close_message(rank, stream, log, seen)
-        else:
-            stream.message.append(text)
-            if messages.is_whole(text) or len(stream.message) > _MAX_WRAPPED:
-                _close_message(rank, stream, log, seen)
-            return
-    if not any(word in text for word in _WORDS):
-        _read_else(text, log)
-    elif "Traceback (most recent call last)" in text:
-        stream.is_mixed = stream.is_open
-        stream.is_open = True
-        stream.frames = stream.frames if stream.is_mixed else []
-    elif frame := next((found for one in _FRAMES if (found := one.search(text))), None):
-        if len(stream.frames) < _MAX_FRAMES:
-            stream.frames.append(Frame(frame[1], int(frame[2] or 0), frame[3]))
-    elif messages.begins(text):
-        stream.message = [text]
-        if messages.is_whole(text):
-            _close_message(rank, stream, log, seen)
-    elif (plain := messages.without_figures(text)) is not None:
-        _add(plain, rank, stream, log, seen)
-    elif _RAISED.match(text):
-        stream.is_open, stream.frames = False, []
-    else:
-        _read_else(text, log)
+def _unwrapped(text: str) -> list[str]:
+    r"""The lines that one line of JSON holds, or one whose line ends are written as ``\n``; else the line itself."""
+    if text.startswith("{") and text.endswith("}"):
+        try:
+            return [line for part in _strings(json.loads(text)) for line in part.splitlines()]
+        except (ValueError, RecursionError):
+            pass
+    if "\\n" in text and (_TRACEBACK in text or "memory" in text):
+        return text.replace('\\"', '"').replace("\\n", "\n").splitlines()
+    return [text]
 
 
-def _read_else(text: str, log: Log) -> None:
-    if not log.failures and "<" in text and (bar := _PROGRESS.search(text)):
-        log.progress = (int(bar[1]), int(bar[2]))
-    log.readings.read(text)
-    if not any(word in text for word in _SETTING_WORDS):
-        return
-    for name, pattern in _SETTINGS.items():
-        if name not in log.settings and (found := pattern.search(text)):
-            log.settings[name] = found[1]
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        inner = [(f'"{key}": {json.dumps(one)}' if isinstance(one, bool | int) else one) for key, one in value.items()]
+        return [text for one in inner for text in _strings(one)]
+    return [text for one in value for text in _strings(one)] if isinstance(value, list) else []
 
 
-def _close_message(rank: str | None, stream: _Stream, log: Log, seen: set[object]) -> None:
-    if stream.message:
-        text = " ".join(part.strip() for part in stream.message)
-        stream.message = []
-        _add(messages.parse(text), rank, stream, log, seen)
-
-
-def _add(oom: OutOfMemory, rank: str | None, stream: _Stream, log: Log, seen: set[object]) -> None:
-    """Note an error once: launchers print a rank's message again."""
-    frames, stream.frames = tuple(stream.frames), []
-    is_mixed, stream.is_mixed, stream.is_open = stream.is_mixed, False, False
-    if (oom in seen and not frames) or (oom, rank, frames) in seen or len(log.failures) >= _MAX_ERRORS:
-        return
-    seen.update((oom, (oom, rank, frames)))
-    log.failures.append(Failure(oom, frames, rank, is_mixed))
+def _last_bar(data: bytes) -> tuple[int, int] | None:
+    """Steps done and steps in all, by the last progress bar."""
+    end = len(data)
+    for _ in range(_MAX_BARS):
+        end = data.rfind(b"<", 0, end)
+        if end < 0:
+            return None
+        bars = _PROGRESS.findall(data, max(end - 64, 0), end + 1)
+        if bars:
+            return int(bars[-1][0]), int(bars[-1][1])
+    return None

@@ -1,74 +1,72 @@
-"""The text of an out-of-memory error → an OutOfMemory with its figures in bytes.
+"""A line of a log → the message of an out-of-memory error in it, and the message's text → its figures in bytes.
 
-Knows the messages of PyTorch 1.0 to 2.13 for CUDA and HIP, of its asynchronous allocator, and of XPU, NPU and MPS
-(c10/cuda/CUDACachingAllocator.cpp, CUDAMallocAsyncAllocator.cpp, MPSAllocator.mm). A missing figure is None.
+In: text, and the forms of data/messages.toml: who writes a message, whose memory was full, and where its figures stand.
+Out: an OutOfMemory. A figure that the text lacks is None. Adding a form is one table there.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
-from vramprobe.units import GIB, KIB, MIB
+from vramprobe.catalog.shipped import data_file
+from vramprobe.units import GIB, KIB, MIB, format_bytes
 
-_UNITS = {"bytes": 1, "B": 1, "KiB": KIB, "KB": KIB, "MiB": MIB, "MB": MIB, "GiB": GIB, "GB": GIB, "TiB": 1024 * GIB}
-_AMOUNT = r"(\d+(?:\.\d+)?) ?(bytes|[KMGT]iB|[KMG]B|B)"  # torch writes 1024-based KB, MB and GB for MPS
+Owner = Literal["device allocator", "driver", "engine", "shared memory", "host"]
+_UNITS = {"K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB, "B": 1, "b": 1}  # by first letter; all are 1024-based
+_AMOUNT = r"-?\d[\d,]*(?:\.\d+)? ?(?:bytes|[kKMGT]i?B|[KMGT]\b|B\b)"
+_PLACE = re.compile(r"\{(?:(\w+):)?([a-z]\w*)\}")  # {requested}, {GiB:free}, {text:device}
+_INSIDE = {"text": r"[\w.,%-]*\w", "int": r"\d+"}  # what is kept as text
 #: Less than this is the rounding of three amounts that are printed to 0.01 GiB.
-_ROUNDING_BYTES = 32 * MIB
-#: More than any GPU has: WSL's driver reports a process of 2**64 bytes.
-_ABSURD_BYTES = 2**50
+ROUNDING_BYTES = 32 * MIB
+#: More than any GPU has: WSL's driver reports a process of 2**64 bytes. Only a request may be larger.
+ABSURD_BYTES = 2**50
+_OTHER = re.compile(rf"Process \d+ has ({_AMOUNT}) memory in use")
 
-_BEGIN = re.compile(
-    r"(?P<backend>CUDA|HIP|XPU|NPU|MPS backend) out of memory\b|Allocation on device .{0,9}would exceed allowed memory"
-)
-_WITHOUT_FIGURES = re.compile(
-    r"CUDA error: out of memory|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|"
-    r"Cuda failure (?:2 )?'out of memory'|HIP error: out of memory"
-)
-_HOST = re.compile(
-    r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)|Cannot allocate memory|\bMemoryError\b|"
-    r"exit ?code\s*:? *\(?-9\b|Signal 9 \(SIGKILL\)|oom-kill|Out of memory: Killed process|^Killed$"
-)
-_FIELDS = {
-    "total": (rf"total capac?i?ty of {_AMOUNT}", rf"{_AMOUNT} total capacity", rf"Device limit\s*: {_AMOUNT}"),
-    "free": (rf"of which {_AMOUNT} is free", rf"{_AMOUNT} free[;)]", rf"Free \(according to CUDA\)\s*: {_AMOUNT}"),
-    "process": (rf"this process has {_AMOUNT} memory in use",),
-    "allowed": (rf"{_AMOUNT} allowed[;)]", rf"max allowed: {_AMOUNT}", rf"memory fraction\)\s*: {_AMOUNT}"),
-    "allocated": (
-        rf"{_AMOUNT} is allocated by PyTorch",
-        rf"{_AMOUNT} already allocated",
-        rf"Currently allocated\s*: {_AMOUNT}",
-        rf"MPS allocated: {_AMOUNT}",
-    ),
-    "private_pools": (rf"with {_AMOUNT} allocated in private pools",),
-    "unused": (rf"{_AMOUNT} is reserved by PyTorch but unallocated",),
-    "reserved_total": (rf"{_AMOUNT} reserved in total by PyTorch",),
-    "cached": (rf"{_AMOUNT} cached",),
-}
-_REQUESTED = (rf"Tried to allocate {_AMOUNT}", rf"Requested(?: size)?\s*: {_AMOUNT}")
-_LAST = re.compile(r"but unallocated|reserved in total by PyTorch|\bcached[;)]|memory fraction\)|private pool|1EB")
-_OTHER = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
-_DEVICE = re.compile(r"\b(?:GPU|NPU|device) (\d+)")
+
+class Form(NamedTuple):
+    """One form of message; data/messages.toml says what each field means."""
+
+    program: str
+    owner: Owner
+    words: tuple[str, ...]
+    pattern: str = ""
+    fields: tuple[str, ...] = ()
+    ends: str = ""
+    backend: str = ""
+    cause: str = ""
+    phase: str = ""
+    why: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
     """One error. Bytes as printed, which is to 0.01 of the unit; None where the message does not say."""
 
-    backend: str  # CUDA, HIP, XPU, NPU, MPS, or host
+    backend: str  # CUDA, HIP, XPU, NPU, MPS, Metal, TPU, or host
+    program: str = "PyTorch"
+    owner: Owner = "device allocator"  # of the memory that was full
     device: int | None = None
     requested: int | None = None
     requested_half_unit: int = 0  # half of the printed amount's last digit, bytes
     total: int | None = None
     free: int | None = None
-    allowed: int | None = None  # set_per_process_memory_fraction
+    used: int | None = None  # of the host or the job
+    allowed: int | None = None  # set_per_process_memory_fraction, MPS's watermark, an engine's share
     process: int | None = None  # this process by the driver: reserved, context and libraries
     allocated: int | None = None
     private_pools: int | None = None
     unused: int | None = None  # reserved and not allocated
+    outside_allocator: int | None = None  # MPS: Metal memory of this process outside PyTorch's allocator
     others: tuple[int, ...] = ()  # other processes on the GPU, as the driver names them
     has_figures: bool = True
     is_cut: bool = False  # the text ends before the message does
+    facts: tuple[tuple[str, str], ...] = ()  # what else the message says, by name
 
     @property
     def reserved(self) -> int | None:
@@ -78,6 +76,8 @@ class OutOfMemory:
     @property
     def outside(self) -> int | None:
         """Bytes of this process outside PyTorch's allocator; with other processes where no figure separates them."""
+        if self.outside_allocator is not None:
+            return self.outside_allocator
         if self.reserved is None:
             return None
         if self.process is not None:
@@ -91,82 +91,143 @@ class OutOfMemory:
         """Bytes of other processes, where the message tells them apart from this one."""
         if self.others:
             return sum(self.others)
-        if self.process is None or self.total is None or self.free is None:
+        if self.owner != "device allocator" or self.process is None or self.total is None or self.free is None:
             return None
         size = self.total - self.free - self.process
-        return size if size > _ROUNDING_BYTES else 0
+        return size if size > ROUNDING_BYTES else 0
+
+    def filled(self, sentence: str) -> str | None:
+        """``sentence`` with this error's figures in its {places}; None where one of them is not known."""
+        known = dict(self.facts) | {
+            one.name: format_bytes(size)
+            for one in fields(self)
+            if isinstance(size := getattr(self, one.name), int) and not isinstance(size, bool)
+        }
+        names = re.findall(r"\{([a-z_]+)\}", sentence)
+        if not known.keys() >= set(names):
+            return None
+        for name in names:
+            sentence = sentence.replace(f"{{{name}}}", known[name])
+        return sentence
 
 
-def begins(line: str) -> bool:
-    """Whether a message with figures begins in this line."""
-    return _BEGIN.search(line) is not None
+@cache
+def forms() -> tuple[Form, ...]:
+    """All forms, in the order in which they are tried."""
+    table = tomllib.loads(data_file("messages.toml").read_text(encoding="utf-8"))
+    return tuple(_form(row, table["fields"]) for row in table["message"])
 
 
-def is_whole(text: str) -> bool:
-    """Whether the last figure that its format has is there."""
-    return _LAST.search(text) is not None
+def _form(row: Mapping[str, Any], shared: Mapping[str, list[str]]) -> Form:
+    given = row.get("fields", ())
+    patterns = shared[given] if isinstance(given, str) else given
+    lists = {name: tuple(row[name]) for name in ("words", "why", "changes") if name in row}
+    return Form(**{**row, **lists, "fields": tuple(_PLACE.sub(_group, pattern) for pattern in patterns)})
 
 
-def without_figures(line: str) -> OutOfMemory | None:
-    """An error of the GPU or of the host that names no amounts."""
-    if _WITHOUT_FIGURES.search(line):
-        return OutOfMemory(backend="CUDA", has_figures=False)
-    if _HOST.search(line):
-        requested = re.search(r"you tried to allocate (\d+) bytes", line)
-        return OutOfMemory(backend="host", requested=int(requested[1]) if requested else None, has_figures=False)
+def _group(place: re.Match[str]) -> str:
+    unit, name = place[1], place[2]
+    inside = _AMOUNT if unit is None else _INSIDE.get(unit, r"-?\d[\d,]*(?:\.\d+)?")
+    return f"(?P<{name}{'' if unit is None else f'__{unit}'}>{inside})"
+
+
+def form_of(line: str) -> Form | None:
+    """The form of the message that begins in this line."""
+    for form in forms():
+        for word in form.words:
+            if word in line:
+                if not form.pattern or re.search(form.pattern, line):
+                    return form
+                break
     return None
 
 
-def parse(text: str) -> OutOfMemory:
+def is_whole(form: Form, text: str) -> bool:
+    """Whether the last figure that its form has is there."""
+    return not form.ends or re.search(form.ends, text) is not None
+
+
+def parse(form: Form, text: str) -> OutOfMemory:
     """The figures of a message, of which ``text`` may be only the beginning."""
-    begin = _BEGIN.search(text)
-    text = text[begin.start() if begin else 0 :]
-    found = {name: _first(patterns, text) for name, patterns in _FIELDS.items()}
-    requested = next((match for one in _REQUESTED if (match := re.search(one, text))), None)
-    reserved_total, cached = found.pop("reserved_total"), found.pop("cached")
-    allocated = found["allocated"]
-    if found["unused"] is None and allocated is not None:
+    text = text[min((at for word in form.words if (at := text.find(word)) >= 0), default=0) :] if form.ends else text
+    sizes, facts, half_unit = _read_fields(form, text)
+    device = facts.pop("device", "")
+    others = tuple(size for match in _OTHER.finditer(text) if (size := _bytes(match[1])) < ABSURD_BYTES)
+    allocated = sizes.get("allocated")
+    reserved_total, cached = sizes.pop("reserved_total", None), sizes.pop("cached", None)
+    if allocated is not None and "unused" not in sizes:
         if reserved_total is not None:
-            found["unused"] = max(reserved_total - allocated, 0)
-        else:
-            found["unused"] = cached  # PyTorch 1.0 to 1.3: cached beside the allocated
-    device = _DEVICE.search(text)
-    backend = ((begin and begin["backend"]) or "CUDA").removesuffix(" backend")
-    others = tuple(size for match in _OTHER.finditer(text) if (size := _bytes(match)) is not None)
-    if not found["process"]:  # 0 bytes in a container, where the driver does not find this process
-        found["process"], others = _in_a_container(others, found)
+            sizes["unused"] = max(reserved_total - allocated, 0)
+        elif cached is not None:
+            sizes["unused"] = cached  # PyTorch 1.0 to 1.3: cached beside the allocated
+    if "used" in sizes and "total" in sizes:
+        sizes["free"] = max(sizes["total"] - sizes["used"], 0)
+    is_cut = not is_whole(form, text)
+    if not sizes.get("process"):  # 0 bytes in a container, where the driver does not find this process
+        sizes.pop("process", None)
+        process, others = _in_a_container(others, sizes, is_cut)
+        sizes |= {} if process is None else {"process": process}
     return OutOfMemory(
-        backend=backend,
-        device=int(device[1]) if device else None,
-        requested=_bytes(requested) if requested else None,
-        requested_half_unit=_UNITS[requested[2]] // 200 if requested else 0,
+        backend=form.backend or ("host" if form.owner in ("host", "shared memory") else "CUDA"),
+        program=form.program,
+        owner=form.owner,
+        device=int(device) if device.isdecimal() else None,
+        requested_half_unit=half_unit,
         others=others,
-        has_figures=requested is not None or allocated is not None,
-        is_cut=not is_whole(text),
-        **found,
+        has_figures=bool(sizes),
+        is_cut=is_cut,
+        facts=tuple(facts.items()),
+        **sizes,
     )
 
 
-def _in_a_container(others: tuple[int, ...], found: dict[str, int | None]) -> tuple[int | None, tuple[int, ...]]:
+def _read_fields(form: Form, text: str) -> tuple[dict[str, int], dict[str, str], int]:
+    """Bytes by field, words by name, and half of the last digit that the request is printed with."""
+    sizes: dict[str, int] = {}
+    facts: dict[str, str] = {}
+    half_unit = 0
+    for pattern in form.fields:
+        match = re.search(pattern, text)
+        for group, amount in match.groupdict().items() if match else ():
+            name, _, unit = group.partition("__")
+            if amount is None or name in sizes:
+                continue
+            if unit in _INSIDE:
+                facts.setdefault(name, amount)
+                continue
+            size = _bytes(f"{amount} {unit}")
+            if size < ABSURD_BYTES or name == "requested":
+                sizes[name] = size
+            if name == "requested" and "." in amount:
+                half_unit = _bytes(f"1 {unit or amount.lstrip('-0123456789., ')}") // 200
+    return sizes, facts, half_unit
+
+
+def _in_a_container(
+    others: tuple[int, ...], found: Mapping[str, int], is_cut: bool
+) -> tuple[int | None, tuple[int, ...]]:
     """This process's bytes, and those of the others. In a container the driver knows this process by another number, so
     the message counts it among the others: together with the reserved bytes they are more than what is in use.
     """
-    total, free, allocated, unused = (found[name] for name in ("total", "free", "allocated", "unused"))
+    total, free, allocated, unused = (found.get(name) for name in ("total", "free", "allocated", "unused"))
+    if allocated is None and is_cut and others:  # the largest may be this process itself
+        left = list(others)
+        left.remove(max(others))
+        return None, tuple(left)
     if total is None or free is None or allocated is None or unused is None:
         return None, others
     reserved = allocated + unused
-    own = [size for size in others if size >= reserved - _ROUNDING_BYTES]
-    if not own or sum(others) + reserved <= total - free + _ROUNDING_BYTES:
+    own = [size for size in others if size >= reserved - ROUNDING_BYTES]
+    if not own or sum(others) + reserved <= total - free + ROUNDING_BYTES:
         return None, others
     left = list(others)
     left.remove(min(own))
     return min(own), tuple(left)
 
 
-def _first(patterns: tuple[str, ...], text: str) -> int | None:
-    return next((_bytes(match) for one in patterns if (match := re.search(one, text))), None)
-
-
-def _bytes(match: re.Match[str]) -> int | None:
-    size = round(float(match[1]) * _UNITS[match[2]])
-    return size if size < _ABSURD_BYTES else None
+def _bytes(amount: str) -> int:
+    """Bytes of an amount such as ``1.95 GiB``; without a unit they are bytes."""
+    number = re.match(r"-?[\d.,]+", amount)
+    assert number is not None
+    unit = amount[number.end() :].strip()[:1].upper() or "B"
+    return round(float(number[0].replace(",", "")) * _UNITS[unit])

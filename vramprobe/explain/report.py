@@ -7,8 +7,8 @@ changes. A log names a model only if the catalog has it: nothing is fetched for 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import IO, Literal
 
 from vramprobe.architecture import architecture
@@ -16,16 +16,19 @@ from vramprobe.catalog import find_model
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.errors import VramprobeError
 from vramprobe.explain import log as logs
-from vramprobe.explain.causes import Explanation, explain
+from vramprobe.explain.advice import Change
+from vramprobe.explain.causes import EXPANDABLE, FRAGMENTED, Explanation, explain
 from vramprobe.explain.messages import OutOfMemory
-from vramprobe.explain.phases import Phase, phase_of
-from vramprobe.explain.requests import Factors, tensors_of_size
+from vramprobe.explain.phases import UNKNOWN, Frame, Phase, host_copy, phase_of
+from vramprobe.explain.requests import Factors, shape_in, tensors_of_size
 from vramprobe.explain.snapshot import State, states_of
 from vramprobe.simulate.snapshot import load_plain
-from vramprobe.units import format_bytes
+from vramprobe.units import format_bytes, plural
 
 _HEAD_BYTES = 2**16
 _STEPS_ALIKE = 5  # after so many the optimizer has its state, and the allocator its segments
+#: Whose memory counts first where several messages stand in one log: kills and closed connections follow a GPU's error.
+_ORDER = ("device allocator", "engine", "driver", "shared memory", "host")
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 
 
@@ -33,7 +36,7 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x
 class Report:
     """What is known of one failed run."""
 
-    kind: Literal["log", "snapshot", "nvidia-smi"]
+    kind: Literal["log", "snapshot", "nvidia-smi", "memory_summary"]
     oom: OutOfMemory | None  # None: no error was found, only readings
     phase: Phase
     explanation: Explanation | None
@@ -62,11 +65,10 @@ def report_of(
             "the input is compressed or an archive: unpack it first, for instance zcat run.log.gz | vramprobe explain -"
         )
     if head[0] == 0x80 and head[1] <= 5:
-        return _of_snapshot(
-            states_of(load_plain(_Rejoined(head, file))), _factors(model, batch_size, seq_len, num_gpus, {})
-        )
+        states = states_of(load_plain(_Rejoined(head, file)))
+        return _of_snapshot(states, *_factors(model, batch_size, seq_len, num_gpus, {}))
     log = logs.read(file, head)
-    return _of_log(log, _factors(model, batch_size, seq_len, num_gpus, log.settings))
+    return _of_log(log, *_factors(model, batch_size, seq_len, num_gpus, log.settings))
 
 
 class _Rejoined(io.RawIOBase):
@@ -91,54 +93,97 @@ class _Rejoined(io.RawIOBase):
 
 def _factors(
     model: str | None, batch_size: int | None, seq_len: int | None, num_gpus: int | None, settings: dict[str, str]
-) -> Factors | None:
-    """What the user gave, then what the log shows; None without a model whose dimensions are known."""
-    if model is None:
-        model = settings.get("model", "").lower()
-        if model not in {row[name].lower() for row in csv_rows("models/PARAMETERS.csv") for name in ("slug", "hf_id")}:
-            return None
-    entry = find_model(model)
+) -> tuple[Factors | None, tuple[str, ...]]:
+    """What the user gave, then what the log shows, and notes of what cannot be used; None without a known model."""
+    name = model or settings.get("model", "").lower()
+    if model is None and name not in {
+        row[column].lower() for row in csv_rows("models/PARAMETERS.csv") for column in ("slug", "hf_id")
+    }:
+        return None, ()
     given = {"batch_size": batch_size, "seq_len": seq_len, "num_gpus": num_gpus}
-    shown = {name: int(text) for name, text in settings.items() if name in given}
-    known = {name: shown.get(name) if value is None else value for name, value in given.items()}
-    return Factors(entry.name, architecture(entry.config), **known)
+    shown = {key: int(text) for key, text in settings.items() if key in given}
+    known = {key: shown.get(key) if value is None else value for key, value in given.items()}
+    try:
+        entry = find_model(name)
+    except VramprobeError as error:
+        return None, (f"the request's tensor cannot be named: {_first_line(error)}",)
+    vocab_size = entry.config.get("vocab_size") or entry.config.get("text_config", {}).get("vocab_size")
+    try:
+        known_parts, notes = architecture(entry.config), ()
+    except VramprobeError:
+        known_parts = None
+        notes = (f"of {entry.name} only logits can be named: vramprobe has no arithmetic for this model",)
+    return Factors(entry.name, known_parts, vocab_size, **known), notes
 
 
-def _of_log(log: logs.Log, factors: Factors | None) -> Report:
+def _first_line(error: VramprobeError) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _of_log(log: logs.Log, factors: Factors | None, notes: tuple[str, ...]) -> Report:
     if not log.failures:
-        return _of_readings(log)
-    failures = (
-        [one for one in log.failures if one.oom.has_figures]
-        or [one for one in log.failures if one.oom.backend != "host"]
-        or log.failures
+        return _of_summaries(log) if log.summaries.tables else _of_readings(log)
+    first = min(log.failures, key=lambda one: (_ORDER.index(one.oom.owner), not one.oom.has_figures))
+    failures = [
+        one for one in log.failures if one.oom.owner == first.oom.owner and one.oom.has_figures == first.oom.has_figures
+    ]
+    phase = _phase_of(first)
+    shape, tensors = _tensors(first.oom, factors, phase, first.frames)
+    explanation = explain(
+        first.oom,
+        phase,
+        first.form,
+        host_copy=host_copy(first.frames),
+        is_logits=any(name.startswith("logits") for name in tensors),
     )
-    first = failures[0]
-    phase = phase_of(first.frames)
+    engine = next((one for one in log.failures if one.oom.owner == "engine"), None)
+    if engine is not None and engine is not first:  # which adds its own advice to PyTorch's message
+        explanation = replace(explanation, changes=explain(engine.oom, phase, engine.form).changes)
     ranks = dict.fromkeys(one.rank for one in failures if one.rank is not None)
     return Report(
         kind="log",
         oom=first.oom,
         phase=phase,
-        explanation=explain(first.oom, phase),
-        tensors=_tensors(first.oom, factors),
+        explanation=explanation,
+        tensors=(*shape, *tensors),
         ranks=tuple(ranks),
         progress=log.progress,
-        notes=(*_notes(first, failures), *_after_steps(phase, log.progress), *_weights(first.oom, factors)),
+        notes=(
+            *_notes(first, failures),
+            *_after_steps(phase, log.progress),
+            *_weights(first.oom, factors),
+            *(table.in_words() for table in log.summaries.tables.values()),
+            *notes,
+        ),
         used=log.readings.used,
     )
 
 
-def _tensors(oom: OutOfMemory, factors: Factors | None) -> tuple[str, ...]:
-    if factors is None or oom.requested is None:
-        return ()
-    return tuple(tensors_of_size(oom.requested, oom.requested_half_unit, factors))
+def _phase_of(failure: logs.Failure) -> Phase:
+    """The phase by the traceback; by the message where it knows better."""
+    phase, told = phase_of(failure.frames), failure.form.phase
+    is_told = told and (phase == UNKNOWN or failure.oom.owner in ("engine", "shared memory"))
+    return replace(phase, name=told, detail="") if is_told else phase
+
+
+def _tensors(
+    oom: OutOfMemory, factors: Factors | None, phase: Phase, frames: Sequence[Frame]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tensor that the failing line makes, and those of the model, of the request's size."""
+    if oom.requested is None or oom.owner != "device allocator":
+        return (), ()
+    made = shape_in(frames[-1].source, oom.requested, oom.requested_half_unit) if frames else ""
+    shape = (f"the tensor that the failing line makes, {made}",) if made else ()
+    if factors is None:
+        return shape, ()
+    return shape, tuple(tensors_of_size(oom.requested, oom.requested_half_unit, factors, phase))
 
 
 def _notes(first: logs.Failure, failures: list[logs.Failure]) -> Iterator[str]:
     oom = first.oom
     if oom.has_figures and oom.is_cut:
         yield "the message is cut: some figures are missing"
-    if not first.frames and oom.backend != "host":
+    if not first.frames and not first.form.phase and oom.owner in ("device allocator", "driver"):
         yield "there is no traceback before the error: the phase is unknown"
     if first.is_mixed:
         yield "several processes' tracebacks are mixed here: the phase may be another rank's"
@@ -161,7 +206,7 @@ def _after_steps(phase: Phase, progress: tuple[int, int] | None) -> Iterator[str
 
 def _weights(oom: OutOfMemory, factors: Factors | None) -> Iterator[str]:
     """What is said of a model whose weights in 16 bits are more than the GPU."""
-    if factors is None or oom.total is None:
+    if factors is None or factors.architecture is None or oom.total is None or oom.owner != "device allocator":
         return
     num_bytes = 2 * factors.architecture.num_params
     if num_bytes > oom.total:
@@ -171,12 +216,34 @@ def _weights(oom: OutOfMemory, factors: Factors | None) -> Iterator[str]:
         )
 
 
+def _of_summaries(log: logs.Log) -> Report:
+    """A log that has no error, but memory_summary() tables: the GPU with the highest peak first."""
+    tables = sorted(log.summaries.tables.values(), key=lambda one: -one.peak.get("Allocated memory", 0))
+    first = tables[0]
+    unused = first.peak.get("GPU reserved memory", 0) - first.peak.get("Allocated memory", 0)
+    is_fragmented = unused >= FRAGMENTED * first.peak.get("GPU reserved memory", 1)
+    changes = (Change(EXPANDABLE["CUDA"], unused),) if is_fragmented else ()
+    return Report(
+        kind="memory_summary",
+        oom=OutOfMemory(backend="CUDA", device=first.device),
+        phase=UNKNOWN,
+        explanation=Explanation("unknown", "the table records no failed request", changes),
+        lines=first.lines(),
+        notes=tuple(table.in_words() for table in tables),
+        used=log.readings.used,
+    )
+
+
 def _of_readings(log: logs.Log) -> Report:
     readings = log.readings
     if not readings.used:
+        where = f"in {plural(log.num_lines, 'line')} ({format_bytes(log.num_bytes)})"
+        if log.unknown:
+            numbers = ", ".join(f"{number:,}" for number in log.unknown)
+            speaks = f"line {numbers} speaks" if len(log.unknown) == 1 else f"lines {numbers} speak"
+            raise VramprobeError(f"no out-of-memory error that is known {where}: {speaks} of memory, in no known form")
         raise VramprobeError(
-            f"no out-of-memory error and no nvidia-smi table in {log.num_lines:,} lines "
-            f"({format_bytes(log.num_bytes)}): was the end of the log, or stderr, cut off?"
+            f"no out-of-memory error and no nvidia-smi table {where}: was the end of the log, or stderr, cut off?"
         )
     notes = []
     for gpu, used in sorted(readings.used.items()):
@@ -190,7 +257,7 @@ def _of_readings(log: logs.Log) -> Report:
     )
 
 
-def _of_snapshot(states: list[State], factors: Factors | None) -> Report:
+def _of_snapshot(states: list[State], factors: Factors | None, more_notes: tuple[str, ...]) -> Report:
     state = states[0]
     phase = phase_of(state.frames)
     lines = state.lines
@@ -217,7 +284,7 @@ def _of_snapshot(states: list[State], factors: Factors | None) -> Report:
         oom=state.oom,
         phase=phase,
         explanation=explain(state.oom, phase, is_expandable=state.is_expandable),
-        tensors=_tensors(state.oom, factors),
+        tensors=_tensors(state.oom, factors, phase, state.frames)[1],
         lines=lines,
-        notes=tuple(notes),
+        notes=(*notes, *more_notes),
     )

@@ -1,19 +1,48 @@
-"""A request's bytes → the tensors of a model that have this size.
+"""A request's bytes → the tensors of a model that have this size, and the shape that the failing line itself names.
 
-In: the bytes as a message prints them, and the dimensions of a model that the user or the log has named. Out: names,
-most likely first. An equal size is a hint and no proof; without a model there is none.
+In: the bytes as a message prints them, the dimensions of a model that the user or the log has named, and the phase.
+Out: names, most likely first. An equal size is a hint and no proof, and counts only for tensors that the phase makes;
+without a model there is none.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.architecture.parts import Architecture
+from vramprobe.explain.phases import Phase
 
 _BYTES = {4: "fp32", 2: "bf16 or fp16"}
 _MAX_NAMES = 3
+_VOCABULARY = 30_000  # fewer tokens are rarely a language model's vocabulary
+Kind = Literal["logits", "scores", "parameters"]
+#: The kinds of tensor that a phase, or a detail of it, makes; any where it is not listed.
+_KINDS: dict[str, tuple[Kind, ...]] = {
+    "load": ("parameters",),
+    "to_device": ("parameters",),
+    "prepare": ("parameters",),
+    "optimizer_step": ("parameters",),
+    "save": ("parameters",),
+    "merge": ("parameters",),
+    "load_best": ("parameters",),
+    "resume": ("parameters",),
+    "the loss": ("logits",),
+    "log probabilities and entropy": ("logits",),
+    "gathering its logits": ("logits",),
+    "attention": ("scores",),
+    "the vision tower": (),
+    "gathering sharded parameters": ("parameters",),
+    "reducing gradients": ("parameters",),
+    "recomputing a checkpointed layer": ("scores", "parameters"),
+}
+_ITEM_BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
+_SHAPE = re.compile(r"(?:empty_strided\w*|empty\w*|zeros|ones|full|randn?|new_\w+)\(\s*[(\[]?\s*(\d+(?:\s*,\s*\d+)*)")
+_DTYPE = re.compile(r"torch\.(?:b?float|u?int)(64|32|16|8)|torch\.(half)\b")
 
 
 @dataclass(frozen=True)
@@ -21,42 +50,84 @@ class Factors:
     """What is known of the run; None where it is not."""
 
     model: str  # the catalog's name
-    architecture: Architecture
+    architecture: Architecture | None = None
+    vocab_size: int | None = None
     batch_size: int | None = None
     seq_len: int | None = None
     num_gpus: int | None = None
 
 
-def tensors_of_size(requested: int, half_unit: int, factors: Factors) -> list[str]:
+def tensors_of_size(requested: int, half_unit: int, factors: Factors, phase: Phase) -> list[str]:
     """At most three names of tensors whose request has ``requested`` bytes, which is printed to ±``half_unit``."""
-    config = AllocatorConfig()
+    kinds = _KINDS.get(phase.detail, _KINDS.get(phase.name))
     found = [
         name
-        for name, size in _candidates(factors)
-        if min(abs(requested - size), abs(requested - config.allocation_size(config.round_size(size)))) <= half_unit
+        for kind, name, size in _candidates(factors)
+        if (kinds is None or kind in kinds) and _is_size(requested, size, half_unit)
     ]
+    if not found and kinds == ("logits",) and factors.vocab_size:
+        found = list(_logits_of_some_tokens(requested, half_unit, factors.vocab_size))
     return list(dict.fromkeys(found))[:_MAX_NAMES]
 
 
-def _candidates(factors: Factors) -> Iterator[tuple[str, int]]:
+def shape_in(source: str, requested: int, half_unit: int) -> str:
+    """The tensor that a line of code makes, where its size is the request; empty where it is not."""
+    shape = _SHAPE.search(source)
+    if shape is None:
+        return ""
+    sides = [int(side) for side in shape[1].split(",")]
+    dtype = _DTYPE.search(source)
+    widths = [2 if dtype[2] else _ITEM_BYTES[dtype[1]]] if dtype else [4, 2]
+    for width in widths:
+        if _is_size(requested, math.prod(sides) * width, half_unit):
+            guess = ", perhaps logits (tokens × vocabulary)" if len(sides) <= 3 and sides[-1] >= _VOCABULARY else ""
+            return f"{' × '.join(map(str, sides))} of {width} bytes each{guess}"
+    return ""
+
+
+def _is_size(requested: int, size: int, half_unit: int) -> bool:
+    config = AllocatorConfig()
+    asked = (size, config.allocation_size(config.round_size(size)))
+    return min(abs(requested - one) for one in asked) <= half_unit
+
+
+def _logits_of_some_tokens(requested: int, half_unit: int, vocab_size: int) -> Iterator[str]:
+    """Logits of a number of tokens that nobody named."""
+    for width, dtype in _BYTES.items():
+        least, most = (
+            (requested - half_unit) / (vocab_size * width),
+            (requested + half_unit) / (vocab_size * width),
+        )
+        tokens = f"{round(least):,}" if round(least) == round(most) else f"{math.ceil(least):,} to {math.floor(most):,}"
+        yield f"logits: {tokens} tokens × {vocab_size} vocabulary in {dtype}"
+
+
+def _candidates(factors: Factors) -> Iterator[tuple[Kind, str, int]]:
     it, batch, seq = factors.architecture, factors.batch_size, factors.seq_len
     for width, dtype in _BYTES.items():
-        if batch and seq:
+        if batch and seq and factors.vocab_size:
             yield (
-                f"logits: {batch} × {seq} tokens × {it.vocab_size} vocabulary in {dtype}",
-                batch * seq * it.vocab_size * width,
+                "logits",
+                f"logits: {batch} × {seq} tokens × {factors.vocab_size} vocabulary in {dtype}",
+                batch * seq * factors.vocab_size * width,
             )
+        if it is None:
+            continue
+        if batch and seq:
             scores = batch * it.num_heads * seq * seq
-            yield f"eager attention scores: {batch} × {it.num_heads} heads × {seq}² in {dtype}", scores * width
+            yield (
+                "scores",
+                f"eager attention scores: {batch} × {it.num_heads} heads × {seq}² in {dtype}",
+                scores * width,
+            )
         for num_ranks in dict.fromkeys((1, factors.num_gpus or 1)):
             share = "" if num_ranks == 1 else f" / {num_ranks} GPUs"
-            yield f"all {it.num_params:,} parameters{share} in {dtype}", -(-it.num_params // num_ranks) * width
+            size = -(-it.num_params // num_ranks) * width
+            yield "parameters", f"all {it.num_params:,} parameters{share} in {dtype}", size
         layer = sum(parameter.numel for parameter in it.parameters if parameter.per_layer and parameter.only != "dense")
-        yield f"one layer's {layer:,} parameters in {dtype}", layer * width
+        yield "parameters", f"one layer's {layer:,} parameters in {dtype}", layer * width
         for parameter in it.parameters:
             if parameter.numel * width >= 2**20:
                 shape = " × ".join(map(str, parameter.shape))
-                yield (
-                    f"{parameter.module} ({shape}) in {dtype}: a weight, its gradient or a copy",
-                    parameter.numel * width,
-                )
+                name = f"{parameter.module} ({shape}) in {dtype}: a weight, its gradient or a copy"
+                yield "parameters", name, parameter.numel * width

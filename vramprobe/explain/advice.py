@@ -21,6 +21,7 @@ _PIXELS = (
     "fewer pixels per image (max_pixels, a smaller image_size, fewer frames or tiles): max_length does not cut images"
 )
 _SHARD = "shard parameters and optimizer state (FSDP, ZeRO-3) or use LoRA"
+_HELD = "see what else holds the GPU (nvidia-smi, rocm-smi, xpu-smi): another process, or one that did not end"
 
 #: By a phase, "phase: detail", or what is known beside them.
 ADVICE: dict[str, tuple[str, ...]] = {
@@ -111,6 +112,11 @@ ADVICE: dict[str, tuple[str, ...]] = {
         "a lower max_num_seqs or max_num_batched_tokens",
         "a shorter max_model_len, or tensor_parallel_size over more GPUs",
     ),
+    "generation: the vision tower": (
+        _PIXELS,
+        "fewer images per prompt (vLLM: limit_mm_per_prompt)",
+        "a lower gpu_memory_utilization or --mem-fraction-static: the tower runs in what they leave",
+    ),
     "generation: SGLang": (
         "a lower --mem-fraction-static: activations and CUDA graphs need what it leaves",
         "a lower --chunked-prefill-size or --cuda-graph-max-bs",
@@ -175,11 +181,11 @@ ADVICE: dict[str, tuple[str, ...]] = {
         "raise the limit for locked pages (ulimit -l)",
     ),
     "driver": (
-        "run nvidia-smi: another process, or one that did not end, may hold the GPU",
+        _HELD,
         "leave memory to the driver and libraries: a smaller batch, or set_per_process_memory_fraction(0.95)",
     ),
     "driver: load": (
-        "run nvidia-smi: another process, or one that did not end, may hold the GPU (CUDA_VISIBLE_DEVICES chooses one)",
+        _HELD,
         "if the GPU is free: quantized weights (load_in_4bit) or device_map over more GPUs",
         "on WSL, raise memory= in .wslconfig: loading pins host memory, which it limits",
     ),

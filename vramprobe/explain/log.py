@@ -65,26 +65,16 @@ _SETTING_WORDS = (
         "world_size",
     ),
 )
-#: Each line of a message, a traceback or a table of memory holds one of these; a test goes through the forms.
+#: Each line of a known message or a traceback, and the first of a table, holds one of these; a test goes through the
+#: forms. Few and rare: a trainer writes "memory" in each of its lines, and each word costs 0.5 ms per MiB of log.
 WORDS = (
-    *(
-        "emory",
-        "lloc",
-        "ALLOC",
-        "OOM",
-        "oom",
-        "_OUT_OF_",
-        "exit",
-        "Exit",
-        "illed",
-        "SIGKILL",
-        "MEMLIMIT",
-        "/shm",
-        "</torch_",
-    ),
-    *("dispatched", "buffer size", "paging file", "mem-fraction", "KV cache", "Cuda failure", "hbm", "filename not"),
-    *("Traceback", "File ", ".py in ", "│", "Error", "Exception", "MiB", "0000:", ":00.0"),
+    *("f memory", "rror", "OOM", "_OUT_OF_", "ALLOC", "calloc", "bad_alloc", "annot allocate", "xit", "illed"),
+    *("dispatched", "Memory on", "memory summary", "Memory-Usage", "memory.used"),
+    *("Traceback", "File ", ".py in ", "│", "xception", "Interrupt"),
 )
+#: And what is looked at besides in the log's beginning: parts of tables of memory, and messages that nobody knows.
+_BROAD_WORDS = ("emory", "lloc", "MiB", "0000:", ":00.0")
+_BROAD_BYTES = 2 * 2**20
 #: A line that speaks of memory that ran out, in whatever form.
 _SPEAKS = re.compile(
     r"(?i)out of (?:\w+ ){0,2}memory|\boom\b|(?:insufficient|not enough|no available|exhausted) (?:\w+ ){0,2}memory|"
@@ -143,17 +133,15 @@ class _Reader:
 
     def read(self) -> Log:
         log, lines = self.log, self.lines
-        words = tuple(word.encode() for word in WORDS)
-        with_settings = (*words, *(word.encode() for word in _SETTING_WORDS))
         for chunk in lines.chunks():
-            is_early = lines.num_bytes <= _SETTINGS_BYTES and len(log.settings) < len(_SETTINGS)
-            for text in chunk.lines(with_settings if is_early else words, self._wants_all):
+            for text in chunk.lines(self._words(), self._wants_all):
                 rank, text = _without_prefix(text)
-                if rank not in self.streams and len(self.streams) >= _MAX_RANKS:
-                    rank = None
+                if rank not in self.streams:
+                    rank = rank if len(self.streams) < _MAX_RANKS else None
+                    self.streams.setdefault(rank, _Stream())
                 had_failed = bool(log.failures)
                 for part in _unwrapped(text):
-                    self._read_line(part, rank, self.streams.setdefault(rank, _Stream()))
+                    self._read_line(part, rank, self.streams[rank])
                 if log.failures and not had_failed:
                     log.progress = _last_bar(chunk.before()) or log.progress
             if not log.failures:
@@ -163,9 +151,19 @@ class _Reader:
         log.num_bytes, log.num_lines = lines.num_bytes, lines.num_lines
         return log
 
+    def _words(self) -> list[bytes]:
+        """What is looked for in the next chunk."""
+        words = list(WORDS)
+        if self.lines.num_bytes <= _SETTINGS_BYTES and len(self.log.settings) < len(_SETTINGS):
+            words += _SETTING_WORDS
+        if self.lines.num_bytes <= _BROAD_BYTES or self.log.readings.is_table:
+            words += _BROAD_WORDS
+        return [word.encode() for word in words]
+
     def _wants_all(self) -> bool:
         """Whether the next line counts whatever it holds."""
-        return self.log.readings.is_csv or any(one.message or one.source_due for one in self.streams.values())
+        tables = self.log.readings.is_csv or self.log.summaries.is_open
+        return tables or any(one.message or one.source_due for one in self.streams.values())
 
     def _read_line(self, text: str, rank: str | None, stream: _Stream) -> None:
         if stream.source_due:
@@ -209,8 +207,7 @@ class _Reader:
         log = self.log
         if _RAISED.match(text):
             stream.is_open, stream.frames = False, []
-        if text.startswith("|"):
-            log.summaries.read(text)
+        log.summaries.read(text)
         log.readings.read(text)
         if len(log.unknown) < _MAX_UNKNOWN and _SPEAKS.search(text):
             log.unknown.append(self.lines.line_number())

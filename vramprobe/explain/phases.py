@@ -63,7 +63,7 @@ AROUND = (
         "",
         r"save_model|_save_checkpoint|save_checkpoint|save_pretrained|_save_optimizer_and_scheduler|save_fsdp_\w+|"
         r"_zero3_consolidated_16bit_state_dict|\w*get_state_dict|full_state_dict|_full_\w*state_dict\w*|"
-        r"safe_save_model_for_hf_trainer|save_state|_save_ckpt|save_checkpoint_and_time|sharded_state_dict",
+        r"\w*optim_state_dict\w*|safe_save_model_for_hf_trainer|save_state|_save_ckpt|save_checkpoint_and_time|sharded_state_dict",
     ),
     Rule("save", r"torch/(?:serialization|distributed/checkpoint)|dist_checkpointing", r"save|_save|async_save"),
     Rule("merge", "", r"merge_and_unload|_unload_and_optionally_merge|merge_adapter|unmerge_adapter"),
@@ -224,6 +224,7 @@ DETAILS: dict[str, tuple[Rule, ...]] = {
     ),
     "load": (Rule("partitioning parameters (zero.Init)", r"zero/partition_parameters"),),
     "generation": (
+        *_TOWERS,
         Rule("vLLM", r"\bvllm/"),
         Rule("SGLang", r"\bsglang/"),
         Rule("ComfyUI", r"\bcomfy/|ComfyUI"),

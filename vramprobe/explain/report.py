@@ -123,10 +123,8 @@ def _first_line(error: VramprobeError) -> str:
 def _of_log(log: logs.Log, factors: Factors | None, notes: tuple[str, ...]) -> Report:
     if not log.failures:
         return _of_summaries(log) if log.summaries.tables else _of_readings(log)
-    first = min(log.failures, key=lambda one: (_ORDER.index(one.oom.owner), not one.oom.has_figures))
-    failures = [
-        one for one in log.failures if one.oom.owner == first.oom.owner and one.oom.has_figures == first.oom.has_figures
-    ]
+    first = min(log.failures, key=_rank)
+    failures = [one for one in log.failures if _rank(one) == _rank(first)]
     phase = _phase_of(first)
     shape, tensors = _tensors(first.oom, factors, phase, first.frames)
     explanation = explain(
@@ -157,6 +155,12 @@ def _of_log(log: logs.Log, factors: Factors | None, notes: tuple[str, ...]) -> R
         ),
         used=log.readings.used,
     )
+
+
+def _rank(failure: logs.Failure) -> tuple[int, bool, bool]:
+    """Messages that tell the most come first; of equal ones the first in the log."""
+    oom = failure.oom
+    return _ORDER.index(oom.owner), not oom.has_figures, oom.allocated is None
 
 
 def _phase_of(failure: logs.Failure) -> Phase:

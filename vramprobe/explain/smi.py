@@ -28,6 +28,11 @@ class Readings:
     _columns: list[str] = field(default_factory=list)
 
     @property
+    def is_table(self) -> bool:
+        """Whether rows of a table were read."""
+        return bool(self.used)
+
+    @property
     def is_csv(self) -> bool:
         """Whether a header of nvidia-smi's CSV was read: a row may be any line."""
         return bool(self._columns)

@@ -60,9 +60,16 @@ class Summaries:
     _table: Summary | None = None
     _tier: str = ""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the next line may be of the table."""
+        return self._table is not None
+
     def read(self, line: str) -> None:
         """Take one line of a table; most are of something else."""
-        if device := _DEVICE.search(line):
+        if not line.startswith("|"):
+            self._table = None
+        elif device := _DEVICE.search(line):
             self._table = self.tables[int(device[1])] = Summary(int(device[1]))
         elif self._table is None:
             return

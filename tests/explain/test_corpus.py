@@ -1,0 +1,60 @@
+"""Texts of failed runs of many programs, each with its known answer: ``corpus.toml``."""
+
+from __future__ import annotations
+
+import io
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vramprobe.cli.explain import in_words
+from vramprobe.errors import VramprobeError
+from vramprobe.explain.messages import forms
+from vramprobe.explain.report import report_of
+
+REPORTS: list[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "corpus.toml").read_text(encoding="utf-8"))[
+    "report"
+]
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: f"{report['program']}: {report['source']}")
+def test_what_is_said_of_each(report: dict[str, Any]) -> None:
+    found = report_of(io.BytesIO(report["text"].encode()))
+    assert found.oom is not None
+    assert found.explanation is not None
+    said = {
+        "phase": found.phase.name,
+        "detail": found.phase.detail,
+        "cause": found.explanation.cause,
+        "owner": found.oom.owner,
+    }
+    assert said == {"detail": "", **{name: report[name] for name in said if name in report}}
+    assert report["first"] in found.explanation.changes[0].text
+    assert len(found.explanation.changes) <= 3
+    assert "/job/" not in "\n".join(in_words(found))
+
+
+def test_it_has_sixty_texts_of_twenty_programs_and_each_owner() -> None:
+    assert len(REPORTS) >= 60
+    assert len({report["program"] for report in REPORTS}) >= 20
+    assert {report["owner"] for report in REPORTS} == {form.owner for form in forms()}
+
+
+def test_every_form_has_a_text() -> None:
+    found = {report_of(io.BytesIO(report["text"].encode())).oom for report in REPORTS}
+    programs = {oom.program for oom in found if oom is not None}
+    assert programs >= {form.program for form in forms()} - {"LSF", "ROCm", "operating system", "Python"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("all went well\nan ominous message: insufficient memory for the widget\n", "line 2 speaks of memory"),
+        ("memory pool exhausted: no available memory\nx\nmalloc failed to allocate\n", "lines 1, 3 speak of memory"),
+    ],
+)
+def test_a_line_in_no_known_form_is_quoted_by_its_number(text: str, said: str) -> None:
+    with pytest.raises(VramprobeError, match=f"{said}, in no known form"):
+        report_of(io.BytesIO(text.encode()))

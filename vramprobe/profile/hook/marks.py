@@ -1,8 +1,8 @@
 """Where a training loop stands, from torch's own hooks: forward, backward, optimizer step, zero_grad, evaluation.
 
 In: a Phases. Out: its marks as the program runs. Forward by hooks of the outermost module alone (a hook on each
-would be compiled with it); backward where Python enters the autograd engine, whoever calls it; the step by the global hooks
-of optimizers.
+would be compiled with it); backward where Python enters the autograd engine, whoever calls it; the step by the global
+hooks of optimizers.
 """
 
 import functools

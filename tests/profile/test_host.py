@@ -98,3 +98,51 @@ def test_only_an_emulated_driver_counts(tmp_path: Path) -> None:
     left = Verb(tmp_path, ["true"], "--host-memory", "1GiB").left(60)
     assert left.status == 1
     assert "add --emulate GPU" in left.err
+
+
+CASTS = """
+import torch
+from safetensors import safe_open
+FILE = {file!r}
+
+def anonymous_mib():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) / 1024
+
+torch.zeros(1, pin_memory=True)
+torch.empty(1, device="meta") + 1  # which imports a thousand modules
+with safe_open(FILE, "pt") as file:
+    before = anonymous_mib()
+    weight = file.get_slice("weight")[...]
+layer = torch.nn.Linear(8192, 8192, bias=False, device="meta", dtype=torch.float32)
+layer.load_state_dict({{"weight": weight.to(torch.float32)}}, assign=True)
+experts = torch.stack([layer.half().weight.data for _ in range(4)])
+pinned = experts.pin_memory()
+state = {{name: one.clone() for name, one in layer.cuda().cpu().state_dict().items()}}
+print("grown by", anonymous_mib() - before, "MiB", pinned.is_pinned(), int(pinned.count_nonzero()))
+"""
+
+
+def test_an_empty_checkpoint_that_is_cast_stacked_and_pinned_takes_no_host_memory(tmp_path: Path) -> None:
+    import struct
+
+    from emulated import require_emulation
+
+    file = tmp_path / "weights.safetensors"
+    about = {"weight": {"dtype": "BF16", "shape": [8192, 8192], "data_offsets": [0, 128 * MIB]}}
+    header = json.dumps(about).encode()
+    header += b" " * (-len(header) % 8)
+    with open(file, "wb") as out:
+        out.write(struct.pack("<Q", len(header)) + header)
+        out.truncate(8 + len(header) + 128 * MIB)
+    (tmp_path / "cast.py").write_text(CASTS.format(file=str(file)))
+    left = Verb(
+        tmp_path, [str(require_emulation()), str(tmp_path / "cast.py")], "--emulate", "RTX-4090", "--json"
+    ).left(120)
+    assert left.status == 0, left.err
+    said = next(line for line in left.out.splitlines() if line.startswith("grown by")).split()
+    assert float(said[2]) < 32  # of 128 as float32, half and state, 4 times 128 stacked, and pinned
+    assert said[4:] == ["True", "0"]
+    host = json.loads(left.out.splitlines()[-1])["host"]
+    assert host["peak_bytes"] > 1024 * MIB  # counted all the same
+    assert host["phases"][0]["pinned_bytes"] >= 512 * MIB

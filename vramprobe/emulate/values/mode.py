@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
+from . import host_zeros
 from .host_reads import HostReads
 from .known import MASKS, Known
 from .operators import Operator
@@ -42,6 +43,7 @@ class TrueValues(TorchDispatchMode):
         self.reads, self.state, self.driver_read = self.host.reads, self.known.state, self.host.driver_read
         self._on_device, self._limits, self._thread = self.known.on_device, self.known.limits, self.host.thread
         self._trains = False  # autograd has run
+        self._has_host = device_type != "cpu"
         self.observer = None  # called with (run, func, args, kwargs) in place of each operator that runs on the card
         self._operators = {}
 
@@ -79,6 +81,10 @@ class TrueValues(TorchDispatchMode):
         if operator.composite and torch.is_inference_mode_enabled():  # there composite operators arrive whole
             with self.on_this_thread():
                 return func.decompose(*args, **kwargs)
+        if operator.keeps_zeros and self._has_host and not getattr(args[0], "is_cuda", False):
+            out = host_zeros.result(func, operator, args, kwargs)
+            if out is not None:
+                return out
         thread = self._thread
         thread.operator = operator
         try:

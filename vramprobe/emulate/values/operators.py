@@ -67,6 +67,27 @@ METADATA = {
     "aten::record_stream",
 }
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::clone"}
+# Each element of their results is one of the arguments', or a constant. (Pointwise operators are known by their tag.)
+REARRANGES = {
+    "aten::_pin_memory",
+    "aten::_to_copy",
+    "aten::cat",
+    "aten::clone",
+    "aten::constant_pad_nd",
+    "aten::copy_",
+    "aten::fill_",
+    "aten::flip",
+    "aten::full_like",
+    "aten::index",
+    "aten::repeat",
+    "aten::roll",
+    "aten::stack",
+    "aten::tril",
+    "aten::triu",
+    "aten::zero_",
+    "aten::zeros_like",
+}
+ZEROS = {"aten::zeros", "aten::new_zeros"}  # whatever they are given
 # Only these namespaces have CPU kernels that are certain to do to CPU tensors what they would to a card's; a Triton
 # kernel would not.
 TRUSTED = ("aten", "prims")
@@ -110,8 +131,9 @@ class Operator:
     """Facts of one overload: all booleans and tuples, no behaviour."""
 
     __slots__ = (
-        "composite", "counted", "empty", "has_generator", "has_parts", "lifts", "moves", "name", "overwrites", "pure",
-        "quiet", "random", "reads_item", "route", "shape_only", "special", "trusted", "writes", "writes_names",
+        "composite", "counted", "empty", "has_generator", "has_parts", "keeps_zeros", "lifts", "moves", "name",
+        "overwrites", "pure", "quiet", "random", "reads_item", "route", "shape_only", "special", "trusted", "writes",
+        "writes_names",
     )  # fmt: skip
 
     def __init__(self, func):
@@ -144,6 +166,9 @@ class Operator:
         self.counted = name in COUNTED
         self.route = name if name in ROUTED else None
         self.random = torch.Tag.nondeterministic_seeded in func.tags
+        one = len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor"
+        by_element = name in REARRANGES or name in ZEROS or torch.Tag.pointwise in func.tags
+        self.keeps_zeros = one and by_element and not self.random and not self.quiet
         self.has_generator = any(a.name == RANDOM_GENERATORS for a in schema.arguments)
         # Handled before the op runs; everything else after it.
         self.special = self.reads_item or self.counted or self.random or name in COPIES or name == "aten::equal"

@@ -41,7 +41,7 @@ def install():
         return
     if not asked:
         return
-    from . import audio, casts, folders, hub, processors, rows, videos
+    from . import audio, folders, hub, processors, rows, videos
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     told = Told(folder)
@@ -49,7 +49,6 @@ def install():
     serve = {
         "huggingface_hub.file_download": repositories.serve,
         "huggingface_hub.hf_api": repositories.serve_listing,
-        "transformers.core_model_loading": casts.serve,
         "datasets.load": lambda module: rows.serve(module, asked, told),
         "datasets.features.audio": lambda module: audio.serve(module, folder=folder, told=told),
         "transformers.processing_utils": lambda module: processors.serve(

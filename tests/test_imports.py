@@ -26,6 +26,7 @@ TORCH_SIDE = (
     "vramprobe.measure.cpu",
     "vramprobe.measure.cuda",
     "vramprobe.measure.cards",
+    "vramprobe.measure.log_source",
     "vramprobe.measure.worker",
     "vramprobe.measure.ranks",
     "vramprobe.measure.emulation",
@@ -81,9 +82,9 @@ def graph() -> dict[str, set[str]]:
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
     "errors", "units", "optimizers", "trainers", "choices", "options", "allocator", "architecture", "catalog",
-    "kernels", "rules", "spec", "terms", "records", "workload", "emulate", "measure", "simulate", "model",
-    "techniques", "predict", "lengths", "speed", "recommend", "check", "sweep", "literature", "report", "profile",
-    "explain", "api", "cli", "__main__",
+    "kernels", "rules", "spec", "terms", "records", "log", "workload", "emulate", "measure", "simulate", "recipe",
+    "model", "techniques", "predict", "lengths", "speed", "recommend", "check", "sweep", "literature", "report",
+    "profile", "explain", "api", "cli", "__main__",
 )  # fmt: skip
 
 

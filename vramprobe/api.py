@@ -182,8 +182,8 @@ def simulate(
     if timeline is not None:
         from vramprobe.report.timeline import timeline_of
 
-        assert simulation.history is not None
-        timeline_file.write(timeline_of(simulation.record, simulation.history), timeline)
+        assert simulation.log is not None
+        timeline_file.write(timeline_of(simulation.record, simulation.log), timeline)
     return simulation.record
 
 
@@ -197,7 +197,7 @@ def _simulated(
     from vramprobe.simulate.run import simulate
 
     simulation = simulate(one, gpu=card, depth=depth)
-    if with_history and simulation.history is None:
+    if with_history and simulation.log is None:
         simulation = simulate(one, gpu=card, depth="full")
     return simulation
 

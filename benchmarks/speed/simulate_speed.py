@@ -61,7 +61,7 @@ def ours(name: str) -> dict[str, Any]:
     """Two calls in this process."""
     spec, import_seconds = load(name)
     from vramprobe.allocator.config import AllocatorConfig
-    from vramprobe.simulate.reserved import reserve
+    from vramprobe.log.reserved import reserve
     from vramprobe.simulate.run import simulate
 
     row: dict[str, Any] = {"import_seconds": import_seconds}
@@ -69,8 +69,8 @@ def ours(name: str) -> dict[str, Any]:
         began, cpu_began = time.perf_counter(), time.process_time()
         simulation = simulate(spec)
         simulated = time.perf_counter()
-        assert simulation.history is not None
-        replayed = reserve(simulation.record.phases, simulation.history, AllocatorConfig())
+        assert simulation.log is not None
+        replayed = reserve(simulation.record.phases, simulation.log, AllocatorConfig())
         ended, cpu_ended = time.perf_counter(), time.process_time()
         row |= {
             f"{call}_simulate_seconds": simulated - began,
@@ -79,7 +79,7 @@ def ours(name: str) -> dict[str, Any]:
         }
     training = [phase for phase in replayed.phases if phase.step is not None]
     return row | {
-        "num_events": len(simulation.history),
+        "num_events": len(simulation.log),
         "tensors_bytes": simulation.record.peak.allocated_bytes,
         "reserved_bytes": max(phase.reserved_peak_bytes for phase in training),
     }

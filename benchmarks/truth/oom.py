@@ -33,10 +33,10 @@ from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.explain.messages import OutOfMemory
 from vramprobe.explain.report import report_of
 from vramprobe.kernels.chip import A100
+from vramprobe.log.reserved import reserve
 from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES
 from vramprobe.predict.predict import predict
 from vramprobe.predict.stack import on_stack
-from vramprobe.simulate.reserved import reserve
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms.sharding.ranks import run_of
@@ -100,8 +100,8 @@ def repeated(report: Mapping[str, Any], room: int) -> Repeated:
 
 def _by_simulation(spec: CellSpec, device: Device) -> Repeated:
     found = simulate(spec)
-    assert found.history is not None
-    ended = reserve(found.record.phases, found.history, None, device)
+    assert found.log is not None
+    ended = reserve(found.record.phases, found.log, None, device)
     peak = max(phase.allocated_peak_bytes for phase in found.record.phases)
     if ended.oom is None:
         return Repeated("simulated", "fits", None, peak, max(one.reserved_peak_bytes for one in ended.phases), peak)

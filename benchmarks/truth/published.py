@@ -47,8 +47,8 @@ Row = dict[str, Any]
 def compare(row: PublishedRow, spec: CellSpec) -> Row:
     """One row: measured bytes, and every prediction of our own with its signed error in percent."""
     simulation = simulate(spec)
-    assert simulation.history is not None
-    bare = moments_of(simulation.history, spec)
+    assert simulation.log is not None
+    bare = moments_of(simulation.log, spec)
     differences = differences_of(row, spec)
     corrected = with_differences(bare, spec, differences)
     settled = next(p for p in reversed(simulation.record.phases) if p.name == "zero_grad").allocated_end_bytes

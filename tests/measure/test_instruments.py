@@ -8,9 +8,9 @@ import pytest
 import torch
 from factories import make_record, make_spec
 
+from vramprobe.log.trace import Event, Holding, composition, lifetimes
 from vramprobe.measure.cpu import CpuInstrument
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
-from vramprobe.measure.trace import Event, Holding, composition, lifetimes
 from vramprobe.measure.worker import outcome_of, run_cell
 from vramprobe.records.record import PhaseMemory
 from vramprobe.spec import CellSpec

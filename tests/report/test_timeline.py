@@ -17,13 +17,12 @@ from matplotlib.image import imread
 
 from vramprobe import api
 from vramprobe.errors import SpecError, StoreError, VramprobeError
+from vramprobe.log.log import CAUSES, Log, PhaseMark
 from vramprobe.records.record import Peak, PhaseMemory, RunRecord
 from vramprobe.report import timeline_file, timeline_page
 from vramprobe.report.timeline import MAX_COLUMNS, STACK, Timeline, _with_ordered_frees, timeline_of
 from vramprobe.report.timeline_page import page, ticks
 from vramprobe.report.timeline_picture import picture
-from vramprobe.simulate.history import CAUSES, History
-from vramprobe.simulate.instrument import PhaseMark
 from vramprobe.units import GIB, MIB, unit_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -32,7 +31,7 @@ STEP = ("forward", "backward", "optimizer_step", "zero_grad")
 WEIGHTS, GRADIENTS, TEMPORARIES = (CAUSES.index(cause) for cause in ("weights", "gradients", "temporaries"))
 
 
-def history(events: list[tuple[int, int, int]], phases: list[tuple[str, int | None, int]]) -> History:
+def history(events: list[tuple[int, int, int]], phases: list[tuple[str, int | None, int]]) -> Log:
     """From (block, bytes, cause) and (phase, step, events)."""
     marks, start = [], 0
     for name, step, count in phases:
@@ -40,10 +39,10 @@ def history(events: list[tuple[int, int, int]], phases: list[tuple[str, int | No
         start += count
     assert start == len(events)
     blocks, sizes, causes = (np.array(column) for column in zip(*events, strict=True))
-    return History(sizes, blocks, causes.astype(np.int8), marks)
+    return Log(sizes, blocks, causes.astype(np.int8), marks)
 
 
-def some_history(seed: int, num_events: int) -> History:
+def some_history(seed: int, num_events: int) -> Log:
     """Random allocations and frees of every cause; step 2 has phases of very different lengths."""
     dice, alive, events = random.Random(seed), [], [(1, 5 * MIB, 0)]
     while len(events) < num_events:
@@ -64,7 +63,7 @@ def record_of(peak_bytes: int = 1, **changes: Any) -> RunRecord:
     return make_record(instrument="simulated", peak=peak, **changes)
 
 
-def alive_after(one: History, position: int) -> dict[int, tuple[int, int]]:
+def alive_after(one: Log, position: int) -> dict[int, tuple[int, int]]:
     """Block → (bytes, cause), the slow way."""
     alive: dict[int, tuple[int, int]] = {}
     for index in range(position + 1):
@@ -173,7 +172,7 @@ def test_a_simulated_runs_peak_and_its_parts_are_the_records(options: dict[str, 
     from vramprobe.simulate.run import simulate as simulate_cell
 
     simulation = simulate_cell(make_spec(**options), depth="full")
-    record, timeline = simulation.record, timeline_of(simulation.record, simulation.history, max_columns=120)
+    record, timeline = simulation.record, timeline_of(simulation.record, simulation.log, max_columns=120)
     steady = [phase for phase in record.phases if phase.step == 2]
     peaks = [getattr(phase, f"{timeline.subject.tier}_peak_bytes") for phase in steady]
     assert timeline.peak_bytes == max(peaks)

@@ -14,13 +14,13 @@ from grids import grid
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vramprobe.errors import SpecError
-from vramprobe.measure.trace import lifetimes
+from vramprobe.log.pairing import scripts_of
+from vramprobe.log.reserved import reserve
+from vramprobe.log.trace import lifetimes
 from vramprobe.measure.worker import run_cell
 from vramprobe.records.record import record_from_json
 from vramprobe.simulate import run
 from vramprobe.simulate.fake.recorder import Recorder
-from vramprobe.simulate.pairing import scripts_of
-from vramprobe.simulate.reserved import reserve
 from vramprobe.simulate.run import NotSimulated, Simulation, simulate
 from vramprobe.spec import CellSpec, Method, Optim
 
@@ -166,14 +166,14 @@ def test_a_deep_model_is_put_together_from_shallow_ones(family: str, options: di
     depth = {"num_hidden_layers": 9, "n_layer": 9}
     spec = cell(family, **(options | {"config": depth | options.get("config", {})}))
     assembled, whole = simulate(spec), simulate(spec, depth="full")
-    assert assembled.history is not None, "a phase did not repeat"
-    assert whole.history is not None
-    for mark, made, seen in zip(whole.history.marks, *map(scripts_of, (assembled.history, whole.history)), strict=True):
+    assert assembled.log is not None, "a phase did not repeat"
+    assert whole.log is not None
+    for mark, made, seen in zip(whole.log.marks, *scripts_of([assembled.log, whole.log]), strict=True):
         assert made.codes.tolist() == seen.codes.tolist(), (mark.name, mark.step)
         assert made.ranks.tolist() == seen.ranks.tolist(), (mark.name, mark.step)
     keeps_its_books(assembled)
     phases = whole.record.phases
-    assert reserve(phases, assembled.history) == reserve(phases, whole.history)
+    assert reserve(phases, assembled.log) == reserve(phases, whole.log)
     assert assembled.record.phases == whole.record.phases
     assert assembled.record.ledger == whole.record.ledger
     assert assembled.record.facts == whole.record.facts
@@ -181,7 +181,7 @@ def test_a_deep_model_is_put_together_from_shallow_ones(family: str, options: di
 
 def keeps_its_books(simulation: Simulation) -> None:
     """Each free takes back a living block, once and whole; the bytes alive are the record's."""
-    history = simulation.history
+    history = simulation.log
     assert history is not None
     alive: dict[int, tuple[int, int]] = {}
     for size, block, cause in zip(
@@ -205,7 +205,7 @@ def test_layers_that_do_not_repeat_are_all_run() -> None:
     config = {"num_hidden_layers": 8, "layer_types": kinds, "sliding_window": 16}
     spec = cell("gemma3_text", seq_len=64, config=config)
     with patch.object(run, "deepen", side_effect=AssertionError("taken for a model of layers that repeat")):
-        assert simulate(spec).history is not None
+        assert simulate(spec).log is not None
 
 
 # -- the recorder ------------------------------------------------------------------------------------------------------

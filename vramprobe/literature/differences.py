@@ -16,8 +16,8 @@ import numpy as np
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.architecture.releases import LABELS_PADDED, LOSS_APART, SHARED_ROTARY
 from vramprobe.literature.published import PublishedRow, Version
+from vramprobe.log.log import Log
 from vramprobe.rules.cell import lora_target_names
-from vramprobe.simulate.history import History
 from vramprobe.spec import CellSpec
 
 Moment = Literal["forward", "loss", "layers", "optimizer_step"]
@@ -63,7 +63,7 @@ class Difference:
     num_bytes: Callable[[CellSpec], int]
 
 
-def moments_of(history: History, spec: CellSpec) -> Moments:
+def moments_of(history: Log, spec: CellSpec) -> Moments:
     """The moments of step 2 of a simulation with ``depth="full"``; logits are told by their exact size, 2 or 4 B."""
     logits = spec.num_tokens * spec.architecture["vocab_size"]
     alive = np.cumsum(history.size_bytes)

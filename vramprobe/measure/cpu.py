@@ -18,8 +18,8 @@ from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_pro
 from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile, record_function
 
-from vramprobe.measure.observation import Observation
-from vramprobe.measure.trace import Event, Holding, composition_at_peak
+from vramprobe.log.trace import Event, Holding
+from vramprobe.measure.observation import Observation, composition_at_peak
 from vramprobe.records.record import PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
 

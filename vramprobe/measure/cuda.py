@@ -20,10 +20,10 @@ import psutil
 import torch
 
 from vramprobe.errors import VramprobeError
+from vramprobe.log.trace import Event, Holding, composition, lifetimes
 from vramprobe.measure.ballast import CudaDriver, Driver, hold_the_rest
 from vramprobe.measure.nvml import open_device
 from vramprobe.measure.observation import Observation
-from vramprobe.measure.trace import Event, Holding, composition, lifetimes
 from vramprobe.records.record import Composition, PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
 

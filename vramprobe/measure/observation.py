@@ -5,8 +5,10 @@ In: phases and holdings as the instrument saw them. Out: Peak, Ledger and the re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from vramprobe.log.trace import Event, Holding, composition, lifetimes
 from vramprobe.records.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Moved, Peak, PhaseMemory
 
 #: (tier, those that hold it, the nearest first).
@@ -46,6 +48,29 @@ def peak_of(observation: Observation) -> Peak:
         device_bytes=max(device) if device else None,
         load_allocated_bytes=max(phase.allocated_peak_bytes for phase in setting_up),
     )
+
+
+def composition_at_peak(
+    events: list[Event],
+    totals: list[int],
+    phases: list[PhaseMemory],
+    spans: list[range],
+    holdings: Iterable[tuple[int | None, Holding]],
+) -> Composition | None:
+    """What was alive at the peak of the run, by cause; None where no training phase was reached.
+
+    ``totals``: bytes after each event. ``spans``: each phase's events. ``holdings``: each with the step it was
+    seen in, or None for what stands in every step; what an older step left may be replaced only later in this one.
+    """
+    if not any(phase.name == "zero_grad" for phase in phases):
+        return None
+    peak = peak_of(Observation(phases, {}))
+    in_step = [index for index, phase in enumerate(phases) if phase.step == peak.step]
+    top = max(in_step, key=lambda index: phases[index].allocated_peak_bytes)
+    at = max(spans[top], key=lambda position: totals[position])
+    standing = [holding for step, holding in holdings if step is None or step <= peak.step]
+    forwards = [spans[index] for index in in_step if phases[index].name == "forward"]
+    return composition(lifetimes(events), standing, forwards, step_start=spans[in_step[0]].start, at=at)
 
 
 def _exact(phase: PhaseMemory, moment: str) -> int:

@@ -1,7 +1,7 @@
 """Whose each block is: weights, gradients, optimizer state by what was held; the rest by when it was made and freed.
 
 In: Lives, the spans of the phases and what the hook saw held. Out: a cause for each block, as seen from one phase, and
-a Live that adds up to the byte. The causes are those of a cell's record (measure/trace.py).
+a Live that adds up to the byte. The causes are those of a cell's record (log/trace.py).
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from vramprobe.errors import VramprobeError
+from vramprobe.log.log import CAUSES as CELL_CAUSES
+from vramprobe.log.log import Log, PhaseMark
 from vramprobe.profile import chrome_trace
 from vramprobe.profile.causes import CAUSES
 from vramprobe.profile.ranks import Moment, Seen, moment_of_peak, see
@@ -18,9 +20,6 @@ from vramprobe.profile.raw import RawRank, read_run
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.report import timeline_file
 from vramprobe.report.timeline import Subject, Timeline, timeline_over
-from vramprobe.simulate.history import CAUSES as CELL_CAUSES
-from vramprobe.simulate.history import History
-from vramprobe.simulate.instrument import PhaseMark
 from vramprobe.units import word_for
 
 #: The position of each cause of a profile in those of a cell, which know no engine.
@@ -59,7 +58,7 @@ def _timeline(record: ProfileRecord, raw: RawRank, seen: Seen, moment: Moment) -
         PhaseMark(one.phase.name, step, one.phase.micro_step, range(max(one.start, 1), max(one.stop, 1)))  # type: ignore[arg-type]
         for one in spans
     ]
-    history = History(
+    history = Log(
         size_bytes=seen.lives.events,
         blocks=seen.lives.blocks,
         marks=tuple(marks),

@@ -1,6 +1,6 @@
 """A run → live memory over one of its steps, by cause; timeline_file.py makes a page or a picture of it.
 
-In: a simulated record, or a Subject (profile/timeline.py), and its History. Out: a frozen Timeline of about MAX_COLUMNS
+In: a simulated record, or a Subject (profile/timeline.py), and its Log. Out: a frozen Timeline of about MAX_COLUMNS
 columns at most; each shows the highest moment of its events, so that no peak is lost to the byte. Never simulates
 anything; needs no torch.
 """
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vramprobe.errors import VramprobeError
+from vramprobe.log.log import CAUSES
 from vramprobe.records.record import RunRecord
-from vramprobe.simulate.history import CAUSES
 from vramprobe.units import word_for
 
 if TYPE_CHECKING:
-    from vramprobe.simulate.history import History
-    from vramprobe.simulate.instrument import PhaseMark
+    from vramprobe.log.log import Log, PhaseMark
 
 #: More than a screen's width has points, and few enough for a page that any mail program takes.
 MAX_COLUMNS = 1500
@@ -126,7 +125,7 @@ class Timeline:
         return next(phase for phase in self.phases if column < phase.stop)
 
 
-def timeline_of(record: RunRecord, history: History, *, max_columns: int = MAX_COLUMNS) -> Timeline:
+def timeline_of(record: RunRecord, history: Log, *, max_columns: int = MAX_COLUMNS) -> Timeline:
     """The step with the record's peak, the steady second one as a rule.
 
     Raises VramprobeError where the run did not get through it.
@@ -157,7 +156,7 @@ def timeline_of(record: RunRecord, history: History, *, max_columns: int = MAX_C
 
 def timeline_over(
     subject: Subject,
-    history: History,
+    history: Log,
     marks: Sequence[PhaseMark],
     reserved_peaks: Sequence[int | None],
     *,
@@ -192,7 +191,7 @@ def _footer(record: RunRecord) -> str:
     return f"{', '.join(known)}; cell {record.fingerprint}, device {record.spec.device}"
 
 
-def _with_ordered_frees(history: History) -> History:
+def _with_ordered_frees(history: Log) -> Log:
     """Frees that follow each other in a phase, the largest first: the libraries free some in a hash table's order."""
     is_free = history.size_bytes < 0
     begins = np.concatenate([[True], is_free[1:] != is_free[:-1]])
@@ -267,7 +266,7 @@ def _spans(
     return tuple(spans)
 
 
-def _largest(history: History, at: np.ndarray) -> tuple[tuple[Alike, ...], ...]:
+def _largest(history: Log, at: np.ndarray) -> tuple[tuple[Alike, ...], ...]:
     """The largest blocks alive at each of these positions, those of one size and cause together."""
     starts, ends = _lives(history)
     is_there = (ends > at.min()) & (starts <= at.max())
@@ -281,7 +280,7 @@ def _largest(history: History, at: np.ndarray) -> tuple[tuple[Alike, ...], ...]:
     return tuple(found)
 
 
-def _lives(history: History) -> tuple[np.ndarray, np.ndarray]:
+def _lives(history: Log) -> tuple[np.ndarray, np.ndarray]:
     """Each block's first position, and the one at which it is gone; one that stays is gone after the last."""
     starts, frees = np.flatnonzero(history.size_bytes > 0), np.flatnonzero(history.size_bytes < 0)
     order = np.argsort(history.blocks[starts])

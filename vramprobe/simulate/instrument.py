@@ -8,37 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from vramprobe.measure.observation import Observation
-from vramprobe.measure.trace import Event, Holding, composition_at_peak
+from vramprobe.log.log import OwnedBlocks, PhaseMark
+from vramprobe.log.trace import Event, Holding
+from vramprobe.measure.observation import Observation, composition_at_peak
 from vramprobe.records.record import PhaseMemory, PhaseName
 
 if TYPE_CHECKING:  # both load torch, and who reads a history needs none
     from vramprobe.simulate.fake.recorder import Recorder
     from vramprobe.workload.storages import Storages
-
-
-@dataclass(frozen=True)
-class PhaseMark:
-    """One phase and the events that happened in it, by position."""
-
-    name: PhaseName
-    step: int | None
-    micro_step: int | None
-    events: range
-
-
-@dataclass(frozen=True)
-class Held:
-    """Blocks that stood after event ``position`` and whose cause is known; ``blocks``: address → bytes."""
-
-    cause: str
-    step: int | None
-    position: int
-    blocks: dict[int, int]
 
 
 class SimulatedInstrument:
@@ -49,7 +29,7 @@ class SimulatedInstrument:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.marks: list[PhaseMark] = []
-        self.held: list[Held] = []
+        self.owned: list[OwnedBlocks] = []
         self._running: tuple[PhaseName, int | None] | None = None
 
     @contextmanager
@@ -67,7 +47,7 @@ class SimulatedInstrument:
         blocks = {
             ptr: size_bytes for key, size_bytes in storages.items() if (ptr := self._recorder.ptr_of(key)) is not None
         }
-        self.held.append(Held(cause, step, len(self._recorder.events) - 1, blocks))
+        self.owned.append(OwnedBlocks(cause, step, len(self._recorder.events) - 1, blocks))
 
     def last_phase(self) -> tuple[PhaseName, int | None] | None:
         """The phase that runs or ran last, with its step; None before the first."""
@@ -80,18 +60,18 @@ class SimulatedInstrument:
         """The phases so far."""
         workspaces = dict.fromkeys(self._recorder.workspaces.values(), self._recorder.blas_workspace_bytes)
         if workspaces:
-            self.held.append(Held("other", None, len(self._recorder.events) - 1, workspaces))
-        return observe(self._recorder.events, self.marks, self.held)
+            self.owned.append(OwnedBlocks("other", None, len(self._recorder.events) - 1, workspaces))
+        return observe(self._recorder.events, self.marks, self.owned)
 
 
-def observe(events: list[Event], marks: list[PhaseMark], held: list[Held]) -> Observation:
+def observe(events: list[Event], marks: list[PhaseMark], owned: list[OwnedBlocks]) -> Observation:
     """Events and phases → the Observation of a run."""
     totals = list(accumulate(event.size_bytes for event in events))
     phases = [_phase_memory(mark, totals) for mark in marks]
-    holdings = [(one.step, Holding(one.cause, one.position, frozenset(one.blocks))) for one in held]
+    holdings = [(one.step, Holding(one.cause, one.position, frozenset(one.blocks))) for one in owned]
     return Observation(
         phases=phases,
-        held_bytes={one.cause: sum(one.blocks.values()) for one in held},
+        held_bytes={one.cause: sum(one.blocks.values()) for one in owned},
         at_peak=composition_at_peak(events, totals, phases, [mark.events for mark in marks], holdings),
     )
 

@@ -30,6 +30,10 @@ from vramprobe.catalog import Gpu
 from vramprobe.catalog.gpus import cublas_workspace_bytes
 from vramprobe.errors import VramprobeError
 from vramprobe.kernels.chip import Chip
+from vramprobe.log.depth import NotLinear, deepen, line_of
+from vramprobe.log.log import Log, log_of
+from vramprobe.log.pairing import scripts_of
+from vramprobe.log.reserved import reserve
 from vramprobe.measure import environment
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import load_libraries, model_facts
@@ -43,21 +47,17 @@ from vramprobe.records.record import (
     attempt_fields,
     new_attempt_id,
 )
-from vramprobe.simulate.depth import NotLinear, deepen, line_of
 from vramprobe.simulate.fake import fused_loss
 from vramprobe.simulate.fake.adapters import peft_on_a_card
 from vramprobe.simulate.fake.quantised import bitsandbytes_on_fake_tensors, kernels
 from vramprobe.simulate.fake.recorder import Recorder
 from vramprobe.simulate.fake.vision import KERNELS as VISION_KERNELS
 from vramprobe.simulate.fake.vision import images_on_fake_tensors
-from vramprobe.simulate.history import History, history_of
 from vramprobe.simulate.instrument import SimulatedInstrument
 from vramprobe.simulate.kernels import cuda
 from vramprobe.simulate.kernels.cpu import KERNELS, cpu_scratch
 from vramprobe.simulate.kernels.cuda import chip_of, on_cuda
 from vramprobe.simulate.kernels.scratch import MADE, cuda_scratch
-from vramprobe.simulate.pairing import scripts_of
-from vramprobe.simulate.reserved import reserve
 from vramprobe.spec import CellSpec
 from vramprobe.terms.step.versions import version_notes
 from vramprobe.workload.model import config_from_dict
@@ -78,7 +78,7 @@ class Simulation:
     """A simulated run: its record, and every allocation and free of set-up and two steps."""
 
     record: RunRecord
-    history: History | None  # None for a deep model where a phase of its layers does not repeat (depth.py)
+    log: Log | None  # None for a deep model where a phase of its layers does not repeat (depth.py)
 
 
 def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "full"] = "auto") -> Simulation:
@@ -106,8 +106,8 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
     remarks = remarks_on(run.facts, spec.quant)
     with suppress(VramprobeError):
         remarks += version_notes(spec)
-    if chip is not None and run.history is not None:
-        reserved = reserve(observation.phases, run.history, alloc_conf)
+    if chip is not None and run.log is not None:
+        reserved = reserve(observation.phases, run.log, alloc_conf)
         observation = replace(observation, phases=reserved.phases, num_alloc_retries=reserved.num_alloc_retries)
     elif chip is not None:
         remarks.append("a phase of the layers does not repeat: reserved memory is not known, sizes are not rounded")
@@ -126,7 +126,7 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
         num_alloc_retries=observation.num_alloc_retries,
         warnings=["simulated: a prediction on fake tensors, no measurement", *remarks],
     )
-    return Simulation(record, run.history)
+    return Simulation(record, run.log)
 
 
 def _load_libraries(spec: CellSpec) -> None:
@@ -158,7 +158,7 @@ class _Run:
 
     observation: Observation
     facts: ModelFacts
-    history: History | None
+    log: Log | None
 
 
 def _run(spec: CellSpec, chip: Chip | None) -> _Run:
@@ -170,7 +170,7 @@ def _run(spec: CellSpec, chip: Chip | None) -> _Run:
             train_step(work, instrument, 1)
         train_step(work, instrument, 2)
         facts = model_facts(work, stack)
-    return _Run(instrument.finish(), facts, history_of(recorder.events, instrument.marks, instrument.held))
+    return _Run(instrument.finish(), facts, log_of(recorder.events, instrument.marks, instrument.owned))
 
 
 def _deep(spec: CellSpec, chip: Chip | None) -> _Run | None:
@@ -186,8 +186,8 @@ def _deep(spec: CellSpec, chip: Chip | None) -> _Run | None:
     runs = [_run(spec.model_copy(update={"architecture": catalog.cut_depth(config, depth)}), chip) for depth in depths]
     times = (num_layers - shallowest) // period
     try:
-        scripts = tuple(scripts_of(run.history) for run in runs)
-        deep = deepen(runs[0].history.marks, scripts, times)
+        scripts = tuple(scripts_of([run.log for run in runs]))
+        deep = deepen(runs[0].log.marks, scripts, times)
         held_bytes = line_of(tuple(run.observation.held_bytes for run in runs), times)
         facts = ModelFacts(**line_of(tuple(run.facts.model_dump() for run in runs), times))
     except NotLinear:
@@ -198,7 +198,7 @@ def _deep(spec: CellSpec, chip: Chip | None) -> _Run | None:
         for phase, alive in zip(deep.phases, deep.at_peak, strict=True)
         if phase.step == top.step and phase.allocated_peak_bytes == top.allocated_bytes
     )
-    return _Run(Observation(deep.phases, held_bytes, at_peak), facts, deep.history)
+    return _Run(Observation(deep.phases, held_bytes, at_peak), facts, deep.log)
 
 
 def _period(architecture: dict[str, Any]) -> int | None:

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vramprobe.measure.trace import Event
+from vramprobe.log.trace import Event
 from vramprobe.simulate.fake import values
 from vramprobe.simulate.fake.shapes import ShapeCache
 from vramprobe.simulate.kernels import cuda

@@ -1,6 +1,6 @@
 """A simulated run through CUDA's caching allocator: each phase in every tier, and where the card is too small.
 
-In: a History of two steps, the allocator's settings, the card if there is a limit. Out: the phases as the counters of
+In: a Log of two steps, the allocator's settings, the card if there is a limit. Out: the phases as the counters of
 ``torch.cuda.memory_stats`` would stand, or the OOM. The cache is emptied before training, as CudaInstrument does.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.allocator.ledger import Device, OutOfMemory, Usage
+from vramprobe.log.log import Log
 from vramprobe.records.record import TRAINING_PHASES, Oom, PhaseMemory
-from vramprobe.simulate.history import History
 from vramprobe.units import format_bytes
 
 
@@ -28,7 +28,7 @@ class Reserved:
 
 def reserve(
     phases: list[PhaseMemory],
-    history: History,
+    history: Log,
     config: AllocatorConfig | None = None,
     device: Device | None = None,
 ) -> Reserved:

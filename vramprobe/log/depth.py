@@ -8,16 +8,15 @@ does not repeat so is continued as a line, if the third run lies on it; else Not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from vramprobe.log.log import CAUSES, Log, PhaseMark
+from vramprobe.log.pairing import Kinds, Script, Unpaired, log_from
 from vramprobe.records.record import Composition, PhaseMemory
-from vramprobe.simulate.history import CAUSES, History
-from vramprobe.simulate.instrument import PhaseMark
-from vramprobe.simulate.pairing import Script, Unpaired, history_from
 
 _WINDOWS = (64, 24, 8, 3)  # events after a block that must match, tried in turn
 _TOLERANCE = 1e-3  # of the third run's value, for a phase that is continued as a line
@@ -44,12 +43,41 @@ class _Totals:
 class Deep:
     """The phases at a depth, and what is alive at the highest moment of each that repeats its events.
 
-    ``history`` is None where a phase does not repeat, or where what its frees take back does not continue.
+    ``log`` is None where a phase does not repeat, or where what its frees take back does not continue.
     """
 
     phases: list[PhaseMemory]
     at_peak: list[Composition | None]
-    history: History | None
+    log: Log | None
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One phase at any depth: the shallowest run's events and, after them, those of each block that a period puts in.
+
+    ``blocks``: (position among the shallowest run's events, number of events). ``ranks``: three rows: each event's rank
+    with one copy, what each further copy adds, and what it adds in each later copy; None where none continue.
+    """
+
+    kinds: Kinds
+    codes: np.ndarray  # int64
+    blocks: tuple[tuple[int, int], ...]
+    ranks: np.ndarray | None  # (3, len(codes)) int64
+
+    def at(self, times: int) -> Script:
+        """The phase with each block in it ``times`` times; ranks are -1 where they do not continue."""
+        length = len(self.codes) - sum(size for _, size in self.blocks)
+        origin, copy = _layout(length, self.blocks, times)
+        if self.ranks is None:
+            return Script(self.kinds, self.codes[origin], np.full(len(origin), -1))
+        once, more_copies, later_copy = self.ranks[:, origin]
+        return Script(self.kinds, self.codes[origin], once + more_copies * (times - 1) + later_copy * copy)
+
+
+def growth_of(runs: Sequence[Script]) -> Growth | None:
+    """How one phase grows, from its runs with the repeated layers 0, 1 and 2 times; None where it does not repeat."""
+    blocks = _repeated(*(run.codes for run in runs))
+    return None if blocks is None else _growth(list(runs), blocks)
 
 
 def deepen(marks: list[PhaseMark], runs: tuple[list[Script], ...], times: int) -> Deep:
@@ -57,26 +85,36 @@ def deepen(marks: list[PhaseMark], runs: tuple[list[Script], ...], times: int) -
     totals, shallow = _Totals(), [_Totals() for _ in runs]
     phases, at_peak, scripts = [], [], []
     for mark, *three in zip(marks, *runs, strict=True):
-        blocks = _repeated(*(script.codes for script in three))
-        if blocks is None:
+        growth = growth_of(three)
+        if growth is None:
             phase, alive, script = _continued(mark, three, times, totals, shallow), None, None
         else:
-            script = _grown(three, blocks, times)
+            script = growth.at(times)
             phase, alive = _memory(mark, script, totals)
         for one, small in zip(shallow, three, strict=True):
             one.by_cause += small.bytes_by_cause()
         phases.append(phase)
         at_peak.append(alive)
         scripts.append(script)
-    return Deep(phases, at_peak, _history(scripts, marks))
+    return Deep(phases, at_peak, _log(scripts, marks))
 
 
-def _history(scripts: list[Script | None], marks: list[PhaseMark]) -> History | None:
+def log_and_phases(marks: Sequence[PhaseMark], scripts: Sequence[Script]) -> Deep:
+    """Return the phases whose events are ``scripts``."""
+    totals, phases, at_peak = _Totals(), [], []
+    for mark, script in zip(marks, scripts, strict=True):
+        phase, alive = _memory(mark, script, totals)
+        phases.append(phase)
+        at_peak.append(alive)
+    return Deep(phases, at_peak, _log(list(scripts), list(marks)))
+
+
+def _log(scripts: list[Script | None], marks: list[PhaseMark]) -> Log | None:
     known = [script for script in scripts if script is not None]
     if len(known) < len(scripts):
         return None
     try:
-        return history_from(known, marks)
+        return log_from(known, marks)
     except Unpaired:
         return None
 
@@ -193,26 +231,29 @@ def _grow(first: np.ndarray, blocks: Blocks, times: int) -> np.ndarray:
     return np.concatenate([*parts, first[last:]])
 
 
-def _grown(runs: list[Script], blocks: Blocks, times: int) -> Script:
-    """The first run's phase with the blocks in it ``times`` times; ranks are -1 where they are not on a line.
+def _growth(runs: list[Script], blocks: Blocks) -> Growth:
+    """How a phase grows: the first run's events and the blocks; without ranks where they are not on a line.
 
     A free's rank is linear in the number of copies and, within a block, in the copy's number: a temporary finds nothing
     newer, backward finds all that the layers after this one saved gone, and zero_grad finds all that they got there.
     """
-    first = runs[0].codes
-    while len(off_line := _off_line(ranks := _ranks_by_origin(runs, blocks), len(first))):
+    first, ranks = runs[0].codes, None
+    while len(off_line := _off_line(by_origin := _ranks_by_origin(runs, blocks), len(first))):
         shifted = _shifted(first, blocks, off_line[0])
         if shifted is None:
-            codes = _grow(first, blocks, times)
-            return Script(codes, np.full(len(codes), -1))
+            break
         blocks = shifted
-    (once,), twice = ranks[1], ranks[2]
-    is_first = np.arange(len(once)) < len(first)
-    more_copies = np.where(is_first, once - ranks[0][0], twice[0] - once)
-    later_copy = np.where(is_first, 0, twice[1] - twice[0])
-    origin, copy = _layout(len(first), blocks, times)
-    codes = np.concatenate([first, *(block for _, block in blocks)])
-    return Script(codes[origin], once[origin] + more_copies[origin] * (times - 1) + later_copy[origin] * copy)
+    else:
+        (once,), twice = by_origin[1], by_origin[2]
+        is_first = np.arange(len(once)) < len(first)
+        more_copies = np.where(is_first, once - by_origin[0][0], twice[0] - once)
+        ranks = np.stack([once, more_copies, np.where(is_first, 0, twice[1] - twice[0])])
+    return Growth(
+        kinds=runs[0].kinds,
+        codes=np.concatenate([first, *(block for _, block in blocks)]),
+        blocks=tuple((position, len(block)) for position, block in blocks),
+        ranks=ranks,
+    )
 
 
 def _off_line(ranks: list[np.ndarray], length: int) -> np.ndarray:
@@ -243,16 +284,16 @@ def _ranks_by_origin(runs: list[Script], blocks: Blocks) -> list[np.ndarray]:
     shape = length + sum(len(block) for _, block in blocks)
     ranks = [np.zeros((max(times, 1), shape), dtype=np.int64) for times in range(len(runs))]
     for times, run in enumerate(runs):
-        origin, copy = _layout(length, blocks, times)
+        origin, copy = _layout(length, [(position, len(block)) for position, block in blocks], times)
         ranks[times][copy, origin] = run.ranks
     return ranks
 
 
-def _layout(length: int, blocks: Blocks, times: int) -> tuple[np.ndarray, np.ndarray]:
+def _layout(length: int, blocks: Sequence[tuple[int, int]], times: int) -> tuple[np.ndarray, np.ndarray]:
     """Where each event comes from, as a position in the first run's events and then the blocks', and in which copy."""
     origin, copy, last, start = [], [], 0, length
-    for position, block in blocks:
-        origin += [np.arange(last, position), np.tile(np.arange(start, start + len(block)), times)]
-        copy += [np.zeros(position - last, dtype=np.int64), np.repeat(np.arange(times), len(block))]
-        last, start = position, start + len(block)
+    for position, size in blocks:
+        origin += [np.arange(last, position), np.tile(np.arange(start, start + size), times)]
+        copy += [np.zeros(position - last, dtype=np.int64), np.repeat(np.arange(times), size)]
+        last, start = position, start + size
     return np.concatenate([*origin, np.arange(last, length)]), np.concatenate([*copy, np.zeros(length - last, int)])

@@ -10,11 +10,10 @@ from factories import make_spec
 
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.allocator.ledger import Device
+from vramprobe.log.log import Log, PhaseMark
+from vramprobe.log.reserved import Reserved, reserve
 from vramprobe.measure.observation import order_of_tiers
 from vramprobe.records.record import PhaseMemory
-from vramprobe.simulate.history import History
-from vramprobe.simulate.instrument import PhaseMark
-from vramprobe.simulate.reserved import Reserved, reserve
 from vramprobe.simulate.run import simulate
 from vramprobe.units import MIB
 
@@ -34,7 +33,7 @@ PHASES: list[tuple[str, int | None, list[tuple[int, int]]]] = [
 ]
 
 
-def a_history() -> tuple[History, list[PhaseMemory]]:
+def a_history() -> tuple[Log, list[PhaseMemory]]:
     """:data:`PHASES`, and the phases of a record of three steps, which hold nothing yet."""
     sizes: dict[int, int] = {}
     events: list[tuple[int, int]] = []
@@ -45,7 +44,7 @@ def a_history() -> tuple[History, list[PhaseMemory]]:
             events.append((block, size or -sizes[block]))
             sizes[block] = size
         marks.append(PhaseMark(name, step, None, range(start, len(events))))
-    history = History(
+    history = Log(
         size_bytes=np.array([size for _, size in events]),
         blocks=np.array([block for block, _ in events]),
         causes=np.zeros(len(events), dtype=np.int8),
@@ -122,9 +121,9 @@ def test_the_cache_goes_first() -> None:
 def test_a_simulated_run_keeps_the_order_of_the_tiers(conf: str) -> None:
     """What is requested is what the simulation saw; what the record said of a phase is kept."""
     simulation = simulate(make_spec(steps=4, grad_accum=2))
-    assert simulation.history is not None
+    assert simulation.log is not None
     phases = simulation.record.phases
-    one = reserve(phases, simulation.history, parse_alloc_conf(conf))
+    one = reserve(phases, simulation.log, parse_alloc_conf(conf))
     assert order_of_tiers(one.phases) == []
     for before, after in zip(phases, one.phases, strict=True):
         assert (before.name, before.step, before.micro_step) == (after.name, after.step, after.micro_step)

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vramprobe.measure.observation import Observation, peak_of
-from vramprobe.records.record import Composition, PhaseMemory
+from vramprobe.records.record import Composition
 
 
 class Event(NamedTuple):
@@ -76,29 +75,6 @@ def composition(
         if block.alive_after(at):
             parts[_cause(block, holdings, forwards, step_start)] += block.size_bytes
     return Composition(total_bytes=sum(parts.values()), **{f"{cause}_bytes": size for cause, size in parts.items()})
-
-
-def composition_at_peak(
-    events: list[Event],
-    totals: list[int],
-    phases: list[PhaseMemory],
-    spans: list[range],
-    holdings: Iterable[tuple[int | None, Holding]],
-) -> Composition | None:
-    """What was alive at the peak of the run, by cause; None where no training phase was reached.
-
-    ``totals``: bytes after each event. ``spans``: each phase's events. ``holdings``: each with the step it was
-    seen in, or None for what stands in every step; what an older step left may be replaced only later in this one.
-    """
-    if not any(phase.name == "zero_grad" for phase in phases):
-        return None
-    peak = peak_of(Observation(phases, {}))
-    in_step = [index for index, phase in enumerate(phases) if phase.step == peak.step]
-    top = max(in_step, key=lambda index: phases[index].allocated_peak_bytes)
-    at = max(spans[top], key=lambda position: totals[position])
-    standing = [holding for step, holding in holdings if step is None or step <= peak.step]
-    forwards = [spans[index] for index in in_step if phases[index].name == "forward"]
-    return composition(lifetimes(events), standing, forwards, step_start=spans[in_step[0]].start, at=at)
 
 
 def _cause(block: Block, holdings: list[Holding], forwards: list[range], step_start: int) -> str:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,19 @@ class Entrance:
 
 
 def entrance(
-    cards: str, *, policy: Mapping[str, Any] | None = None, say: Callable[[str], None] = lambda line: None
+    cards: str,
+    *,
+    policy: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    total_bytes: int | None = None,
 ) -> Entrance:
     """A new machine with ``cards``, and how to start a process that sees it.
 
     ``policy``: what values that nobody computed are taken for (emulate/values/policy.py). ``say`` hears of what takes
-    seconds. Raises UnknownName or SpecError for the cards, NotEmulatable where no CUDA build of torch is at hand,
-    NoCompiler, BuildError.
+    seconds. ``total_bytes``: of each card, in place of its own. Raises UnknownName or SpecError for the cards,
+    NotEmulatable where no CUDA build of torch is at hand, NoCompiler, BuildError.
     """
-    python, machine, environment = _new_machine(cards, None, policy, say, is_busy=False)
+    python, machine, environment = _new_machine(cards, None, policy, say, is_busy=False, total_bytes=total_bytes)
     # This very package, whichever interpreter runs it, and before what the working folder has.
     searched = [str(package_home(machine)), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
@@ -93,6 +97,7 @@ def _new_machine(
     say: Callable[[str], None],
     *,
     is_busy: bool,
+    total_bytes: int | None = None,
 ) -> tuple[Path, Path, dict[str, str]]:
     """An interpreter (None: the one to use), a machine's folder, this process's environment changed so as to see it."""
     from vramprobe.emulate.activate import emulated_environment
@@ -102,6 +107,8 @@ def _new_machine(
     from vramprobe.emulate.machine import Policy, write_machine
 
     card, count = parse_cards(cards)
+    if total_bytes is not None:
+        card = replace(card, total_bytes=total_bytes, nvml_total_bytes=total_bytes)
     installation = installation_to_use() if python is None else find_installation(python)
     build = ensure_build(installation, say)
     folder = _new_folder(cache_folder() / "machines")

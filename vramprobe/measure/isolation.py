@@ -63,13 +63,15 @@ DEEPSPEED_SETUP = "vramprobe emulate setup " + " ".join(
 class Ticket:
     """One attempt about to be made: its id, its beginning, and the folder where its worker leaves word.
 
-    ``snapshot``: where the worker leaves the allocator's history of one step, if anywhere.
+    ``snapshot``: where the worker leaves the allocator's history of one step, ``recording``: the log of load and two
+    steps, if anywhere.
     """
 
     folder: Path
     attempt_id: str
     started_at: datetime
     snapshot: Path | None = None
+    recording: Path | None = None
     verify: bool = False  # run steps under other values, too (an emulated GPU alone)
 
     @property
@@ -119,9 +121,11 @@ def read_phase(status: Path) -> tuple[PhaseName, int | None] | None:
     return None
 
 
-def new_ticket(folder: Path, snapshot: Path | None = None, *, verify: bool = False) -> Ticket:
+def new_ticket(
+    folder: Path, snapshot: Path | None = None, *, recording: Path | None = None, verify: bool = False
+) -> Ticket:
     """A ticket for an attempt that begins now."""
-    return Ticket(folder, new_attempt_id(), datetime.now(UTC), snapshot, verify)
+    return Ticket(folder, new_attempt_id(), datetime.now(UTC), snapshot, recording, verify)
 
 
 def run_isolated(
@@ -141,6 +145,7 @@ def run_isolated(
         "status": str(ticket.status),
         "log": str(log),
         "snapshot": str(ticket.snapshot or ""),
+        "recording": str(ticket.recording or ""),
         "verify": "yes" if ticket.verify else "",
     }
     status = launcher.run(request, timeout_seconds)

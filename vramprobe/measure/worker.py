@@ -20,7 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vramprobe import catalog
 from vramprobe.errors import MissingDependency, VramprobeError
+from vramprobe.log.file import write_log
 from vramprobe.measure import environment
 from vramprobe.measure.lifeline import die_with, die_with_stdin
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
@@ -76,6 +78,7 @@ def run_cell(
     attempt_id: str | None = None,
     status: Path | None = None,
     snapshot: Path | None = None,
+    recording: Path | None = None,
     verify: bool = False,
     seat: Seat | None = None,
 ) -> RunRecord:
@@ -84,7 +87,8 @@ def run_cell(
     ``seat``: this process's own, where it is one rank of the cell.
 
     The running phase is written to ``status`` for whoever waits, the allocator's history of a further step to
-    ``snapshot`` (cuda only). ``verify``: on an emulated GPU, steps under other values follow.
+    ``snapshot``, the log of load and two steps to ``recording`` (both cuda only). ``verify``: on an emulated GPU, steps
+    under other values follow.
     """
     began, started_at = time.perf_counter(), datetime.now(UTC)
     fields: dict[str, Any] = {}
@@ -94,7 +98,7 @@ def run_cell(
         load_libraries(spec)
         gc.collect()  # what a caller left behind must not be freed while the instrument watches
         instrument.start()
-        fields = _train(spec, instrument, status, snapshot, verify, seat)
+        fields = _train(spec, instrument, status, snapshot, recording, verify, seat)
         observation = fields.pop("observation")
         ledger = ledger_of(observation)
         doubts = reasons_not_to_believe(observation, ledger)
@@ -177,7 +181,7 @@ def work(request: dict[str, str]) -> None:
     """Run the cell and leave its record at the path that is asked for, whole or not at all.
 
     ``request``: the spec as JSON under ``spec``; ``attempt_id``, ``isolation``, ``isolation_reason``; the paths
-    ``record``, ``status`` and ``log``, and ``snapshot`` and ``verify``, empty where neither is asked for.
+    ``record``, ``status`` and ``log``, and ``snapshot``, ``recording`` and ``verify``, empty where not asked for.
     """
     _be_the_first_to_go()
     spec, path = CellSpec.model_validate_json(request["spec"]), Path(request["record"])
@@ -191,6 +195,7 @@ def work(request: dict[str, str]) -> None:
             attempt_id=request["attempt_id"],
             status=Path(request["status"]) if is_first else None,
             snapshot=Path(request["snapshot"]) if request["snapshot"] else None,
+            recording=Path(request["recording"]) if request["recording"] else None,
             verify=bool(request["verify"]),
             seat=seat,
         )
@@ -250,14 +255,28 @@ def load_libraries(spec: CellSpec) -> None:
 
 
 def _train(
-    spec: CellSpec, instrument: Any, status: Path | None, snapshot: Path | None, verify: bool, seat: Seat | None
+    spec: CellSpec,
+    instrument: Any,
+    status: Path | None,
+    snapshot: Path | None,
+    recording: Path | None,
+    verify: bool,
+    seat: Seat | None,
 ) -> dict[str, Any]:
     """Load, train the traced steps, then the timed ones; what was seen, by the record's names."""
     from vramprobe.workload.training import NOBODY, set_up, train_step, watch_stack
 
     observer = instrument if status is None else _Announcing(instrument, status)
+    source = None
+    if recording is not None:
+        from vramprobe.measure.log_source import LogSource
+
+        observer = source = LogSource(observer, 0 if seat is None else seat.ordinal)
+        source.start()
     began = time.perf_counter()
     work = set_up(spec, observer, _stepper_of(spec, seat))
+    if source is not None:
+        source.watch_layers(work.model, catalog.depth_of(spec.architecture))
     instrument.settle()
     loaded = time.perf_counter()
     with watch_stack(work.model) as stack:
@@ -265,13 +284,16 @@ def _train(
     warm = time.perf_counter()
     if seat is not None:
         instrument.rest()
-    has_speed = instrument.name != "emulated"  # there a step's time is that of launching nothing,
+    has_speed = instrument.name != "emulated" and source is None  # there a step's time is that of launching nothing,
     last = spec.steps if has_speed else max(1, spec.steps - 1)  # and the step under the history is one of the traced
+    last = last if source is None else 2
     for step in range(2, last + 1):
         train_step(work, observer, step)
     traced = time.perf_counter()
     at_peak = None
-    if spec.device == "cuda":
+    if source is not None:
+        write_log(source.log(), recording)
+    elif spec.device == "cuda":
         at_peak = instrument.trace_step(lambda: train_step(work, observer, last + 1), is_extra=last == spec.steps)
     told = time.perf_counter()
     observation = instrument.finish()

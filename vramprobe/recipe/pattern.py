@@ -1,0 +1,75 @@
+"""Which layers of a model are alike, and which shallow models show what one more of them adds.
+
+In: a config.json as a dict. Out: a LayerPattern: layers before the pattern, its period, the depths to record. Knows no
+torch: what transformers fills in, the caller has put into the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vramprobe.catalog import depth_of
+
+#: Periods that each shallow run has at least: the last layers have neighbors unlike the others'.
+_LEAST_LAYERS = 2
+#: Lists of a config that say of each layer what kind it is.
+_KINDS = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "hybrid_override_pattern")
+
+
+@dataclass(frozen=True)
+class LayerPattern:
+    """``num_first`` layers of their own, then layers that repeat with ``period``."""
+
+    num_layers: int
+    num_first: int
+    period: int
+
+    def kind(self, layer: int) -> int:
+        """A number that layers of one kind share, whatever the depth."""
+        return layer if layer < self.num_first else self.num_first + (layer - self.num_first) % self.period
+
+    @property
+    def shallowest(self) -> int:
+        """Layers of the shallowest run: whole periods and the remainder that the model's own depth leaves."""
+        rest = (self.num_layers - self.num_first) % self.period
+        return self.num_first + rest + self.period * -(-_LEAST_LAYERS // self.period)
+
+    def depths(self, number: int) -> list[int]:
+        """The ``number`` shallowest depths that show the pattern; empty where the whole model costs no more."""
+        depths = [self.shallowest + times * self.period for times in range(number)]
+        return depths if sum(depths) < self.num_layers else []
+
+
+def layer_pattern(config: dict[str, Any]) -> LayerPattern | None:
+    """Return the pattern of a config's layers, or None where its layers do not repeat."""
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    num_layers = depth_of(config)
+    if num_layers is None or text.get("num_kv_shared_layers"):
+        return None
+    kinds = [_kind(text, layer) for layer in range(num_layers)]
+    for period in range(1, num_layers // 2 + 1):
+        num_first = _num_before(kinds, period)
+        if num_first + 2 * period <= num_layers:
+            return LayerPattern(num_layers, num_first, period)
+    return None
+
+
+def _num_before(kinds: Sequence[Hashable], period: int) -> int:
+    """Layers before the part, to the end, in which each is like the one ``period`` before."""
+    start = len(kinds) - period
+    while start > 0 and kinds[start - 1] == kinds[start - 1 + period]:
+        start -= 1
+    return start
+
+
+def _kind(text: dict[str, Any], layer: int) -> Hashable:
+    lists = [text[name][layer] for name in _KINDS if isinstance(text.get(name), list | str) and len(text[name]) > layer]
+    step = text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step") or 1
+    lists.append((layer + 1) % step)
+    lists.append(layer < (text.get("first_k_dense_replace") or 0))
+    lists.append(layer in (text.get("mlp_only_layers") or ()))
+    if text.get("use_sliding_window"):
+        lists.append(layer >= text.get("max_window_layers", 0))
+    return tuple(lists)

@@ -1,0 +1,122 @@
+"""A Recipe: what was recorded of a cell on shallow models, and how its phases grow with depth.
+
+In: scripts of three depths. Out: a Recipe, its bytes for a file, the Log at the cell's own depth. No torch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from vramprobe.errors import StoreError
+from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log_and_phases
+from vramprobe.log.log import Log, PhaseMark
+from vramprobe.log.pairing import Kinds, scripts_of
+from vramprobe.recipe.pattern import LayerPattern
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How each phase of a cell grows from the shallowest run; ``times`` copies of a period give the cell's own depth.
+
+    ``facts``: what was seen on the live models (records/record.py, ModelFacts), at the cell's depth. ``owned_bytes``:
+    the tensors' own account by cause, there. ``stack``: package → version, with the emulator's. ``depths``: the layers
+    of the runs it was made from; ``checked``: of the run that it was held against and not made from, if any.
+    """
+
+    marks: tuple[PhaseMark, ...]
+    growths: tuple[Growth, ...]
+    times: int
+    depths: tuple[int, ...]
+    checked: int | None
+    facts: dict[str, Any]
+    owned_bytes: dict[str, int]
+    stack: dict[str, str]
+
+    def deep(self) -> Deep:
+        """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth."""
+        return log_and_phases(self.marks, [growth.at(self.times) for growth in self.growths])
+
+
+def recipe_of(
+    logs: Sequence[Log],
+    pattern: LayerPattern | None,
+    depths: Sequence[int],
+    facts: Sequence[dict],
+    owned: Sequence[dict],
+) -> dict[str, Any]:
+    """Return the growth of each phase from three logs, or of one log alone that is the whole model's.
+
+    The first three logs make it; a fourth is what it must predict. Raises NotLinear where the layers do not repeat.
+    """
+    scripts = scripts_of(logs, pattern.kind if pattern else lambda layer: layer)
+    marks = logs[0].marks
+    if len(logs) == 1:
+        growths = [growth_of([script] * 3) for script in scripts[0]]
+        return {"growths": tuple(growths), "times": 0, "facts": facts[0], "owned_bytes": owned[0], "checked": None}
+    assert pattern is not None
+    growths = []
+    for mark, *runs in zip(marks, *scripts, strict=True):
+        growth = growth_of(runs[:3])
+        if growth is None or growth.ranks is None:
+            raise NotLinear(f"{mark.name} (step {mark.step})")
+        expected = growth.at(3)
+        if not (np.array_equal(expected.codes, runs[3].codes) and np.array_equal(expected.ranks, runs[3].ranks)):
+            raise NotLinear(f"{mark.name} (step {mark.step}) at {depths[3]} layers")
+        growths.append(growth)
+    times = (pattern.num_layers - depths[0]) // pattern.period
+    return {
+        "growths": tuple(growths),
+        "times": times,
+        "facts": line_of(tuple(facts[:3]), times),
+        "owned_bytes": line_of(tuple(owned[:3]), times),
+        "checked": depths[3],
+    }
+
+
+def pack(recipe: Recipe) -> bytes:
+    """Return the recipe's bytes for a file."""
+    kinds = recipe.growths[0].kinds
+    words = {
+        "format": FORMAT,
+        "marks": [asdict(mark) | {"events": 0} for mark in recipe.marks],
+        "blocks": [growth.blocks for growth in recipe.growths],
+        "lengths": [len(growth.codes) for growth in recipe.growths],
+        **{name: getattr(recipe, name) for name in ("times", "depths", "checked", "facts", "owned_bytes", "stack")},
+    }
+    arrays = {
+        "sizes": kinds.size_bytes,
+        "causes": kinds.causes,
+        "codes": np.concatenate([growth.codes for growth in recipe.growths]).astype(np.int32),
+        "ranks": np.concatenate([growth.ranks for growth in recipe.growths], axis=1).astype(np.int32),
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, words=np.array(json.dumps(words)), **arrays)
+    return lzma.compress(buffer.getvalue())
+
+
+def unpack(packed: bytes, name: str) -> Recipe:
+    """Return the recipe of a file's bytes. Raises StoreError, with the file's ``name``, for what is none."""
+    try:
+        with np.load(io.BytesIO(lzma.decompress(packed)), allow_pickle=False) as file:
+            words = json.loads(str(file["words"]))
+            if words.pop("format") != FORMAT:
+                raise ValueError("another format")
+            kinds = Kinds(file["sizes"], file["causes"])
+            stops = np.cumsum(words.pop("lengths"))[:-1]
+            codes = np.split(file["codes"].astype(np.int64), stops)
+            ranks = np.split(file["ranks"].astype(np.int64), stops, axis=1)
+        blocks = [tuple((at, size) for at, size in one) for one in words.pop("blocks")]
+        marks = tuple(PhaseMark(**mark | {"events": range(0)}) for mark in words.pop("marks"))
+        growths = tuple(Growth(kinds, *parts) for parts in zip(codes, blocks, ranks, strict=True))
+        return Recipe(marks=marks, growths=growths, **words | {"depths": tuple(words["depths"])})
+    except (lzma.LZMAError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{name} is no recipe of this vramprobe ({type(error).__name__}); delete it") from error

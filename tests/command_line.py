@@ -13,6 +13,8 @@ import vramprobe as package
 HERE = str(Path(package.__file__).parents[1])
 
 
-def vramprobe(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+def vramprobe(*words: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "vramprobe", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=os.environ | {"PYTHONPATH": HERE})
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env=os.environ | (env or {}) | {"PYTHONPATH": HERE}
+    )

@@ -72,7 +72,8 @@ def predict(
     engine: Annotated[
         str,
         typer.Option(
-            help="formula: arithmetic, milliseconds | trace: simulation, seconds | auto: formula where it is known."
+            help="formula: arithmetic | recipe: recorded on an emulated GPU, and kept | trace: simulation | auto: the "
+            "first of them that knows the model."
         ),
     ] = "auto",
     stack: Annotated[
@@ -240,9 +241,10 @@ def _show(
     """Predict one cell, judge it, and look for what would make it fit."""
     from vramprobe import api
     from vramprobe.catalog import find_gpu
+    from vramprobe.cli.emulate import say
     from vramprobe.predict.verdict import verdict
 
-    prediction = api.predict(engine=engine, gpu=gpu, stack=stack, **ranks, **cell)
+    prediction = api.predict(engine=engine, say=say, gpu=gpu, stack=stack, **ranks, **cell)
     judged = verdict(prediction, find_gpu(gpu)) if gpu is not None else None
     fewest, uncounted, others = [], "", None
     if changes or (judged and judged.verdict != "fits" and stack is None):
@@ -297,7 +299,7 @@ def _changes(gpu: str | None, prediction: Prediction, cell: dict[str, Any], *, i
 
         return api.changes(gpu=gpu, **cell)
     if is_asked:
-        raise typer.BadParameter("--changes is by arithmetic, and this cell was simulated; ask for a single one.")
+        raise typer.BadParameter("--changes is by arithmetic, and this cell was recorded or simulated: drop it.")
     return None
 
 
@@ -317,8 +319,8 @@ def _min_gpus(
     """(for one kind of sharding, or for each that the libraries can do with this cell; kinds by why not the others)."""
     from vramprobe import api
 
-    if engine == "trace":
-        raise typer.BadParameter("--min-gpus is by arithmetic: the trace engine simulates one GPU, so drop it.")
+    if engine in ("recipe", "trace"):
+        raise typer.BadParameter(f"--min-gpus is by arithmetic, and the {engine} engine is of one GPU: drop it.")
     if sharding:
         return [api.min_gpus(gpu=gpu, sharding=sharding, offload=offload, **cell)], {}
     return api.min_gpus_by_sharding(gpu=gpu, offload=offload, **cell)

@@ -30,7 +30,7 @@ def write_log(log: Log, path: Path) -> None:
 def read_log(path: Path) -> Log:
     """Return the Log in ``path``. Raises StoreError for a missing, torn or other file."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as whole, np.load(whole, allow_pickle=False) as file:
             words = json.loads(str(file["words"]))
             return Log(
                 **{name: file[name] for name in _ARRAYS},

@@ -14,8 +14,9 @@ from vramprobe.model.memory_model import DecidesMemory
 
 #: The warning of a prediction that rests on no run.
 ALONE = "arithmetic alone: no fit was given"
-#: Closed forms in milliseconds, or the simulation (trace_engine.py) in seconds, which knows any architecture.
-Engine = Literal["formula", "trace"]
+#: Closed forms in milliseconds; a recording on the emulated GPU (recorded.py), of any model that runs, in seconds; the
+#: simulation (trace_engine.py), where no GPU can be emulated.
+Engine = Literal["formula", "recipe", "trace"]
 
 
 class Frozen(BaseModel):

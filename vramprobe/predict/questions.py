@@ -1,11 +1,13 @@
 """What a cell needs: predict, and what other options would save, for cells in words.
 
 In: a cell's words (spec.option_names()), with those of its ranks, a fit, a GPU. Out: a Prediction, Changes. By
-arithmetic, or by simulation where that is asked for or a family has no arithmetic. Imports no torch until it simulates.
+arithmetic; by a recording or the simulation where that is asked for or a family has no arithmetic. Imports no torch
+until it simulates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -88,12 +90,14 @@ def predict(
     allow_extrapolation: bool = False,
     replays: bool = True,
     stack: str | None = None,
+    say: Callable[[str], None] = lambda words: None,
     **options: Any,
 ) -> Prediction:
     """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
 
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
-    for the architecture, ``auto`` takes the trace engine (seconds, with torch), which chooses kernels as on ``gpu``.
+    for the architecture, ``auto`` takes the recipe engine (a recording on the emulated ``gpu``, kept), and where no GPU
+    can be emulated the trace engine (seconds, with torch); ``say`` hears what a recording does.
     ``options`` are the cell's words. With ``sharding`` and ``num_gpus``: the memory of one rank, by arithmetic, whose
     batch is the cell's; also of ranks that can be predicted and not run. ``replays``: on CUDA by the allocator's
     replay, where the fit knows how far off that is; else by arithmetic alone. ``stack``: under another release,
@@ -108,15 +112,15 @@ def predict(
     if stack is not None:
         from vramprobe.predict.stack import on_stack
 
-        if sharding is not None or engine == "trace":
-            given = "sharding" if sharding is not None else "engine trace"
+        if sharding is not None or engine in ("recipe", "trace"):
+            given = "sharding" if sharding is not None else f"engine {engine}"
             raise SpecError(f"stack is by arithmetic, of one GPU: drop {given}, or stack")
         spec, engine = on_stack(spec, stack), "formula"
     card = catalog.find_gpu(gpu) if gpu is not None else None
     if fit is None and sharding is None:
         model = shipped_fit(spec.device, card, of_one_card=not replays)
     replays = replays and (sharding is None or fit is None)  # ranks with fit="none": arithmetic alone
-    words = {"engine": engine, "gpu": card, "allow_extrapolation": allow_extrapolation}
+    words = {"engine": engine, "gpu": card, "allow_extrapolation": allow_extrapolation, "say": say}
     try:
         return predicted(spec, model, **words, replays=replays, retries=replays)
     except OutOfRange as error:
@@ -184,8 +188,8 @@ def require_engine(engine: str, sharding: str | None) -> None:
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    if sharding is not None and engine == "trace":
-        raise SpecError("sharding is by arithmetic, and the trace engine simulates one GPU; use engine formula")
+    if sharding is not None and engine in ("recipe", "trace"):
+        raise SpecError(f"sharding is by arithmetic, and the {engine} engine is of one GPU; use engine formula")
 
 
 def predicted(
@@ -197,20 +201,41 @@ def predicted(
     allow_extrapolation: bool,
     replays: bool = False,
     retries: bool = False,
+    say: Callable[[str], None] = lambda words: None,
 ) -> Prediction:
-    """By the arithmetic or the simulation, as ``engine`` says."""
+    """By the arithmetic, a recording or the simulation, as ``engine`` says; ``say`` hears what a recording does."""
     from vramprobe.architecture import RunFails, UnsupportedArchitecture
     from vramprobe.predict.predict import predict as predict_cell
 
-    if engine != "trace":
+    if engine in ("auto", "formula"):
         try:
             return predict_cell(
                 one, model, allow_extrapolation=allow_extrapolation, gpu=gpu, replays=replays, retries=retries
             )
         except UnsupportedArchitecture as error:
-            # Sharding and other heads have no simulation.
-            if engine == "formula" or one.sharding is not None or one.other_head or isinstance(error, RunFails):
+            if engine == "formula" or one.sharding is not None or isinstance(error, RunFails):
                 raise
+    return _without_arithmetic(one, model, engine=engine, gpu=gpu, say=say)
+
+
+def _without_arithmetic(
+    one: spec.CellSpec, model: MemoryModel | None, *, engine: str, gpu: catalog.Gpu | None, say: Callable[[str], None]
+) -> Prediction:
+    """By a recording where one is at hand or can be made here, else by the simulation, which says so."""
+    from vramprobe.emulate.installation import NotEmulatable
+    from vramprobe.emulate.toolchain import BuildError, NoCompiler
+
+    why = ""
+    if engine != "trace" and not (engine == "auto" and one.device == "cpu"):
+        from vramprobe.predict import recorded
+
+        try:
+            return recorded.predict(one, gpu=gpu, model=model, say=say)
+        except (NotEmulatable, NoCompiler, BuildError) as error:
+            if engine == "recipe" or one.other_head:  # which has no simulation
+                raise
+            why = f"no recipe could be recorded here ({error}); simulated instead"
     from vramprobe.predict import trace_engine as trace  # loads torch
 
-    return trace.predict(one, gpu=gpu, model=model)
+    found = trace.predict(one, gpu=gpu, model=model)
+    return found.model_copy(update={"warnings": [*found.warnings, why]}) if why else found

@@ -30,19 +30,23 @@ class CannotRecord(VramprobeError):
     """No recipe is at hand and none can be recorded; the message says why, and what to do."""
 
 
-def find_recipe(spec: CellSpec, gpu: Gpu, say: Callable[[str], None] = lambda words: None) -> Recipe:
+def find_recipe(
+    spec: CellSpec, gpu: Gpu, say: Callable[[str], None] = lambda words: None, *, folder: Path | None = None
+) -> Recipe:
     """Return the cell's recipe on ``gpu``, recorded now if it is not in the cache; ``say`` hears of the progress.
+
+    ``folder``: the cache; the user's by default.
 
     Raises CannotRecord, NotEmulatable where no GPU can be emulated here.
     """
     spec = recorded_as(spec)
-    path = cache_folder() / "recipes" / f"{_key(spec, gpu)}.recipe"
+    path = (folder or cache_folder() / "recipes") / f"{_key(spec, gpu)}.recipe"
     if path.exists():
         try:
             return unpack(path.read_bytes(), str(path))
         except StoreError as damaged:
             say(f"{damaged}; recording it again")
-    packed = _record(spec, gpu, say)
+    packed = record_packed(spec, gpu, say)
     with cache_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -64,20 +68,20 @@ def _key(spec: CellSpec, gpu: Gpu) -> str:
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _record(spec: CellSpec, gpu: Gpu, say: Callable[[str], None]) -> bytes:
-    """Record in a process that sees the emulated GPU; the packed recipe."""
+def record_packed(spec: CellSpec, gpu: Gpu, say: Callable[[str], None], *, whole: bool = False) -> bytes:
+    """Return the packed recipe, recorded in a process that sees the emulated GPU; ``whole``: without extension."""
     way = entrance(gpu.short_name, say=say, total_bytes=_ROOMY_BYTES)
     try:
         with tempfile.TemporaryDirectory(prefix="vramprobe-recipe-") as folder:
-            return _recorded_in(way, Path(folder), spec, say)
+            return _recorded_in(way, Path(folder), spec, say, ["whole"] * whole)
     finally:
         rmtree(way.machine, ignore_errors=True)
 
 
-def _recorded_in(way: Entrance, folder: Path, spec: CellSpec, say: Callable[[str], None]) -> bytes:
+def _recorded_in(way: Entrance, folder: Path, spec: CellSpec, say: Callable[[str], None], more: list[str]) -> bytes:
     request, out, log = folder / "spec.json", folder / "recipe", folder / "log"
     request.write_text(spec.model_dump_json())
-    words = [str(way.python), "-m", "vramprobe.recipe.recording", str(request), str(out)]
+    words = [str(way.python), "-m", "vramprobe.recipe.recording", str(request), str(out), *more]
     with (
         log.open("wb") as errors,
         subprocess.Popen(

@@ -43,17 +43,26 @@ class LayerPattern:
 
 
 def layer_pattern(config: dict[str, Any]) -> LayerPattern | None:
-    """Return the pattern of a config's layers, or None where its layers do not repeat."""
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    num_layers = depth_of(config)
-    if num_layers is None or text.get("num_kv_shared_layers"):
+    """Return the pattern that the fewest layers show, or None where a config's layers do not repeat."""
+    kinds = layer_kinds(config)
+    if not kinds or _text_config(config).get("num_kv_shared_layers"):
         return None
-    kinds = [_kind(text, layer) for layer in range(num_layers)]
-    for period in range(1, num_layers // 2 + 1):
-        num_first = _num_before(kinds, period)
-        if num_first + 2 * period <= num_layers:
-            return LayerPattern(num_layers, num_first, period)
-    return None
+    found = [
+        LayerPattern(len(kinds), num_first, period)
+        for period in range(1, len(kinds) // 2 + 1)
+        if (num_first := _num_before(kinds, period)) + 2 * period <= len(kinds)
+    ]
+    return min(found, key=lambda pattern: pattern.num_first + 2 * pattern.period, default=None)
+
+
+def layer_kinds(config: dict[str, Any]) -> list[Hashable]:
+    """Return what the config says of each layer; layers that it says the same of are of one kind."""
+    return [_kind(_text_config(config), layer) for layer in range(depth_of(config) or 0)]
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 def _num_before(kinds: Sequence[Hashable], period: int) -> int:

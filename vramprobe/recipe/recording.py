@@ -1,8 +1,8 @@
 """Record a cell on shallow models of its architecture, in a process that sees an emulated GPU.
 
-``python -m vramprobe.recipe.recording SPEC.json RECIPE`` says on stdout, a line of JSON each, what it does, and at the
-end ``{"error": …}`` where it cannot. Each run is a child of a fork server (measure/launcher.py). Never measures: every
-number is emulated, and the whole model's is extended from them.
+``python -m vramprobe.recipe.recording SPEC.json RECIPE [whole]`` says on stdout, a line of JSON each, what it does, and
+at the end ``{"error": …}`` where it cannot. Each run is a child of a fork server (measure/launcher.py). Never measures:
+every number is emulated, and the whole model's is extended from them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ class NotRecorded(VramprobeError):
     """A cell that does not run on the emulated GPU; the message says what it ended with."""
 
 
-def record(spec: CellSpec, say: Callable[[str], None]) -> Recipe:
+def record(spec: CellSpec, say: Callable[[str], None], *, whole: bool = False) -> Recipe:
     """Return the recipe of ``spec``: from three depths, checked on a fourth, or from the whole model where they differ.
+
+    ``whole``: from the whole model in any case.
 
     Raises NotRecorded for a cell that does not run, MissingDependency for a package that it needs.
     """
     require_packages([spec])
     pattern = layer_pattern(_with_defaults(spec))
-    depths = pattern.depths(_NUM_DEPTHS) if pattern else []
+    depths = pattern.depths(_NUM_DEPTHS) if pattern and not whole else []
     with scratch_folder() as folder, Launchers([spec.model_type], folder / "server.log") as launchers:
         runs = _Runs(folder, launchers, spec)
         if depths:
@@ -102,16 +104,16 @@ def _with_defaults(spec: CellSpec) -> dict:
 
 
 def main() -> None:
-    """Record the cell whose spec is in the file named first; write the recipe to the second."""
+    """Record the cell whose spec is in the first file named; write the recipe to the second."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries that print must not speak in the protocol
 
     def say(words: str) -> None:
         answers.write(json.dumps({"say": words}) + "\n")
 
-    spec_path, out = map(Path, sys.argv[1:])
+    spec_path, out = map(Path, sys.argv[1:3])
     try:
-        recipe = record(CellSpec.model_validate_json(spec_path.read_text()), say)
+        recipe = record(CellSpec.model_validate_json(spec_path.read_text()), say, whole=sys.argv[3:] == ["whole"])
         with replacing(out) as part:
             part.write_bytes(pack(recipe))
     except VramprobeError as error:

@@ -1,0 +1,123 @@
+"""Cells recorded on the emulated GPU: extended event for event, answered from the cache, refused with one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import vramprobe
+from emulated import require_emulation
+from grids import grid
+
+from vramprobe import api, catalog
+from vramprobe.emulate.build import cache_folder
+from vramprobe.errors import SpecError
+from vramprobe.predict import recorded
+from vramprobe.recipe.book import record_packed, recorded_as
+from vramprobe.recipe.recipe import unpack
+
+#: The cells that are recorded whole as well: a family, its options.
+CELLS = [
+    ("smollm2-135m", {"method": "lora", "gradient_checkpointing": True}),
+    ("smollm2-135m", {"method": "qlora"}),
+    ("smollm2-135m", {"method": "full", "optimizer": "adamw-8bit", "grad_accum": 2}),
+    ("gemma-3-270m", {"method": "lora", "gradient_checkpointing": True}),
+    ("qwen3-0.6b", {"method": "lora", "trainer": "dpo"}),
+    ("olmoe-1b-7b", {"method": "lora", "gradient_checkpointing": True}),
+]
+
+
+def silent(words: str) -> None:
+    """Nobody listens."""
+
+
+@pytest.mark.parametrize(("model", "options"), grid(CELLS, *CELLS[:1]))
+def test_the_extended_log_is_the_recorded_one(model: str, options: dict[str, Any]) -> None:
+    require_emulation()
+    spec = recorded_as(api.cell(model=model, device="cuda", batch_size=2, seq_len=64, **options))
+    gpu = catalog.find_gpu("H100-SXM")
+    made, seen = (unpack(record_packed(spec, gpu, silent, whole=whole), "test") for whole in (False, True))
+    assert made.checked is not None, "its layers did not repeat"
+    assert seen.checked is None
+    extended, whole = made.deep(), seen.deep()
+    assert extended.phases == whole.phases
+    assert extended.at_peak == whole.at_peak
+    for name in ("size_bytes", "blocks", "causes"):
+        assert np.array_equal(getattr(extended.log, name), getattr(whole.log, name)), name
+    assert (made.facts, made.owned_bytes) == (seen.facts, seen.owned_bytes)
+
+
+def test_predict_records_once_and_answers_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_emulation()
+    monkeypatch.setattr(recorded, "find_recipe", _with_cache(tmp_path))
+    options = {"model": "smollm2-135m", "method": "lora", "batch_size": 1, "seq_len": 64, "engine": "recipe"}
+    said: list[str] = []
+    first = api.predict(gpu="RTX-4090", say=said.append, **options)
+    assert [line for line in said if line.startswith("recording")]
+    said.clear()
+    assert api.predict(gpu="RTX-4090", say=said.append, **options) == first
+    assert said == []
+    assert first.engine == "recipe"
+    assert sum(first.terms.values()) == first.peak_allocated_bytes.value
+    arithmetic = api.predict(gpu="RTX-4090", **options | {"engine": "formula"})
+    assert first.peak_allocated_bytes.value == pytest.approx(arithmetic.peak_allocated_bytes.value, rel=0.002)
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert api.predict(gpu="RTX-4090", say=said.append, **options) == first
+    assert "is no recipe of this vramprobe" in said[0]
+
+
+def _with_cache(folder: Path) -> Any:
+    from vramprobe.recipe import book
+
+    def find(spec: Any, gpu: Any, say: Any) -> Any:
+        return book.find_recipe(spec, gpu, say, folder=folder)
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "cpu"}, "device cpu was given"),
+        ({"gpu": "MI300X"}, "made by AMD"),
+        ({"sharding": "fsdp", "num_gpus": 8}, "the recipe engine is of one GPU"),
+    ],
+)
+def test_what_is_not_recorded_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        api.predict(engine="recipe", model="smollm2-135m", method="lora", batch_size=1, seq_len=64, **options)
+
+
+def test_without_an_emulated_gpu_one_line_says_what_to_do(tmp_path: Path) -> None:
+    """With an empty cache there is no environment to record in, and this interpreter's torch is for the CPU."""
+    words = (
+        "--model",
+        "smollm2-135m",
+        "--method",
+        "lora",
+        "--batch-size",
+        "1",
+        "--seq-len",
+        "64",
+        "--engine",
+        "recipe",
+    )
+    done = vramprobe("predict", *words, env={"VRAMPROBE_CACHE_DIR": str(tmp_path)})
+    assert done.returncode == 1
+    assert "vramprobe emulate setup" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_without_arithmetic_is_recorded(tmp_path: Path) -> None:
+    require_emulation()
+    words = ("--model", "qwen3.5-0.8b", "--method", "lora", "--batch-size", "1", "--seq-len", "64", "--num-layers", "4")
+    done = vramprobe("predict", *words, "--gpu", "RTX-4090", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["engine"] == "recipe"
+    assert found["verdict"]["verdict"] == "fits"
+    assert any((cache_folder() / "recipes").iterdir())

@@ -1,0 +1,111 @@
+"""The recipe engine: a cell → its Prediction from a recording on the emulated GPU, for any model that runs.
+
+In: a CellSpec, the GPU, a fit for what lies beyond the allocator. Out: a Prediction: the recorded log, extended to the
+cell's own depth, played through torch's caching allocator. Never imports torch; recording happens in other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vramprobe import catalog
+from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.catalog.libraries import DECIDING
+from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.log.depth import Deep
+from vramprobe.log.reserved import reserve
+from vramprobe.measure.observation import Observation, peak_of
+from vramprobe.model.memory_model import MemoryModel
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
+from vramprobe.predict.uncertainty import device_tier, simulated_interval
+from vramprobe.recipe.book import find_recipe
+from vramprobe.recipe.recipe import Recipe
+from vramprobe.records.record import Composition, Peak
+from vramprobe.spec import CellSpec
+from vramprobe.units import format_bytes
+
+#: The card whose kernels a cell meets where none is named, as in the arithmetic.
+DEFAULT_CARD = "A100-80GB-SXM"
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The peaks of a cell at its own depth, and what is alive at the highest."""
+
+    peak: Peak
+    at_peak: Composition
+
+
+def predict(
+    spec: CellSpec,
+    *,
+    gpu: catalog.Gpu | None = None,
+    model: MemoryModel | None = None,
+    say: Callable[[str], None] = lambda words: None,
+) -> Prediction:
+    """The peaks of ``spec`` from its recipe, recorded now if it is not at hand; ``say`` hears of the progress.
+
+    Of ``model`` only what it knows of the device beyond the allocator is used. Raises NotEmulatable where no GPU can be
+    emulated here, CannotRecord for a cell that does not run, SpecError for one that is not for one NVIDIA GPU.
+    """
+    require_recordable(spec, gpu)
+    recipe = find_recipe(spec, gpu or catalog.find_gpu(DEFAULT_CARD), say)
+    answer = _answer(recipe, spec)
+    peak, alive = answer.peak, answer.at_peak
+    terms = {name.removesuffix("_bytes"): size for name, size in alive.parts().items() if size}
+    terms |= {"block_remainders": left} if (left := peak.allocated_bytes - alive.total_bytes) > 0 else {}
+    reserved = simulated_interval(peak.reserved_bytes, RESERVED_RATIOS)
+    gap = model.device_over_reserved_bytes if model and model.device == spec.device else None
+    return Prediction(
+        cell_id=spec.cell_id,
+        engine="recipe",
+        peak_allocated_bytes=simulated_interval(peak.allocated_bytes, ALLOCATED_RATIOS),
+        peak_phase=peak.phase,
+        peak_label=f"{peak.phase} of step {peak.step}",
+        terms=terms,
+        constant_bytes=0,
+        reserved_bytes=reserved,
+        device_bytes=device_tier(reserved, gap),
+        warnings=[_provenance(recipe), *_of_load(peak)],
+        libraries={name: recipe.stack[name] for name in DECIDING if name in recipe.stack},
+    )
+
+
+def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
+    """Raise SpecError for a cell that the recipe engine does not record."""
+    if spec.device != "cuda":
+        raise SpecError("a recipe is recorded on an emulated GPU, and device cpu was given; use --engine trace")
+    if spec.sharding is not None or spec.num_gpus > 1:
+        raise SpecError("a recipe is of one GPU, and sharding was given; use --engine formula")
+    if gpu is not None and gpu.vendor != "NVIDIA":
+        raise SpecError(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; use --engine trace")
+
+
+def _answer(recipe: Recipe, spec: CellSpec) -> _Answer:
+    deep: Deep = recipe.deep()
+    if deep.log is None:
+        raise VramprobeError(f"the recipe of {spec.cell_id} does not pair its frees: a fault of vramprobe's; report it")
+    phases = reserve(deep.phases, deep.log, parse_alloc_conf(spec.alloc_conf or "")).phases
+    peak = peak_of(Observation(phases, {}))
+    highest = [
+        (phase.allocated_peak_bytes, alive)
+        for phase, alive in zip(phases, deep.at_peak, strict=True)
+        if (phase.name, phase.step) == (peak.phase, peak.step)
+    ]
+    at_peak = max(highest, key=lambda one: one[0])[1]
+    return _Answer(peak, at_peak)
+
+
+def _provenance(recipe: Recipe) -> str:
+    if recipe.checked is None:
+        return f"recorded whole on the emulated GPU, {recipe.depths[0]} layers, in this stack"
+    layers = ", ".join(map(str, recipe.depths[:3]))
+    return f"recorded on the emulated GPU at {layers} layers and extended; event for event at {recipe.checked}, too"
+
+
+def _of_load(peak: Peak) -> list[str]:
+    if peak.load_allocated_bytes <= peak.allocated_bytes:
+        return []
+    return [f"loading allocates the most, {format_bytes(peak.load_allocated_bytes)}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import tomllib
 from pathlib import Path
@@ -46,6 +47,13 @@ def test_every_form_has_a_text() -> None:
     found = {report_of(io.BytesIO(report["text"].encode())).oom for report in REPORTS}
     programs = {oom.program for oom in found if oom is not None}
     assert programs >= {form.program for form in forms()} - {"LSF", "ROCm", "operating system", "Python"}
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: f"{report['program']}: {report['source']}")
+def test_a_text_that_is_cut_anywhere_ends_in_an_answer_or_one_line(report: dict[str, Any]) -> None:
+    for end in range(1, len(report["text"]), 29):
+        with contextlib.suppress(VramprobeError):
+            in_words(report_of(io.BytesIO(report["text"][:end].encode())))
 
 
 @pytest.mark.parametrize(

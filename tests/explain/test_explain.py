@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from command_line import HERE
+from test_log import SUMMARY
 
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_model
@@ -297,6 +298,36 @@ def test_a_step_that_fails_after_others_points_to_its_batch() -> None:
     assert not any("steps went well" in line for line in explained(bar.format(88) + loading))
 
 
+def test_a_model_that_cannot_be_used_is_a_note_and_never_the_end() -> None:
+    for name, note in (("Qwen/Qwen3.5-9B", "only logits can be named"), ("google/gemma-4-31B", "")):
+        lines = explained(LOG.replace("meta-llama/Llama-3.1-8B", name))
+        assert lines[0].startswith("GPU 1 ran out of memory")
+        assert any(note in line for line in lines if line.startswith("note: "))
+    lines = explained(LOG, model="no/such.json")
+    assert any(line.startswith("note: the request's tensor cannot be named: ") for line in lines)
+    assert lines[-1] == "     3. a shorter max_length"
+    named = explained(LOG.replace("meta-llama/Llama-3.1-8B", "/data/models/Llama-3.1-8B-Instruct"))
+    assert any("size of logits" in line for line in named)
+
+
+def test_logits_of_a_model_without_arithmetic() -> None:
+    text = LOG.replace("3.91 GiB", f"{8192 * 248320 * 4 / GIB:.2f} GiB")
+    named = "the request has the size of logits: 4 × 2048 tokens × 248320 vocabulary in fp32"
+    assert named in explained(text, model="qwen3.5-27b")
+    unsaid = explained(text.replace("--per_device_train_batch_size 4", ""), model="qwen3.5-27b")
+    assert any("logits: 8,18" in line and "× 248320 vocabulary in fp32" in line for line in unsaid)
+
+
+def test_a_memory_summary_is_a_report_of_its_own() -> None:
+    table = SUMMARY.format(device=2)
+    lines = explained(table)
+    assert lines[0] == "GPU 2 at the memory_summary, which records no out-of-memory error"
+    assert "     48.16 GiB  allocated at the peak" in lines
+    assert any("1 out-of-memory error, 3 cudaMalloc retries" in line for line in lines)
+    assert any("expandable_segments" in line for line in lines)  # 60 reserved for 48 GiB
+    assert any("memory_summary() of GPU 2" in line for line in explained(table + LOG))
+
+
 def test_weights_that_are_larger_than_the_gpu_are_said_to_be() -> None:
     assert not any("all parameters" in line for line in explained(LOG, model="llama-3.1-8b"))
     # 70,553,706,496 parameters of 2 bytes
@@ -332,6 +363,7 @@ def test_the_command(tmp_path: Path) -> None:
     for wrong in (str(tmp_path / "nothing.log"), str(tmp_path)):
         done = run(wrong)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert run(given=LOG).stdout == from_file.stdout
     done = run("-")
     assert (done.returncode, done.stderr) == (1, "vramprobe: the input is empty: nothing to explain\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tracemalloc
 
 import pytest
@@ -100,6 +101,81 @@ def test_rich_and_notebook_tracebacks() -> None:
     assert functions(read_text(*new, MESSAGE.format(gpu=0))) == [["evaluate"]]
     old = ["RuntimeError           Traceback (most recent call last)", f"{SITE}trl/x.py in evaluate(self, x)"]
     assert functions(read_text(*old, MESSAGE.format(gpu=0))) == [["evaluate"]]
+
+
+def test_lines_of_containers_and_loggers() -> None:
+    whole = traceback(FORWARD)
+    docker = [json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in whole]
+    criterion = [f"2026-11-02T10:11:12.123456789Z stderr F {line}" for line in whole]
+    logger = [f"(EngineCore_DP0 pid=41) ERROR 11-02 10:11:12 [core.py:708] {line}" for line in whole]
+    one = [json.dumps({"pod": {"name": "x", "messages": ["a", "\n".join(whole)]}})]
+    escaped = [f"ErrorMessage {json.dumps(chr(10).join(whole))}"]
+    for lines in (docker, criterion, logger, one, escaped):
+        (failure,) = read_text(*lines).failures
+        assert [frame.function for frame in failure.frames] == ["compute_loss", "ForCausalLMLoss"]
+        assert failure.oom.requested == round(2.07 * GIB)
+    assert len(read_text('{"log": "' + "[" * 5000 + '"', MESSAGE.format(gpu=0)).failures) == 1
+
+
+def test_the_source_line_of_a_frame_is_kept_per_rank() -> None:
+    first, second = traceback(FORWARD), traceback(BACKWARD)
+    second[2] = "    loss.backward()"
+    log = read_text(
+        *(f"[rank{rank}]: {line}" for pair in zip(first, second, strict=True) for rank, line in enumerate(pair))
+    )
+    assert [frame.source for failure in log.failures for frame in failure.frames] == [
+        "x = y(z)",
+        "x = y(z)",
+        "loss.backward()",
+        "x = y(z)",
+    ]
+    assert read_text('  File "a.py", line 3, in f', MESSAGE.format(gpu=0)).failures[0].frames[0].source == ""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_lines_in_no_known_form_are_numbered_as_an_editor_numbers_them(end: str) -> None:
+    lines = [
+        "starting",
+        " 1%|#| 1/9 [00:01<00:08]\r 2%|#| 2/9 [00:02<00:07]",
+        "no available memory",
+        "x",
+        "alloc failed",
+    ]
+    log = read(io.BytesIO(end.join(lines).encode()))
+    assert log.unknown == [3, 5]
+    assert log.num_lines == 5
+
+
+SUMMARY = """\
+|===========================================================================|
+|                  PyTorch CUDA memory summary, device ID {device}                 |
+|---------------------------------------------------------------------------|
+|            CUDA OOMs: 1            |        cudaMalloc retries: 3         |
+|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |
+| Allocated memory      |  17182 MiB |  49319 MiB |  84301 MiB |  67119 MiB |
+|       from large pool |  17025 MiB |  49262 MiB |  84025 MiB |  66999 MiB |
+|       from small pool |    156 MiB |    156 KiB |    276 MiB |    119 MiB |
+| GPU reserved memory   |     50 GiB |     60 GiB |  50112 MiB |      0 B   |
+|===========================================================================|
+"""
+
+
+def test_tables_of_memory_summary() -> None:
+    log = read_text(*SUMMARY.format(device=0).splitlines(), "x", *SUMMARY.format(device=1).splitlines())
+    first, second = log.summaries.tables.values()
+    assert (first.device, second.device, first.num_ooms, first.num_retries) == (0, 1, 1, 3)
+    assert (
+        first.peak
+        == second.peak
+        == {
+            "Allocated memory": 49319 * MIB,
+            "Allocated memory from large pool": 49262 * MIB,
+            "Allocated memory from small pool": 156 * 1024,
+            "GPU reserved memory": 60 * GIB,
+        }
+    )
+    assert first.now["GPU reserved memory"] == 50 * GIB
+    assert log.readings.used == {}
 
 
 def test_progress_settings_and_errors_without_figures() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vramprobe.explain.phases import UNKNOWN, Frame, phase_of, shown
+from vramprobe.explain.phases import UNKNOWN, Frame, host_copy, phase_of, shown
 
 SITE = "/home/joe/env/lib/python3.10/site-packages/"
 TRAINING = ("train.py:main", "transformers/trainer.py:train", "transformers/trainer.py:_inner_training_loop")
@@ -146,12 +146,75 @@ def frames(*places: str) -> list[Frame]:
             "",
         ),
         (("train.py:main",), "unknown", ""),
+        (
+            (
+                *TRAINING,
+                "torch/distributed/fsdp/_flat_param.py:unshard",
+                "torch/distributed/fsdp/_flat_param.py:_alloc_storage",
+            ),
+            "forward or backward",
+            "gathering sharded parameters",
+        ),
+        ((*TRAINING, CALL, "torch/distributed/fsdp/_flat_param.py:unshard"), "forward", "gathering sharded parameters"),
+        (
+            (
+                *TRAINING,
+                "torch/_tensor.py:backward",
+                "deepspeed/runtime/zero/partition_parameters.py:_allgather_params_coalesced",
+            ),
+            "backward",
+            "gathering sharded parameters",
+        ),
+        (("train.py:main", "torch/_inductor/output_code.py:__call__"), "forward or backward", "a compiled graph"),
+        (
+            ("train.py:main", "torch/_dynamo/eval_frame.py:compile_wrapper", "torch/_inductor/output_code.py:__call__"),
+            "forward",
+            "a compiled graph",
+        ),
+        (
+            ("train.py:main", "transformers/integrations/sdpa_attention.py:sdpa_attention_forward"),
+            "forward",
+            "attention",
+        ),
+        (
+            (
+                "train.py:main",
+                "transformers/models/siglip/modeling_siglip.py:forward",
+                "transformers/integrations/sdpa_attention.py:sdpa_attention_forward",
+            ),
+            "forward",
+            "the vision tower",
+        ),
+        (
+            (
+                "train.py:main",
+                "megatron/core/pipeline_parallel/schedules.py:forward_step",
+                "megatron/core/tensor_parallel/cross_entropy.py:forward",
+            ),
+            "forward",
+            "",
+        ),
+        (("train.py:main", "megatron/core/optimizer/distrib_optimizer.py:_build_model_gbuf_range_map"), "prepare", ""),
+        (("train.py:main", "vllm/worker/worker.py:execute_model"), "generation", "vLLM"),
+        (("train.py:main", "vllm/model_executor/model_loader/loader.py:load_model"), "load", ""),
+        (("train.py:main", "safetensors/torch.py:load_file"), "load", ""),
     ],
 )
 def test_phases(places: tuple[str, ...], name: str, detail: str) -> None:
     found = phase_of(frames(*places))
     assert (found.name, found.detail) == (name, detail)
     assert "/home/joe" not in str(found)
+
+
+def test_a_source_line_tells_what_no_function_name_does() -> None:
+    told = [Frame("/job/x.py", 3, "setup", "a, b = accelerator.prepare(model, optimizer)")]
+    assert phase_of(told).name == "prepare"
+    assert phase_of([Frame("/job/x.py", 3, "setup", "a = model(b)")]) == UNKNOWN
+    tower = [Frame("/job/x.py", 3, "forward", "embeds = self.visual(pixels)"), Frame("/job/y.py", 4, "forward")]
+    assert phase_of(tower).detail == "the vision tower"
+    assert host_copy([Frame("/job/x.py", 3, "move", "x = x.to('cpu')")]) == "copying to the host"
+    assert host_copy([Frame("/job/x.py", 3, "move", "x = x.to('cuda')")]) == ""
+    assert phase_of([Frame("/home/vision/train.py", 3, "forward")]).detail == ""
 
 
 def test_no_frames_tell_nothing() -> None:

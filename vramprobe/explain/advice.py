@@ -70,6 +70,11 @@ ADVICE: dict[str, tuple[str, ...]] = {
     "backward: a compiled graph": (_CHUNKED, _SMALLER, _CHECKPOINT),
     "backward: logits": (_CHUNKED, _SMALLER, _SHORTER),
     "backward: recomputing a checkpointed layer": (_SMALLER, _SHORTER, _SHARD),
+    "backward: gathering sharded parameters": (
+        "reshard_after_forward=True, and wrap each decoder layer (FSDP's auto_wrap_policy)",
+        "gather less ahead: FSDP's backward_prefetch=BACKWARD_POST; ZeRO-3's stage3_prefetch_bucket_size",
+        _SMALLER,
+    ),
     "backward: reducing gradients": (
         _SHARD,
         "wrap each decoder layer: one layer's gradients are reduced at a time",

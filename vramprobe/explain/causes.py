@@ -132,8 +132,7 @@ def _keys(oom: OutOfMemory, phase: Phase, is_logits: bool = False) -> Iterator[s
 
 def _phase_keys(phase: Phase) -> Iterator[str]:
     yield f"{phase.name}: {phase.detail}"
-    if phase.detail == "gathering sharded parameters":
-        yield f"forward: {phase.detail}"
+    yield from (f"{one}: {phase.detail}" for one in ("forward", "backward") if one in phase.name and phase.detail)
     yield phase.name
 
 

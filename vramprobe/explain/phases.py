@@ -100,6 +100,7 @@ _GATHERS = (
     r"wait_for_unshard|_prefetch_unshard|_?alloc_\w+|_alloc_storage|fetch_sub_module|init_all_gather_outputs|"
     r"alloc_all_gather_outputs|start_param_sync|finish_param_sync|gather"
 )
+_COMPILED = r"torch/_inductor/|torchinductor|/inductor/"  # Inductor's own code, and what it wrote
 #: Phases of a step; the innermost that is found counts.
 STEP = (
     Rule(
@@ -153,11 +154,12 @@ FORWARD = (
         "",
         r"eager_attention_forward|sdpa_attention_forward|flash_attention_forward|scaled_dot_product_attention|softmax",
     ),
-    Rule("forward", r"torch/_inductor/|torchinductor|_aot_autograd/|_dynamo/|/inductor/"),
+    Rule("forward", r"_dynamo/|_aot_autograd/", r"compile_wrapper|_fn|runtime_wrapper"),
 )
 #: Only where no step is found either.
 OTHERS = (
     Rule("forward or backward", _GATHER_FILES, _GATHERS),
+    Rule("forward or backward", _COMPILED),
     Rule("data", r"torch/utils/data|pin_memory"),
     Rule(
         "load",
@@ -206,16 +208,16 @@ DETAILS: dict[str, tuple[Rule, ...]] = {
         *_GATHER,
         Rule("recomputing a checkpointed layer", "", r"recompute_fn|unpack_hook|recompute"),
         Rule("reducing gradients", _GATHER_FILES, r"foreach_reduce\w*|reduce_scatter\w*"),
-        Rule("a compiled graph", r"torch/_inductor/|torchinductor|/inductor/"),
+        Rule("a compiled graph", _COMPILED),
     ),
     "forward": (
         *_GATHER,
         *_TOWERS,
         *_LOSSES,
         *_ATTENTION,
-        Rule("a compiled graph", r"torch/_inductor/|torchinductor|/inductor/"),
+        Rule("a compiled graph", _COMPILED),
     ),
-    "forward or backward": _GATHER,
+    "forward or backward": (*_GATHER, Rule("a compiled graph", _COMPILED)),
     "prepare": (
         Rule("creating the optimizer state", "", r"initialize_optimizer_states"),
         Rule("raising frozen weights to fp32", r"peft/", r"prepare_model_for_\w+"),

@@ -13,7 +13,7 @@ from typing import IO, Literal
 
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_model
-from vramprobe.catalog.shipped import csv_rows
+from vramprobe.catalog.models import shipped_model
 from vramprobe.errors import VramprobeError
 from vramprobe.explain import log as logs
 from vramprobe.explain.advice import Change
@@ -95,18 +95,15 @@ def _factors(
     model: str | None, batch_size: int | None, seq_len: int | None, num_gpus: int | None, settings: dict[str, str]
 ) -> tuple[Factors | None, tuple[str, ...]]:
     """What the user gave, then what the log shows, and notes of what cannot be used; None without a known model."""
-    name = model or settings.get("model", "").lower()
-    if model is None and name not in {
-        row[column].lower() for row in csv_rows("models/PARAMETERS.csv") for column in ("slug", "hf_id")
-    }:
-        return None, ()
     given = {"batch_size": batch_size, "seq_len": seq_len, "num_gpus": num_gpus}
     shown = {key: int(text) for key, text in settings.items() if key in given}
     known = {key: shown.get(key) if value is None else value for key, value in given.items()}
     try:
-        entry = find_model(name)
+        entry = find_model(model) if model is not None else shipped_model(settings.get("model", ""))
     except VramprobeError as error:
         return None, (f"the request's tensor cannot be named: {_first_line(error)}",)
+    if entry is None:
+        return None, ()
     vocab_size = entry.config.get("vocab_size") or entry.config.get("text_config", {}).get("vocab_size")
     try:
         known_parts, notes = architecture(entry.config), ()

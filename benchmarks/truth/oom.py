@@ -208,8 +208,9 @@ def markdown(rows: Sequence[Row]) -> str:
         f"- {sum(bool(same_phase(row)) for row in phases)} of {len(phases)} whose phase is told end in it "
         "(forward and backward count as one, and so do load and preparation).",
         f"- `explain` names the cause that the thread, or the weights' bytes, show in {len(right)} of {len(judged)} "
-        f"reports; of the other {len(rows) - len(judged)} it is not known. Its threshold for fragmentation (10 % of "
-        "the reserved memory unused) was chosen on these reports, so that the count is no test of it.\n",
+        f"reports; of the other {len(rows) - len(judged)} it is not known. Its thresholds (fragmentation: 10 % of the "
+        "reserved memory unused; another process: 25 % of the GPU outside PyTorch) were chosen on these reports, so "
+        "that the count is no test of them.\n",
         "A repetition is *simulated* (one GPU) or *predicted* (arithmetic: several GPUs), under PyTorch 2.13, "
         "transformers 5.23 and peft 0.21, not under the report's releases; the card is an A100 that leaves PyTorch as "
         "much as the message says (reserved and free). Allocated memory that is near the message's therefore shows "

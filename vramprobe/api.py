@@ -163,7 +163,7 @@ def simulate(
         raise SpecError(f"depth {depth!r} is not known; use auto or full")
     if gpu is not None and device == "cpu":
         raise SpecError(f"a simulation for {gpu} is one for device cuda, and cpu was given; drop one of them")
-    card = catalog.find_gpu(gpu) if gpu is not None else None
+    card = catalog.gpu_or_size(gpu) if gpu is not None else None
     one = cell(device="cuda" if device == "auto" else device, **options)
     if one.num_gpus > 1:
         raise SpecError(

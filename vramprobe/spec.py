@@ -36,7 +36,7 @@ from vramprobe.choices import (
     Weights,
     meant,
 )
-from vramprobe.errors import SpecError, UnknownName
+from vramprobe.errors import SpecError
 from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
 from vramprobe.rules.cell import NO_SDPA, lora_target_names, reasons_against
 from vramprobe.rules.images import reasons_against_images
@@ -173,7 +173,7 @@ class CellSpec(BaseModel):
     @field_validator("limit_vram")
     @classmethod
     def _vram_text(cls, value: str | None) -> str | None:
-        return None if value is None else short_bytes(_vram_bytes(value))
+        return None if value is None else short_bytes(catalog.memory_of(value))
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -436,20 +436,6 @@ def _plain(problem: dict[str, Any]) -> str:
         message = f"allowed: {problem['ctx']['expected']}" + (f". Nearest: {near[0]}" if near else "")
     shown = "" if isinstance(given, dict | CellSpec) else f": {given!r} given"
     return f"{where}{shown}; {message}" if where else message
-
-
-def _vram_bytes(text: str) -> int:
-    """Bytes of ``24GiB``, ``24564MiB``, or of a GPU of the catalog as nvidia-smi reports it."""
-    try:
-        return parse_bytes(text)
-    except SpecError as error:
-        try:
-            total_bytes = catalog.find_gpu(text).total_bytes
-        except UnknownName as unknown:
-            raise ValueError(f"{error}; nor is it a GPU: {unknown}") from None
-        if total_bytes is None:
-            raise ValueError(f"the memory of {text} is not known; write an amount such as 24GiB") from None
-        return total_bytes
 
 
 def _recipe_values(recipe: str | None, **given: str | None) -> dict[str, str | None]:

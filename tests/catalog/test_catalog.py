@@ -16,6 +16,7 @@ from huggingface_hub import errors as hub_errors
 from vramprobe import catalog
 from vramprobe.catalog.gpus import _gpu_words
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
+from vramprobe.kernels.chip import chip_like
 
 DATA = Path(catalog.__file__).parents[1] / "data"
 
@@ -430,6 +431,26 @@ def test_an_unknown_gpu_is_not_guessed(given: str) -> None:
 def test_a_misspelt_gpu_gives_the_nearest() -> None:
     with pytest.raises(UnknownName, match="Nearest: H100-SXM"):
         catalog.find_gpu("h100-smx")
+
+
+@pytest.mark.parametrize(
+    ("text", "total_bytes"), [("12GiB", 12 << 30), ("24564 MiB", 24564 << 20), ("16GB", 16 * 10**9)]
+)
+def test_a_size_is_a_gpu_of_that_memory_with_the_kernels_of_no_named_gpu(text: str, total_bytes: int) -> None:
+    found = catalog.gpu_or_size(text)
+    assert (found.total_bytes, found.is_size) == (total_bytes, True)
+    assert catalog.gpu_or_size(found.short_name) == found
+    assert chip_like(found) == chip_like(None)
+    with pytest.raises(SpecError, match=r"is a size of memory.*Give a GPU"):
+        catalog.find_gpu(text)
+
+
+def test_a_name_is_that_gpu_and_no_size() -> None:
+    for gpu in catalog.list_gpus():
+        assert catalog.gpu_or_size(gpu.short_name) == gpu
+        assert not gpu.is_size
+    with pytest.raises(UnknownName, match="a size such as 12GiB will do"):
+        catalog.gpu_or_size("GTX-9999")
 
 
 def test_gpu_memory_is_what_the_driver_reports() -> None:

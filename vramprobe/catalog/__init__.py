@@ -6,7 +6,17 @@ this side of the torch line, reads nothing at import, and touches the network on
 
 from vramprobe.catalog.claims import Claim, list_claims
 from vramprobe.catalog.depth import cut_depth, depth_of
-from vramprobe.catalog.gpus import Gpu, Price, find_gpu, fp32_tflops, gpu_seen, list_gpus, list_prices
+from vramprobe.catalog.gpus import (
+    Gpu,
+    Price,
+    find_gpu,
+    fp32_tflops,
+    gpu_or_size,
+    gpu_seen,
+    list_gpus,
+    list_prices,
+    memory_of,
+)
 from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.catalog.models import ModelEntry, find_model, list_models, shipped_model
 from vramprobe.catalog.size import num_params
@@ -22,12 +32,14 @@ __all__ = [
     "find_gpu",
     "find_model",
     "fp32_tflops",
+    "gpu_or_size",
     "gpu_seen",
     "list_claims",
     "list_gpus",
     "list_models",
     "list_prices",
     "list_sweeps",
+    "memory_of",
     "num_params",
     "pinned_libraries",
     "shipped_model",

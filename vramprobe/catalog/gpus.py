@@ -1,20 +1,23 @@
 """The GPUs and prices that ship under data/.
 
-In: a name as users, torch, nvidia-smi or price lists write it. Out: a frozen Gpu, its Prices, or an error that says
-what else there is.
+In: a name as users, torch, nvidia-smi or price lists write it, or a size of memory. Out: a frozen Gpu, its Prices, or
+an error that says what else there is.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 from vramprobe.catalog.shipped import csv_rows, number, split
-from vramprobe.errors import UnknownName
-from vramprobe.units import KIB, MIB
+from vramprobe.errors import SpecError, UnknownName
+from vramprobe.units import KIB, MIB, parse_bytes, short_bytes
+
+LIKE_A_SIZE = "A100-80GB"  # whose kernels are predicted where no GPU is named (kernels/chip.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class Gpu:
     shares_host_memory: bool  # one memory for CPU and GPU, as on DGX Spark; nvidia-smi then reports none
     num_sms: int | None  # streaming multiprocessors; null: not NVIDIA's
     source: str
+    is_size: bool = False  # no card of the catalog, but an amount of memory
 
     @property
     def half_dense_tflops(self) -> float | None:
@@ -101,8 +105,13 @@ def find_gpu(name: str) -> Gpu:
     """The GPU called ``name``: full or short, or as torch and nvidia-smi report it; case and separators do not count.
 
     A name that fits several (``A100``) is an UnknownName that lists them. As in the published prices and claims,
-    ``H100`` and ``A100-80GB`` mean the SXM board, and ``A100-PCIe`` the 40 GB one.
+    ``H100`` and ``A100-80GB`` mean the SXM board, and ``A100-PCIe`` the 40 GB one. Raises SpecError for a size.
     """
+    if _size_of(name) is not None:
+        raise SpecError(
+            f"{name} is a size of memory: it says what fits, and this needs a GPU's other properties. Give a GPU of "
+            "`vramprobe gpus`."
+        )
     words = _gpu_words(name)
     if (gpu := _gpus_by_words().get("".join(words))) is not None:
         return gpu
@@ -112,7 +121,50 @@ def find_gpu(name: str) -> Gpu:
     if fitting:
         several = ", ".join(f"{gpu.short_name} ({gpu.name})" for gpu in fitting)
         raise UnknownName("GPU", name, [], f"The name fits several: {several}. Give one of these.")
-    raise UnknownName("GPU", name, [gpu.short_name for gpu in _gpus()], "`vramprobe gpus` lists them.")
+    raise UnknownName(
+        "GPU",
+        name,
+        [gpu.short_name for gpu in _gpus()],
+        "`vramprobe gpus` lists them; a size such as 12GiB will do, too.",
+    )
+
+
+def gpu_or_size(name: str) -> Gpu:
+    """The GPU called ``name``, or for a size such as ``12GiB`` one of that memory, with an A100's kernels: what is
+    predicted where no GPU is named.
+    """
+    total_bytes = _size_of(name)
+    if total_bytes is None:
+        return find_gpu(name)
+    short = short_bytes(total_bytes)
+    return replace(
+        find_gpu(LIKE_A_SIZE),
+        name=f"GPU of {short}",
+        short_name=short,
+        aliases=(),
+        nominal_gb=round(total_bytes / 1e9),
+        total_bytes=total_bytes,
+        source="the size as given",
+        is_size=True,
+    )
+
+
+def memory_of(text: str) -> int:
+    """Bytes of a size such as ``24GiB``, or of a GPU of the catalog as nvidia-smi reports it. Raises SpecError."""
+    try:
+        total_bytes = gpu_or_size(text).total_bytes
+    except UnknownName as unknown:
+        raise SpecError(f"{text!r} is neither an amount of memory, such as 24GiB, nor a GPU: {unknown}") from None
+    if total_bytes is None:
+        raise SpecError(f"the memory of {text} is not known; write an amount such as 24GiB")
+    return total_bytes
+
+
+def _size_of(name: str) -> int | None:
+    """Bytes, where ``name`` is an amount of memory."""
+    with suppress(SpecError):
+        return parse_bytes(name)
+    return None
 
 
 @cache
@@ -120,7 +172,7 @@ def gpu_seen(name: str) -> Gpu | None:
     """The GPU that torch or NVML calls ``name``; None for one that the catalog does not know, and for a CPU."""
     try:
         return find_gpu(name)
-    except UnknownName:
+    except (UnknownName, SpecError):
         return None
 
 

@@ -55,7 +55,9 @@ def predict(
     serving: dict[str, Any],
     rollouts: dict[str, Any],
     fit: PredictFit = None,
-    gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit on it?")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="A GPU of `vramprobe gpus`, or a size such as 12GiB: does it fit?")
+    ] = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits --gpu.")] = False,
     max_seq_len: Annotated[
         bool, typer.Option("--max-seq-len", help="Find the longest sequence that fits --gpu.")
@@ -101,6 +103,7 @@ def predict(
     json_output: Json = False,
 ) -> None:
     """Predict the memory of a cell without running it, or find what fits on a GPU."""
+    gpu = _limited(gpu, cell)
     answer(_MODES, predict, locals())
 
 
@@ -211,6 +214,14 @@ _MODES = (
 )
 
 
+def _limited(gpu: str | None, cell: Mapping[str, Any]) -> str | None:
+    """The GPU that is asked about: --gpu, or the size that --limit-vram says. Raises wrong usage for both."""
+    limit = cell.get("limit_vram")
+    if gpu is not None and limit is not None:
+        raise typer.BadParameter("--gpu and --limit-vram both say how much memory there is; drop one of them.")
+    return limit if gpu is None else gpu
+
+
 def _card(gpu: str | None, asked: str) -> str:
     if gpu is None:
         raise typer.BadParameter(f"{asked} asks what fits a GPU; name it: --gpu RTX-4090.")
@@ -219,10 +230,10 @@ def _card(gpu: str | None, asked: str) -> str:
 
 def _words(cell: Mapping[str, Any], gpu: str | None, fit: Path | None, *, allow_extrapolation: bool) -> dict[str, Any]:
     """A cell's words with what predicts it; on a GPU for CUDA."""
-    from vramprobe.catalog import find_gpu
+    from vramprobe.catalog import gpu_or_size
 
     if gpu is not None:
-        find_gpu(gpu)
+        gpu_or_size(gpu)
     device = {"device": "cuda"} if gpu is not None else {}
     return device | dict(cell) | {"fit": fit, "allow_extrapolation": allow_extrapolation}
 
@@ -240,12 +251,12 @@ def _show(
 ) -> None:
     """Predict one cell, judge it, and look for what would make it fit."""
     from vramprobe import api
-    from vramprobe.catalog import find_gpu
+    from vramprobe.catalog import gpu_or_size
     from vramprobe.cli.emulate import say
     from vramprobe.predict.verdict import verdict
 
     prediction = api.predict(engine=engine, say=say, gpu=gpu, stack=stack, **ranks, **cell)
-    judged = verdict(prediction, find_gpu(gpu)) if gpu is not None else None
+    judged = verdict(prediction, gpu_or_size(gpu)) if gpu is not None else None
     fewest, uncounted, others = [], "", None
     if changes or (judged and judged.verdict != "fits" and stack is None):
         others = _changes(gpu, prediction, ranks | cell, is_asked=changes)

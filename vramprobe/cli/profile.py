@@ -125,7 +125,10 @@ def profile(
     only_rank: Annotated[int | None, typer.Option(help="Emulated only: run this one rank of --world-size.")] = None,
     world_size: Annotated[int | None, typer.Option(help="Number of ranks, with --only-rank.")] = None,
     gpus: Annotated[
-        str | None, typer.Option(help="Memory, time and cost on these GPUs: all, or names separated by commas.")
+        str | None,
+        typer.Option(
+            help="Memory, time and cost on these GPUs: all, or names (or sizes such as 12GiB) separated by commas."
+        ),
     ] = None,
     requests: Annotated[
         str | None,
@@ -335,9 +338,9 @@ def named_gpus(gpus: str | None) -> list[str] | str | None:
     """What ``--gpus`` says: None, "all", or the catalog's names. Raises UnknownName."""
     if gpus is None or gpus == "all":
         return gpus
-    from vramprobe.catalog import find_gpu
+    from vramprobe.catalog import gpu_or_size
 
-    return [find_gpu(name.strip()).name for name in gpus.split(",") if name.strip()]
+    return [gpu_or_size(name.strip()).short_name for name in gpus.split(",") if name.strip()]
 
 
 def _new(folder: Path) -> Path:

@@ -154,7 +154,9 @@ def measure(
 @takes_a_cell(without=RANK_OPTIONS)
 def simulate(
     cell: dict[str, Any],
-    gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`: does the cell fit on it?")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="A GPU of `vramprobe gpus`, or a size such as 12GiB: does it fit?")
+    ] = None,
     timeline: Annotated[
         Path | None, typer.Option(help="Draw the live memory of one step by cause: FILE.html or FILE.png.")
     ] = None,
@@ -164,11 +166,11 @@ def simulate(
 ) -> None:
     """Run one cell on fake tensors, at any size on any machine: predicted memory by phase, nothing measured."""
     from vramprobe import api
-    from vramprobe.catalog import find_gpu
+    from vramprobe.catalog import gpu_or_size
     from vramprobe.cli import display
     from vramprobe.predict.verdict import verdict_on_simulated
 
-    card = find_gpu(gpu) if gpu is not None else None
+    card = gpu_or_size(gpu) if gpu is not None else None
     with display.working("simulating on fake tensors"):
         gc.disable()  # nothing that this short process imports becomes garbage
         record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, **cell)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from vramprobe.catalog.gpus import Gpu, find_gpu, list_gpus
+from vramprobe.catalog.gpus import LIKE_A_SIZE, Gpu, find_gpu, gpu_or_size, list_gpus
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.errors import SpecError
 from vramprobe.units import MIB
@@ -89,6 +89,7 @@ def parse_cards(text: str) -> tuple[CardProperties, int]:
     if other := re.fullmatch(r"(\S.*?)\s*[:,*]\s*(\d+)|(\d+)\s*[x×*]\s*(\S.*)", name):
         name, count = other[1] or other[4], other[2] or other[3]
         raise SpecError(f"{text!r}: write the number of GPUs as '{name.strip()} x{count}'.")
+    find_gpu(name)  # a size has no other properties to emulate
     return card_properties(name), num_cards
 
 
@@ -98,8 +99,11 @@ def with_count(text: str, count: int) -> str:
 
 
 def card_properties(name: str) -> CardProperties:
-    """The properties of the card called ``name``. Raises UnknownName, or SpecError for a card that is not NVIDIA's."""
-    gpu = find_gpu(name)
+    """The properties of the card called ``name``, or of an A100 with so much memory for a size such as ``12GiB``.
+
+    Raises UnknownName, or SpecError for a card that is not NVIDIA's.
+    """
+    gpu = gpu_or_size(name)
     if gpu.vendor != "NVIDIA":
         raise SpecError(
             f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA: give an NVIDIA GPU of `vramprobe gpus`."
@@ -119,10 +123,10 @@ def _rows() -> dict[str, dict[str, str]]:
 
 @cache
 def _properties(gpu: Gpu) -> CardProperties:
-    row = _rows()[gpu.name]
+    row = _rows()[gpu.name if not gpu.is_size else find_gpu(LIKE_A_SIZE).name]
     major, minor = (int(part) for part in gpu.compute_capability.split("."))
     limits = _SM_LIMITS[major, minor]
-    total_bytes = int(row["total_mib"]) * MIB
+    total_bytes = (gpu.is_size and gpu.total_bytes) or int(row["total_mib"]) * MIB
     bus_bits = int(row["memory_bus_bits"])
     return CardProperties(
         gpu=gpu,

@@ -66,7 +66,7 @@ def creep(
     Settings that need a card's size are left out without one. ``alloc_conf`` of ``words`` comes first. Raises SpecError
     for what is not replayed, UnsupportedArchitecture for what there is no arithmetic for.
     """
-    card = catalog.find_gpu(gpu) if gpu is not None else None
+    card = catalog.gpu_or_size(gpu) if gpu is not None else None
     own = words.pop("alloc_conf", None)
     num_gpus = words.pop("num_gpus", None) or 1
     grad_accum = words.get("grad_accum") or 1

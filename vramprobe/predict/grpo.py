@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from vramprobe.architecture import architecture
-from vramprobe.catalog import find_gpu
+from vramprobe.catalog import gpu_or_size
 from vramprobe.errors import SpecError
 from vramprobe.kernels.chip import chip_like
 from vramprobe.predict.bisection import bisected
@@ -157,7 +157,7 @@ def _trls_own(asked: _Asked) -> dict[str, Any]:
 
 
 def _predicted(asked: _Asked) -> Grpo:
-    card = find_gpu(asked.gpu)
+    card = gpu_or_size(asked.gpu)
     length = asked.max_prompt_length + asked.max_completion_length
     spec = cell(**{"device": "cuda"} | _trls_own(asked) | asked.words, batch_size=asked.num_generations, seq_len=length)
     engine = serve(

@@ -116,7 +116,7 @@ def predict(
             given = "sharding" if sharding is not None else f"engine {engine}"
             raise SpecError(f"stack is by arithmetic, of one GPU: drop {given}, or stack")
         spec, engine = on_stack(spec, stack), "formula"
-    card = catalog.find_gpu(gpu) if gpu is not None else None
+    card = catalog.gpu_or_size(gpu) if gpu is not None else None
     if fit is None and sharding is None:
         model = shipped_fit(spec.device, card, of_one_card=not replays)
     replays = replays and (sharding is None or fit is None)  # ranks with fit="none": arithmetic alone
@@ -167,7 +167,7 @@ def changes(
 
     alone = {name: value for name, value in options.items() if name not in _RANKS}
     spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus or 1})
-    card = catalog.find_gpu(gpu) if gpu is not None else None
+    card = catalog.gpu_or_size(gpu) if gpu is not None else None
     found = what_would_save(with_options({}), candidates(spec), with_options, card)
     if num_gpus is not None:
         return found

@@ -62,7 +62,7 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
     cells = [(entry.name, named(entry.name)) for entry in catalog.list_models()]
     if all(isinstance(one, str) for _, one in cells):
         raise SpecError(str(cells[0][1]))
-    return largest.largest_model(cells, judge, catalog.find_gpu(gpu).name)
+    return largest.largest_model(cells, judge, catalog.gpu_or_size(gpu).name)
 
 
 def min_gpus(
@@ -81,7 +81,7 @@ def min_gpus(
     one = cell(device=options.pop("device", None) or "cuda", **options)
     return fewest.min_gpus(
         one.model_copy(update={"sharding": sharding, "offload": offload or "none"}),
-        catalog.find_gpu(gpu),
+        catalog.gpu_or_size(gpu),
         given_fit(None if str(fit) == "none" else fit),
         allow_extrapolation=allow_extrapolation,
         replays=fit is None,
@@ -181,7 +181,7 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     from vramprobe.predict.largest import Judged
     from vramprobe.predict.verdict import verdict
 
-    words, card = dict(options), catalog.find_gpu(gpu)
+    words, card = dict(options), catalog.gpu_or_size(gpu)
     fit = words.pop("fit", None)
     model = replays = given_fit(None if str(fit) == "none" else fit)
     if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:

@@ -15,7 +15,7 @@ from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig, parse_alloc_conf
 from vramprobe.allocator.ledger import Device, OutOfMemory
 from vramprobe.catalog import gpu_seen, list_gpus
-from vramprobe.catalog.gpus import Gpu, find_gpu
+from vramprobe.catalog.gpus import Gpu, gpu_or_size
 from vramprobe.emulate.cards import card_properties
 from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.errors import SpecError
@@ -42,7 +42,7 @@ _LAST = -1  # the name of what could not be served; others count from 1
 
 def verdicts(run: RawRun, record: ProfileRecord, gpus: Sequence[str] | str) -> list[CardVerdict]:
     """A verdict for each of ``gpus``, or of the catalog for ``"all"``, in order. Raises UnknownName."""
-    wanted = list_gpus() if gpus == "all" else [find_gpu(name) for name in gpus]
+    wanted = list_gpus() if gpus == "all" else [gpu_or_size(name) for name in gpus]
     sequence = _sequence_of_highest(run, record.outcome.kind == "oom")
     found = [_verdict(gpu, record, sequence) for gpu in wanted]
     if not any(record.may_grow(rank) for rank in record.ranks):

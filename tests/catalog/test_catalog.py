@@ -422,7 +422,7 @@ def test_an_ambiguous_gpu_lists_its_candidates(given: str, candidates: list[str]
         assert catalog.find_gpu(short_name).short_name == short_name
 
 
-@pytest.mark.parametrize("given", ["", "RTX 4070 Ti SUPER", "H100 96GB HBM2e", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
+@pytest.mark.parametrize("given", ["", "RTX 4075 Ti SUPER", "H100 96GB HBM2e", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
 def test_an_unknown_gpu_is_not_guessed(given: str) -> None:
     with pytest.raises(UnknownName, match="vramprobe gpus"):
         catalog.find_gpu(given)
@@ -443,6 +443,26 @@ def test_a_size_is_a_gpu_of_that_memory_with_the_kernels_of_no_named_gpu(text: s
     assert chip_like(found) == chip_like(None)
     with pytest.raises(SpecError, match=r"is a size of memory.*Give a GPU"):
         catalog.find_gpu(text)
+
+
+@pytest.mark.parametrize(("text", "gib"), [("3g.40gb", 39.25), ("MIG 1g.10gb", 9.62), ("mig-1g.5gb", 4.75)])
+def test_a_slice_of_a_gpu_is_a_size(text: str, gib: float) -> None:
+    assert catalog.gpu_or_size(text).total_bytes == round(gib * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("text", "short_name", "gib"),
+    [
+        ("RTX 3060", "RTX-3060", 12), ("rtx3080", "RTX-3080", 10),
+        ("NVIDIA GeForce RTX 4070 Laptop GPU", "RTX-4070-Laptop", 8),
+        ("4060 Ti 16GB", "RTX-4060-Ti-16GB", 16), ("4090", "RTX-4090", 24), ("2080ti", "RTX-2080-Ti", 11),
+        ("A5000", "RTX-A5000", 24), ("Tesla P100-PCIE-16GB", "P100", 16), ("5070 ti", "RTX-5070-Ti", 16),
+    ],
+)  # fmt: skip
+def test_the_cards_that_people_have(text: str, short_name: str, gib: int) -> None:
+    gpu = catalog.find_gpu(text)
+    assert gpu.short_name == short_name
+    assert gpu.total_bytes == pytest.approx(gib * 2**30, rel=0.03)
 
 
 def test_a_name_is_that_gpu_and_no_size() -> None:

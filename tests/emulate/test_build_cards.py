@@ -33,11 +33,11 @@ def test_an_h100_is_what_torch_printed_of_one():
 
 
 def test_the_driver_keeps_little_for_itself():
-    """torch's total is below nvidia-smi's by 0.4 to 1.1 GB and by less than 3 % of the card; never above it."""
+    """torch's total is below nvidia-smi's by up to 1.1 GB, by less than 3 % of a card from 20 GB on; never above it."""
     for card in list_cards():
         kept = card.nvml_total_bytes - card.total_bytes
         assert 0 <= kept <= 1200 * MIB, card.name
-        assert kept / card.nvml_total_bytes < 0.03, card.name
+        assert kept / card.nvml_total_bytes < (0.03 if card.gpu.nominal_gb >= 20 else 0.07), card.name
 
 
 def test_two_transfers_a_clock_give_the_bandwidth():
@@ -51,12 +51,16 @@ def test_each_has_its_source_and_what_is_estimated_says_so():
     for card in list_cards():
         assert card.source.startswith("total: ")
         assert len(card.source) > 30
-    assert {card.gpu.short_name for card in list_cards() if "estimate" in card.source} == {
-        "B300",
-        "GB200",
-        "GB300",
-        "GH200",
-        "GH200-144GB",
+    estimated = {card.gpu.short_name for card in list_cards() if "estimate" in card.source}
+    assert {"B300", "GB200", "GB300", "GH200", "GH200-144GB", "RTX-5060", "RTX-5070", "RTX-A2000"} <= estimated
+    assert not estimated & {
+        "RTX-3060",
+        "RTX-3080",
+        "RTX-4060-Ti-8GB",
+        "RTX-4080-Super",
+        "RTX-5080",
+        "RTX-A5000",
+        "P100",
     }
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from vramprobe.catalog.shipped import csv_rows, number, split
 from vramprobe.errors import SpecError, UnknownName
-from vramprobe.units import KIB, MIB, parse_bytes, short_bytes
+from vramprobe.units import GIB, KIB, MIB, parse_bytes
 
 LIKE_A_SIZE = "A100-80GB"  # whose kernels are predicted where no GPU is named (kernels/chip.py)
 
@@ -136,7 +136,7 @@ def gpu_or_size(name: str) -> Gpu:
     total_bytes = _size_of(name)
     if total_bytes is None:
         return find_gpu(name)
-    short = short_bytes(total_bytes)
+    short = " ".join(name.split())
     return replace(
         find_gpu(LIKE_A_SIZE),
         name=f"GPU of {short}",
@@ -160,8 +160,19 @@ def memory_of(text: str) -> int:
     return total_bytes
 
 
+#: Memory of a slice of an A100 or H100 (MIG), GiB by profile: the least that public logs print (nvidia-smi mig -lgip,
+#: torch, CUDA.jl), and where none was found as many eighths as NVIDIA's MIG user guide gives the profile.
+_MIG_GIB = {
+    "1g.5gb": 4.75, "2g.10gb": 9.5, "3g.20gb": 19.0, "4g.20gb": 19.0,
+    "1g.10gb": 9.62, "1g.20gb": 19.5, "2g.20gb": 19.5, "3g.40gb": 39.25, "4g.40gb": 39.25,
+}  # fmt: skip
+
+
 def _size_of(name: str) -> int | None:
-    """Bytes, where ``name`` is an amount of memory."""
+    """Bytes, where ``name`` is an amount of memory, or a profile of MIG: ``MIG 3g.40gb``."""
+    profile = name.strip().lower().removeprefix("mig").strip(" -")
+    if profile in _MIG_GIB:
+        return round(_MIG_GIB[profile] * GIB)
     with suppress(SpecError):
         return parse_bytes(name)
     return None
@@ -221,8 +232,8 @@ def _joins(text: str) -> Literal["all", "pairs", ""]:
 
 def _gpu_words(name: str) -> list[str]:
     """``NVIDIA A100-SXM4-80GB`` → a100, sxm4, 80gb; the maker's and the series' names tell no GPU from another."""
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    return [word for word in words if word not in ("nvidia", "amd", "geforce", "tesla", "instinct")]
+    words = [word.removeprefix("rtx") for word in re.findall(r"[a-z0-9]+", name.lower())]
+    return [word for word in words if word not in ("nvidia", "amd", "geforce", "tesla", "instinct", "")]
 
 
 def _known_words(gpu: Gpu) -> Iterator[list[str]]:

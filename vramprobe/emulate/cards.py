@@ -39,6 +39,7 @@ _SM_LIMITS = {
         blocks_per_sm=blocks,
     )
     for capability, per_sm, optin, threads, blocks in (
+        ((6, 0), 64, 48, 2048, 32),
         ((7, 0), 96, 96, 2048, 32),
         ((7, 5), 64, 64, 1024, 16),
         ((8, 0), 164, 163, 2048, 32),

@@ -10,6 +10,8 @@ from grids import exhaustive, grid
 from run_command import require_emulation
 from run_verb import Left, Verb
 
+from vramprobe.emulate.values import one_rank
+
 TRAINING = str(Path(__file__).with_name("ranks_training.py"))
 LAUNCHER = ["-m", "torch.distributed.run", "--nproc-per-node"]
 KINDS = ["fsdp2", "fsdp1", "ddp"]
@@ -66,6 +68,72 @@ def test_a_launchers_other_ranks_end_and_a_bound_card_splits_nothing(tmp_path: P
     left.check(0)
     assert list(phases(tmp_path / "one")) == [62]
     assert "rank 62 kept its own objects where rank 0 would have broadcast" in " ".join(left.out.split())
+
+
+_BEGUN = """
+import os, torch, torch.distributed as dist
+def begun(*args, **words):
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl", **words)
+    print("up", dist.get_rank(), os.environ["LOCAL_RANK"], flush=True)
+"""
+#: As Megatron asks its tensor-parallel rank 0 whether there is something to train on.
+_FLAGGED = """
+begun()
+flag = torch.tensor([dist.get_rank() % 2 == 0], device="cuda")
+dist.broadcast(flag, 0)
+total = flag.long()
+dist.all_reduce(total)
+print(total.item() + 1)
+own = torch.ones(1, device="cuda")
+dist.broadcast(own, dist.get_rank())
+assert own.item() == 1
+on_host = torch.zeros(1, dtype=torch.long)
+dist.broadcast(on_host, 0, group=dist.new_group(backend="gloo"))
+if flag.item():
+    raise AssertionError("rank 7 has no data of its own")
+if total.item(): pass
+"""
+
+
+def test_one_process_of_a_whole_launcher_runs_and_a_flag_of_another_rank_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_BEGUN + _FLAGGED)
+    left = alone(tmp_path / "one", 7, 8, *LAUNCHER, "8", str(script))
+    left.check(0)
+    assert [line for line in left.out.splitlines() if line.startswith("up")] == ["up 7 0"]
+    said, lines = " ".join(left.out.split()), script.read_text().splitlines()
+    at = {
+        part: 1 + next(n for n, line in enumerate(lines) if part in line) for part in ("(flag, 0)", "if flag", "if t")
+    }
+    assert f"{script.name}:{at['if flag']} reads what rank 0 would have broadcast at" in said
+    assert f"{script.name}:{at['(flag, 0)']}, and got this rank's own values instead" in said
+    assert f"{script.name}:{at['if t']} reads what all ranks would have added at" in said
+    assert said.count("would have added") == 1  # what no branch reads may differ as every rank's own does
+    assert said.count("would have broadcast") == 2  # the other lies on the host, where no read is seen
+    assert "a tensor of 1 values on the host kept this rank's own" in said
+
+
+def test_a_group_of_the_host_has_options_of_its_own_under_old_torches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.8 and older write a group's name and ranks into them, and their stand-in for gloo has none."""
+    monkeypatch.setattr("torch._C._distributed_c10d.FakeProcessGroup", type("Fake", (), {"__init__": lambda *_: None}))
+    group = one_rank._gloo(object)("store", 0, 2)
+    group.options.group_name = "1"
+    assert one_rank._gloo(object)("store", 0, 2).options.group_name == "1"
+
+
+def test_one_process_of_spawned_ranks_runs(tmp_path: Path) -> None:
+    """torch.multiprocessing.spawn tells a rank to its function alone; others have used CUDA before they say theirs."""
+    script = tmp_path / "script.py"
+    spawned = (
+        "def work(rank):\n    torch.zeros(1, device='cuda')\n    begun(rank=rank, world_size=3)\n"
+        "if __name__ == '__main__':\n    torch.multiprocessing.spawn(work, nprocs=3)\n"
+    )
+    script.write_text(_BEGUN + spawned)
+    left = alone(tmp_path / "one", 1, 3, str(script))
+    left.check(0)
+    assert [line for line in left.out.splitlines() if line.startswith("up")] == ["up 1 0"]
+    assert "ranks:" not in left.out
 
 
 def test_what_another_rank_alone_could_say_is_refused(tmp_path: Path) -> None:

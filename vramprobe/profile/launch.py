@@ -150,7 +150,8 @@ def _environment(
             "policy": dict(policy or {}),
         }
         path = os.pathsep.join([str(programs_folder(way.machine)), path])
-        yield way.environment | {"PATH": path} | (one_rank.environment(*alone, num_cards) if alone else {}), about
+        environment = way.environment | {"PATH": path}
+        yield one_rank.instead_of(environment, *alone, num_cards) if alone else environment, about
         events = read_events(way.machine)
         about["static_runtimes"] = sorted({Path(one.name).name for one in events if one.kind == "static_runtime"})
         about["libraries"] = library_remarks(events)

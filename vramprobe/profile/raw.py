@@ -202,6 +202,17 @@ class RawRank:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RawUncaught:
+    """An exception that ended a process; ``stack`` innermost first."""
+
+    pid: int
+    rank: int | None = None
+    time_ns: int
+    error: str  # its class and message
+    stack: tuple[tuple[str, int, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineLog:
     """What one process of an inference engine logged of its memory."""
 
@@ -218,6 +229,7 @@ class RawRun:
     warnings: tuple[str, ...] = ()
     replaced: tuple[Mapping[str, Any], ...] = ()  # by which kind (weights …) and what, of all processes
     engine_logs: Mapping[int, EngineLog] = field(default_factory=dict)  # by process
+    uncaught: tuple[RawUncaught, ...] = ()  # of all processes, torch or not, the first to fail first
 
 
 def read_run(folder: Path) -> RawRun:
@@ -236,7 +248,13 @@ def read_run(folder: Path) -> RawRun:
         warnings=tuple(warnings),
         replaced=_lines_of(folder / "replaced"),
         engine_logs=_engine_logs(_lines_of(folder / "engine")),
+        uncaught=_uncaught(folder / "uncaught"),
     )
+
+
+def _uncaught(path: Path) -> tuple[RawUncaught, ...]:
+    found = [_made(RawUncaught, one, str(path)) for one in _lines_of(path)]
+    return tuple(sorted(found, key=lambda one: one.time_ns))
 
 
 def _only_asked(rank: RawRank) -> bool:

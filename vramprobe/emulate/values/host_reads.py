@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import torch
 
-from . import counts
+from . import counts, one_rank
 from .known import ASSUMED, COMPUTED, MASKS, STATES, UNCOMPUTED
 from .memory import alias, itemsize
 from .operators import COPIES
-from .reads import Reads
+from .reads import Reads, here
 from .results import FAKE
 
 
@@ -50,6 +50,8 @@ class HostReads:
         """The host is about to read ``tensor``: note it unless all of it was computed; small ones get the policy's
         contents."""
         state = self.known.state(tensor) if tensor.numel() else COMPUTED
+        if tensor.numel() and (absent := self.known.said_of_absent(tensor)) is not None:
+            one_rank.note_read(*absent, here(2))
         if state == COMPUTED:
             return COMPUTED
         self.reads.note(

@@ -26,6 +26,7 @@ class Known:
     def __init__(self, driver, policy, device_type):
         self.driver, self.policy, self.device_type = driver, policy, device_type
         self.assumed = Intervals()
+        self.absent, self._absent_said = Intervals(), {}  # small tensors of ranks that do not run (one_rank.py)
         self.limits = {}  # by dtype: bytes of an element, and of the largest tensor that is computed
         self.random = torch.Generator(device="cpu").manual_seed(policy.seed)
         self.on_device = attrgetter(f"is_{device_type}")
@@ -75,6 +76,9 @@ class Known:
 
     def mark(self, tensor, state):
         """Every byte of the tensor has this state from here on."""
+        if len(self.absent):
+            address, num_bytes = span(tensor)
+            self.absent.discard(address, address + num_bytes)
         if state == UNCOMPUTED and tensor.is_contiguous():
             self.mark_uncomputed(tensor.data_ptr(), tensor.numel() * itemsize(tensor.dtype))
             return
@@ -89,6 +93,23 @@ class Known:
                 continue
             self.driver.mark_computed(address, num_bytes)  # for the driver an assumed value is one to hand out as it is
             (self.assumed.add if state == ASSUMED else self.assumed.discard)(address, address + num_bytes)
+
+    def hold_as_absent(self, tensor, said, *, is_assumed):
+        """The tensor would hold another rank's values, which ``said`` names."""
+        if is_assumed:
+            self.mark(tensor, ASSUMED)
+        address, num_bytes = span(tensor)
+        self.absent.add(address, address + num_bytes)
+        self._absent_said[address] = (said, is_assumed)
+
+    def said_of_absent(self, tensor):
+        """The same (words, is_assumed) of a tensor over that memory, or None."""
+        if not len(self.absent):
+            return None
+        address, num_bytes = span(tensor)
+        if not self.absent.overlaps(address, address + num_bytes):
+            return None
+        return self._absent_said[max(start for start in self._absent_said if start < address + num_bytes)]
 
     def fill(self, tensor, name=""):
         """Give a small tensor of the card what the policy says of values that nobody computed."""

@@ -25,6 +25,12 @@ class Journal:
         """Nothing more is written, by this process or those that it forks."""
         self._is_closed = True
 
+    def discard(self):
+        """The same, and what was written is none of the run's."""
+        self.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path(".jsonl"))
+
     def write(self, line, **fields):
         """One line of this kind, at once and whole, or nothing."""
         if self._is_closed:

@@ -15,6 +15,7 @@ from vramprobe_values.imports import when_imported
 
 from . import engine_log, settle
 from .journal import FOLDER_VARIABLE, Journal, complain
+from .uncaught import note_uncaught
 
 _is_installed, _after_steps, _own_batches = False, None, None
 _watches = []  # this process's own, once it has used CUDA
@@ -26,6 +27,7 @@ def install():
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder and not _is_installed:
         _is_installed = True
+        note_uncaught(folder)
         world = one_rank.settle()
         if world is not None:
             when_imported("torch", lambda torch: one_rank.install(torch, *world))
@@ -71,7 +73,9 @@ def _watch(folder, asked):
     try:
         from .watch import Watch
 
-        watch = Watch(Journal(folder), asked, _after_steps, _own_batches)
+        journal = Journal(folder)
+        watch = Watch(journal, asked, _after_steps, _own_batches)
+        one_rank.on_leave.append(journal.discard)
     except Exception as error:
         complain(error)
         return

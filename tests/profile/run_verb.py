@@ -41,7 +41,9 @@ class Left:
     @property
     def result(self) -> str:
         """The profile's lines on stdout; empty where there are none."""
-        return next((word for word in ("measured on", "emulated NVIDIA", "emulated on no GPU") if word in self.out), "")
+        return next(
+            (word for word in ("measured on", "emulated NVIDIA", ": no process used it") if word in self.out), ""
+        )
 
 
 class Verb:

@@ -26,6 +26,7 @@ AT_PEAK = {
     "other_bytes": BATCH + WORKSPACE,
     "engine_weights_bytes": 0,
     "kv_cache_bytes": 0,
+    "master_weights_bytes": 0,
 }
 
 

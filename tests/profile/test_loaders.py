@@ -162,7 +162,7 @@ def test_a_rank_whose_steps_grow_ends_with_the_others(num_ranks: int, monkeypatc
     else:
         with pytest.raises(SystemExit):
             ended(3)
-        assert run.said == ["no two steps were alike to the byte in 3", "stopped"]
+        assert run.said == ["stopped"]
 
 
 class Rows(torch.utils.data.Dataset):

@@ -23,6 +23,7 @@ from test_analyse import analysed, ran_out
 from vramprobe import api
 from vramprobe.check import check
 from vramprobe.cli import display_profile
+from vramprobe.cli.diff import Limits
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.profile import diff, timeline
 from vramprobe.profile.analyse import analyse
@@ -179,15 +180,62 @@ def test_every_end_is_shown(
         assert one in text
 
 
-def test_rank_0_the_highest_and_the_spread_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scripts = [training(100 + rank, rank=rank, extra_bytes=rank * 2**20) for rank in range(3)]
-    text = "\n".join(shown(record_of(tmp_path, *scripts), capsys))
-    assert "3 ranks:" in text
-    assert "rank 0: 16.15 MiB allocated" in text
-    assert "rank 2, the highest: 18.15 MiB allocated" in text
-    assert "rank 1" not in text
-    assert "spread: 2.00 MiB" in text
-    assert "peak of rank 2 18.15 MiB" in text
+def test_each_group_of_equal_ranks_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scripts = [training(100 + rank, rank=rank, extra_bytes=(rank % 5 == 2) * 2**20) for rank in range(8)]
+    scripts.append(Script(108, rank=8))
+    text = " ".join(" ".join(shown(record_of(tmp_path, *scripts), capsys)).split())
+    assert "9 ranks: ranks 0, 1, 3 to 6: 16.15 MiB allocated" in text
+    assert "ranks 2, 7, the highest: 17.15 MiB allocated" in text
+    assert "rank 8: no memory seen spread: 1.00 MiB" in text
+    assert "peak of rank 2 17.15 MiB" in text
+
+
+def test_steps_that_differ_by_little_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0.5 % of 16 MiB; what differs is said from there on."""
+    script = training(num_steps=4)
+    of_last = [line for line in script.lines if line.get("name") == "backward" and line["step"] == 4]
+    for more, said in (
+        (0, "4 steps; their peaks are equal"),
+        (2**16, "4 steps; their peaks differ by 0.39%"),
+        (2**18, "steps differ (peaks from 16.15 MiB to 16.46 MiB): steps 3 and 4 allocate the same and free it at"),
+    ):
+        of_last[0]["allocated_peak_bytes"] += more
+        of_last[0]["allocated_end_bytes"] += 1
+        record = record_of(tmp_path / str(more), script, stopped=True)
+        assert said in " ".join(" ".join(shown(record, capsys)).split())
+        assert record.may_grow(record.ranks[0]) == (more == 2**18)
+
+
+def test_what_differs_between_steps_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*lengths: int, evaluates: bool = False, **launcher: object) -> str | None:
+        script, folder = of_lengths(*lengths), tmp_path / "_".join(map(str, (*lengths, evaluates)))
+        if evaluates:
+            script.lines[-3]["name"] = "evaluation"
+        return record_of(folder, script, stopped=True).ranks[0].step_peaks.what
+
+    assert said(9, 2, 5, 3) == "steps 2 and 3 make as many allocations of other sizes: their batches have other shapes"
+    assert said(9, 5, 2, 2) == "step 2 is the last that allocates for a first use; the steps after it are alike"
+    assert said(9, 2, 2, 5, evaluates=True) == "step 4 has evaluation in it, step 3 has not"
+    assert said(9, 2, 2) is None
+
+
+def test_a_run_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Megatron's that only evaluates; it is no result for a limit."""
+    script = Script()
+    with script.phase("load"):
+        script.alloc(0x1000000, 2**20)
+    with script.phase("evaluation"):
+        script.alloc(0x2000000, 2**20)
+    record = record_of(tmp_path, script)
+    text = " ".join(" ".join(shown(record, capsys)).split())
+    assert "no training step was seen: it was seen in load, evaluation" in text
+    assert Limits("1GiB", None, None).exceeded_by(record, None)
+    assert "no training step was seen" in capsys.readouterr().err
+    trained = record_of(tmp_path / "trained", training())
+    assert not Limits("1GiB", None, None).exceeded_by(trained, None)
+    (tmp_path / "nothing").mkdir()
+    nothing = analysed(tmp_path / "nothing")
+    assert "emulated RTX-4090: no process used it" in " ".join(shown(nothing, capsys))
 
 
 def test_what_was_replaced_is_shown_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

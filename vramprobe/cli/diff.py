@@ -98,7 +98,11 @@ class Limits:
         difference, exceeded = self.compared(record), []
         said, limit_bytes = self._allocated
         highest = max((rank.peak.allocated_bytes for rank in record.ranks if rank.peak), default=0)
-        if limit_bytes is not None and highest > limit_bytes:
+        if limit_bytes is not None and record.lacks_a_step:
+            exceeded.append(
+                f"--max-allocated {said}: no training step was seen, so what training allocates is not known"
+            )
+        elif limit_bytes is not None and highest > limit_bytes:
             exceeded.append(
                 f"--max-allocated {said}: {highest:,} bytes were allocated, {highest - limit_bytes:,} too many"
             )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
 
 _NUM_PLACES = 10
-_RARE = ("batch", "engine_weights", "kv_cache")
+_RARE = ("batch", "engine_weights", "kv_cache", "master_weights")
 
 
 def print_profile(record: ProfileRecord) -> None:
@@ -59,6 +59,8 @@ def print_profile(record: ProfileRecord) -> None:
         _print_ranks(console, record)
     if shown is not None:
         _print_rank(console, record, shown)
+    if record.lacks_a_step and record.outcome.kind != "oom":
+        _print_no_step(console, record)
     if record.emulation is not None and (record.emulation.num_reads is not None or record.emulation.verification):
         console.print()
         print_values(console, record.emulation)
@@ -104,6 +106,8 @@ def print_difference(difference: Difference) -> None:
 
 def _where(record: ProfileRecord) -> str:
     environment, word = record.environment, word_for(record.instrument)
+    if not record.ranks and record.instrument == "emulated":
+        return f"emulated {escape(environment.device_name or 'GPU')}: no process used it"
     how = f"{escape(environment.device_said)}: real CUDA software on a stub driver" if record.emulation else ""
     versions = f"torch {environment.torch}" if environment.torch else ""
     return ", ".join(filter(None, [how or f"{word} on {escape(environment.device_said)}", versions]))
@@ -118,7 +122,14 @@ def _print_outcome(console: Console, outcome: ProfileOutcome, num_steps: int) ->
             _print_oom(console, outcome)
         case "error":
             how = f"killed by signal {outcome.signal}" if outcome.signal else f"exit status {outcome.exit_status}"
-            console.print(f"[red]error[/]: the command ended with {how}; its last lines:")
+            if outcome.exception is None:
+                console.print(f"[red]error[/]: the command ended with {how}; its last lines:")
+            else:
+                who = "" if outcome.rank is None else f"rank {outcome.rank}: "
+                at = f", at {outcome.line} {outcome.function}" if outcome.line else ""
+                console.print(f"[red]error[/]: the command ended with {how}; the exception that came first:")
+                _print_lines(console, [f"{who}{outcome.exception}{at}"])
+                console.print("its last lines:")
             _print_lines(console, outcome.last_lines[-_NUM_PLACES:])
         case "interrupted":
             console.print("[yellow]interrupted[/]: shown is what was seen until then")
@@ -154,23 +165,44 @@ def _rank_shown(record: ProfileRecord) -> RankProfile | None:
 
 
 def _print_ranks(console: Console, record: ProfileRecord) -> None:
-    """Rank 0, the highest rank and the spread."""
-    first, top = record.ranks[0], record.highest_rank
+    """A line for each group of ranks with the same peak, and the spread."""
+    groups: dict[str, list[RankProfile]] = {}
+    for rank in record.ranks:
+        groups.setdefault(_peak_said(rank), []).append(rank)
     console.print(f"\n{len(record.ranks)} ranks:")
-    for rank in [first] if top is None or top is first else [first, top]:
-        peak = rank.peak
-        said = (
-            "no memory seen"
-            if peak is None
-            else (
-                f"{format_bytes(peak.allocated_bytes)} allocated, {format_bytes(peak.reserved_bytes)} reserved, "
-                f"in {_phase(peak)}"
-            )
-        )
-        highest = ", the highest" if rank is top else ""
-        _print_folded(console, "", f"  {rank_name(rank)}{highest}: {said}", 0, 4)
+    shown = list(groups.items())[:_NUM_PLACES]
+    for said, ranks in shown:
+        highest = ", the highest" if record.highest_rank in ranks and len(groups) > 1 else ""
+        _print_folded(console, "", f"  {_ranks_said(ranks)}{highest}: {said}", 0, 4)
+    if (more := len(groups) - len(shown)) > 0:
+        console.print(f"  and {more} more; --json lists all")
     if record.allocated_spread_bytes is not None:
         console.print(f"  spread: {format_bytes(record.allocated_spread_bytes)} between the lowest and the highest")
+
+
+def _peak_said(rank: RankProfile) -> str:
+    peak = rank.peak
+    if peak is None:
+        return "no memory seen"
+    return (
+        f"{format_bytes(peak.allocated_bytes)} allocated, {format_bytes(peak.reserved_bytes)} reserved, "
+        f"in {_phase(peak)}"
+    )
+
+
+def _ranks_said(ranks: Sequence[RankProfile]) -> str:
+    """``rank 0``, ``ranks 0 to 3, 6``; processes by their number."""
+    numbers = [rank.rank for rank in ranks]
+    if len(ranks) == 1 or None in numbers:
+        return ", ".join(map(rank_name, ranks))
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"ranks {', '.join(parts)}"
 
 
 def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> None:
@@ -191,7 +223,7 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
     if rank.num_alloc_retries:
         console.print(f"     {rank.num_alloc_retries} allocation retries: cached blocks were freed to make space")
     if not record.answers:
-        console.print(f"{rank.num_steps} {'step' if rank.num_steps == 1 else 'steps'}{_repeats(rank)}")
+        console.print(f"{rank.num_steps} {'step' if rank.num_steps == 1 else 'steps'}{escape(rank.repeats_said)}")
     if rank.at_peak is not None and rank.at_peak != getattr(record.outcome, "alive", None):  # that is shown already
         console.print(
             f"\nlive tensors at the peak ({_at(rank.at_peak_of)}), {format_bytes(rank.at_peak.total_bytes)} requested:"
@@ -215,12 +247,22 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
             _print_place(console, format_bytes(one.num_bytes), _blocks_said(one))
 
 
+def _print_no_step(console: Console, record: ProfileRecord) -> None:
+    """That there is no answer to what training needs, and what was seen instead."""
+    names = list(dict.fromkeys(one.name for rank in record.ranks for one in rank.phases))
+    seen = f"it was seen in {', '.join(names)}" if names else "it used no GPU"
+    console.print(
+        f"\n[red]no training step was seen[/]: {seen}. What is shown is not what training needs. A step is a backward "
+        "and an optimizer's step of torch.optim"
+    )
+
+
 def _print_steps_that_differ(console: Console, rank: RankProfile) -> None:
     """The steps seen are not the run's: what they need, and how to find what the run needs."""
     lowest, highest = map(format_bytes, (rank.step_peaks.lowest_bytes, rank.step_peaks.highest_bytes))
     console.print(
         f"[yellow]not the run's peak[/]: it is the largest of {rank.num_steps} steps seen, and steps differ (peaks "
-        f"from {lowest} to {highest}), as with batches of several lengths. A later step may need more: run all steps "
+        f"from {lowest} to {highest}): {escape(rank.step_peaks.what or '')}. A later step may need more: run all steps "
         "with --whole, or find the worst batch with vramprobe predict --lengths"
     )
 
@@ -243,12 +285,6 @@ def _device_said(record: ProfileRecord, peak: ProfilePeak) -> str:
 def _at(phase: str | None) -> str:
     """``backward of step 2`` as ``backward, step 2``."""
     return escape((phase or "").replace(" of step ", ", step "))
-
-
-def _repeats(rank: RankProfile) -> str:
-    if rank.repeats is None:
-        return ""
-    return "; the last two are byte-identical" if rank.repeats else "; the last two differ"
 
 
 def _known(parts: dict[str, int]) -> dict[str, int]:

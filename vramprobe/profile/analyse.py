@@ -169,7 +169,9 @@ def _started_at(launcher: Mapping[str, Any], first: RawRank | None) -> str:
 
 def _environment(launcher: Mapping[str, Any], first: RawRank | None) -> ProfileEnvironment:
     if first is None:
-        return ProfileEnvironment(versions={"vramprobe": launcher.get("vramprobe")})
+        return ProfileEnvironment(
+            device_name=launcher.get("emulate"), versions={"vramprobe": launcher.get("vramprobe")}
+        )
     process = first.process
     allocator = first.history.allocator if first.history else {}
     emulator = launcher.get("emulator") or {}
@@ -260,7 +262,19 @@ def _outcome(run: RawRun, seen: Sequence[ranks.Seen | None], warnings: list[str]
             return _oom(raw, history, launcher)
     if number in _BY_SOMEBODY or status == 130:
         return ProfileInterrupted(signal=number)
-    return ProfileError(exit_status=status, signal=number, last_lines=_tail(launcher))
+    return _error(run, status, number)
+
+
+def _error(run: RawRun, status: int | None, number: int | None) -> ProfileError:
+    """With the exception that came first: a launcher's own last lines are of what followed."""
+    launcher = run.launcher or {}
+    ended = ProfileError(exit_status=status, signal=number, last_lines=_tail(launcher))
+    if not run.uncaught:
+        return ended
+    first = run.uncaught[0]
+    place = Places((), [launcher["folder"]] if launcher.get("folder") else []).of_stack(first.stack)
+    said = {"rank": first.rank, "exception": first.error, "line": place.line, "function": place.function}
+    return ended.model_copy(update=said)
 
 
 def _caught(raw: RawRank, launcher: Mapping[str, Any]) -> list[str]:

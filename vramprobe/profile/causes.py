@@ -16,13 +16,14 @@ from vramprobe.profile.raw import RawHeld
 from vramprobe.records.profile import Live
 from vramprobe.simulate import history
 
-#: Those of a cell, and an inference engine's.
-CAUSES = (*history.CAUSES, "engine_weights", "kv_cache")
+#: Those of a cell, an inference engine's, and the copies of the weights that a framework's optimizer steps.
+CAUSES = (*history.CAUSES, "engine_weights", "kv_cache", "master_weights")
 _HELD = (
     "engine_weights",
     "kv_cache",
     "weights",
     "gradients",
+    "master_weights",
     "optimizer_state",
 )  # the engine's model runs forwards too
 _NONE = -1

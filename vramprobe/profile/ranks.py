@@ -17,7 +17,8 @@ from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.lifetimes import Lives, Span, lives_of, spans_of
 from vramprobe.profile.places import Place, Places, pattern
 from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
-from vramprobe.records.profile import BlocksAlike, Live, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile, StepPeaks
+from vramprobe.profile.steps_differ import repeats, step_peaks
+from vramprobe.records.profile import BlocksAlike, Live, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile
 from vramprobe.records.record import Moved
 from vramprobe.records.traffic import added_up, moved_since
 from vramprobe.units import MIB, format_bytes
@@ -110,7 +111,7 @@ def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks, cards: Seque
         peak=peak,
         num_steps=raw.num_steps,
         repeats=repeats(raw.phases, raw.num_steps),
-        step_peaks=step_peaks(raw.phases, raw.num_steps),
+        step_peaks=step_peaks(raw.phases, raw.num_steps, seen),
         at_peak=at_peak,
         at_peak_of=moment and said(moment.span.phase),
         largest=(alike or [])[:_NUM_LARGEST],
@@ -202,28 +203,6 @@ def peak_of(phases: Sequence[RawPhase]) -> ProfilePeak | None:
         reserved_bytes=_highest(one.reserved_peak_bytes for one in phases),
         device_bytes=_highest(size for one in phases for size in (one.device_used_bytes, one.device_peak_bytes)),
     )
-
-
-def repeats(phases: Sequence[RawPhase], num_steps: int) -> bool | None:
-    """Whether the last two whole steps, from the second on, have the same peaks and ends; None with fewer than two."""
-    if num_steps < 3:
-        return None
-    one, other = (
-        [(phase.name, phase.allocated_peak_bytes, phase.allocated_end_bytes) for phase in phases if phase.step == step]
-        for step in (num_steps - 1, num_steps)
-    )
-    return one == other
-
-
-def step_peaks(phases: Sequence[RawPhase], num_steps: int) -> StepPeaks | None:
-    """The lowest and the highest allocated peak of the whole steps, without the first, in which optimizers make their
-    state; None with fewer than two such steps."""
-    peaks = [
-        max(phase.allocated_peak_bytes for phase in own)
-        for step in range(2, num_steps + 1)
-        if (own := [phase for phase in phases if phase.step == step])
-    ]
-    return StepPeaks(lowest_bytes=min(peaks), highest_bytes=max(peaks)) if len(peaks) > 1 else None
 
 
 def fragmentation_bytes(phases: Sequence[RawPhase]) -> int | None:

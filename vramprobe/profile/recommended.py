@@ -103,7 +103,7 @@ def _require_a_step(run: RawRun, record: ProfileRecord) -> None:
             "(--emulate B300), or on several ranks that share the model"
         )
     if outcome.kind == "error":
-        last = f": {outcome.last_lines[-1]}" if outcome.last_lines else ""
+        last = f": {outcome.exception or outcome.last_lines[-1]}" if outcome.exception or outcome.last_lines else ""
         raise SpecError(f"the command ended with an error, so there is nothing to recommend{last}")
     raise SpecError("no step was counted: the command needs two optimizer steps on an emulated GPU, and no --no-speed")
 

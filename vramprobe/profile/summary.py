@@ -26,6 +26,7 @@ def markdown(record: ProfileRecord, difference: Difference | None = None, exceed
     lines = [f"### GPU memory of {_code(record.name)}", ""]
     lines += [f"- **{_ended(record)}**"] if record.outcome.kind != "ok" else []
     lines += [f"- **over the limit**: {escape(one)}" for one in exceeded]
+    lines += ["- **no training step was seen**: this is not what training needs"] if record.lacks_a_step else []
     lines += [""] if lines[2:] else []
     lines += [_where(record, rank), ""]
     if rank is None or rank.peak is None:
@@ -48,7 +49,8 @@ def _ended(record: ProfileRecord) -> str:
             return f"Out of memory in {outcome.phase or 'an unknown phase'}{asked}{at}"
         case "error":
             how = f"signal {outcome.signal}" if outcome.signal else f"exit status {outcome.exit_status}"
-            said = f": {escape(outcome.last_lines[-1])}" if outcome.last_lines else ""
+            said = outcome.exception or "".join(outcome.last_lines[-1:])
+            said = f": {escape(said)}" if said else ""
             return f"The command ended with {how}{said}"
         case kind:
             return f"The run is {kind}: below is what was seen until then"
@@ -60,8 +62,7 @@ def _where(record: ProfileRecord, rank: RankProfile | None) -> str:
     said = [f"{how}{escape(record.environment.device_said)}", f"torch {record.environment.torch or 'unknown'}"]
     said += [f"{len(record.ranks)} ranks, the highest shown"] if len(record.ranks) > 1 else []
     if rank is not None:
-        repeats = {True: "; the last two are byte-identical", False: "; the last two differ", None: ""}[rank.repeats]
-        said.append(f"{rank.num_steps} step{'' if rank.num_steps == 1 else 's'}{repeats}")
+        said.append(f"{rank.num_steps} step{'' if rank.num_steps == 1 else 's'}{escape(rank.repeats_said)}")
     return ", ".join(said)
 
 

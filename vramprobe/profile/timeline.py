@@ -22,10 +22,9 @@ from vramprobe.report import timeline_file
 from vramprobe.report.timeline import Subject, Timeline, timeline_over
 from vramprobe.units import word_for
 
-#: The position of each cause of a profile in those of a cell, which know no engine.
-_OF_A_CELL = np.array(
-    [CELL_CAUSES.index({"engine_weights": "weights", "kv_cache": "other"}.get(cause, cause)) for cause in CAUSES]
-)
+#: The position of each cause of a profile in those of a cell, which know no engine and no masters.
+_CELLS_NAME = {"engine_weights": "weights", "kv_cache": "other", "master_weights": "optimizer_state"}
+_OF_A_CELL = np.array([CELL_CAUSES.index(_CELLS_NAME.get(cause, cause)) for cause in CAUSES])
 
 
 def write(folder: Path, record: ProfileRecord, path: str | Path) -> None:

@@ -21,6 +21,7 @@ from vramprobe.records.step_time import CardTime, StepTime
 
 #: Raise it when a field changes its meaning or goes, and keep reading the old one.
 FORMAT = 1
+_MATTERS = 0.005  # as a share, of a peak that differs from step to step
 
 
 class _Frozen(BaseModel):
@@ -32,6 +33,7 @@ class Live(Composition):
 
     engine_weights_bytes: Amount = 0  # those of an inference engine within the process
     kv_cache_bytes: Amount = 0
+    master_weights_bytes: Amount = 0  # copies of the weights that an optimizer steps in their place
 
 
 class RolloutStage(_Frozen):
@@ -95,6 +97,12 @@ class StepPeaks(_Frozen):
 
     lowest_bytes: Amount
     highest_bytes: Amount
+    what: str | None = None  # differs between the two steps, where it matters
+
+    @property
+    def differ(self) -> bool:
+        """Whether a reader cares: by more than 0.5 %."""
+        return self.highest_bytes - self.lowest_bytes > _MATTERS * self.highest_bytes
 
 
 class LineGrowth(_Frozen):
@@ -158,6 +166,19 @@ class RankProfile(_Frozen):
     growth: MemoryGrowth | None = None  # null where steps leave nothing behind, and without their history
     traffic: list[Moved] | None = None  # of the last whole step; null where nobody counts, as on real GPUs
 
+    @property
+    def repeats_said(self) -> str:
+        """What the steps have in common, to follow their number: ``; the last two are byte-identical``."""
+        peaks = self.step_peaks
+        if self.repeats is None or peaks is None:
+            return ""
+        if self.repeats:
+            return "; the last two are byte-identical"
+        if peaks.differ:
+            return f"; their peaks differ: {peaks.what}"
+        share = (peaks.highest_bytes - peaks.lowest_bytes) / peaks.highest_bytes
+        return f"; their peaks differ by {share:.2%}" if share else "; their peaks are equal"
+
 
 class HostPhase(_Frozen):
     """What the ranks hold of the host's memory in one phase: CPU tensors and pinned memory."""
@@ -215,6 +236,10 @@ class ProfileError(_Frozen):
     kind: Literal["error"] = "error"
     exit_status: int | None = None
     signal: int | None = None
+    rank: int | None = None  # whose exception came first, where it has one
+    exception: str | None = None  # the first that nobody caught, of all processes: class and message
+    line: str | None = None  # that raised it
+    function: str | None = None
     last_lines: list[str] = []
 
 
@@ -326,12 +351,17 @@ class ProfileRecord(_Frozen):
         seen = [one for one in self.ranks if one.peak is not None]
         return max(seen, key=lambda one: one.peak.allocated_bytes, default=None)
 
+    @property
+    def lacks_a_step(self) -> bool:
+        """Whether no process took a training step, of a program that is no server and no engine."""
+        return not self.answers and self.engine is None and not any(rank.num_steps for rank in self.ranks)
+
     def may_grow(self, rank: RankProfile) -> bool:
-        """Whether the run was stopped by --steps while the rank's steps still differed: a later one may need more."""
+        """Whether the run was stopped by --steps while the rank's steps still differed by what matters: a later one may
+        need more."""
         if rank.batches is not None and rank.batches.is_complete and rank.batches.fits is not None:
             return False
-        peaks = rank.step_peaks
-        differ = rank.repeats is False and peaks is not None and peaks.lowest_bytes < peaks.highest_bytes
+        differ = rank.repeats is False and rank.step_peaks is not None and rank.step_peaks.differ
         return differ and self.outcome.kind == "ok" and self.outcome.stopped
 
     def to_json_line(self) -> str:

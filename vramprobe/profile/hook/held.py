@@ -1,4 +1,5 @@
-"""The tensors whose cause is known: a module's weights, their gradients, an optimizer's state; storages by address.
+"""The tensors whose cause is known: a module's weights, their gradients, an optimizer's masters and state; storages by
+address.
 
 In: live modules and optimizers. Out: ``{"cause", "time_ns", "storages": {address: bytes}, "names": {address: name}}``.
 As workload/storages.py does for the models that this package builds; here they are anybody's, so a tensor may be a
@@ -15,6 +16,7 @@ import torch
 _BESIDE_A_PARAMETER, _BESIDE_A_MODULE = ("quant_state", "CB", "SCB"), ("state",)
 _ENGINES = ("vllm.", "sglang.")  # their models are known as such (engine.py)
 _QUANTISED = ("Params4bit", "Int8Params")
+_SHARD = "ds_tensor"  # ZeRO-3 keeps a parameter's shard in this attribute of it
 
 
 def weights(module):
@@ -43,17 +45,47 @@ def other_models(known):
 
 
 def gradients(modules, optimizers):
-    """Every ``.grad`` alive now, of the modules' and the optimizers' parameters."""
+    """Every gradient alive now, of the modules' and the optimizers' parameters: ``.grad``, and what frameworks keep
+    under a name of their own, as Megatron's ``main_grad``; a flat buffer that they are views of is one storage."""
     parameters = [named for module in modules for named in module.named_parameters()]
-    parameters += [("", one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
-    return _holding("gradients", ((name, one.grad) for name, one in parameters if one.grad is not None))
+    parameters += [("", one) for one in _stepped(optimizers)]
+    return _holding("gradients", ((name, tensor) for name, one in parameters for tensor in _gradients_of(one)))
+
+
+def _gradients_of(parameter):
+    found = [parameter.grad, *(value for name, value in vars(parameter).items() if "grad" in name)]
+    return [one for one in found if isinstance(one, torch.Tensor)]
+
+
+def masters(optimizers):
+    """What the optimizers step and no module has: a copy of the weights in another dtype or shape. Where no module has
+    weights at all, as in a program without modules, these are the weights."""
+    of_modules = weights_of_all()["storages"]
+    stepped = _holding("master_weights", (("", one) for one in _stepped(optimizers)))
+    own = {address: size for address, size in stepped["storages"].items() if address not in of_modules}
+    beside = [value for one in optimizers for name, value in vars(one).items() if "master" in name]  # Apex's FusedAdam
+    beside += _states(optimizers, are_masters=True)
+    more = _holding("master_weights", (("", tensor) for tensor in _tensors_in(beside)))["storages"]
+    cause = "master_weights" if of_modules else "weights"
+    return stepped | {"cause": cause, "storages": own | more}
 
 
 def optimizer_state(optimizers):
     """Every tensor of the optimizers' states on a card."""
-    return _holding(
-        "optimizer_state", (("", tensor) for optimizer in optimizers for tensor in _tensors_in(dict(optimizer.state)))
-    )
+    states = list(_states(optimizers, are_masters=False))
+    return _holding("optimizer_state", (("", tensor) for tensor in _tensors_in(states)))
+
+
+def _states(optimizers, *, are_masters):
+    """The values of the optimizers' states that are named as masters, as Transformer Engine does; or the others."""
+    for optimizer in optimizers:
+        for one in dict(optimizer.state).values():
+            named = one.items() if isinstance(one, dict) else [("", one)]
+            yield from (value for name, value in named if ("master" in str(name)) == are_masters)
+
+
+def _stepped(optimizers):
+    return [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
 
 
 def named(cause, tensors):
@@ -107,6 +139,8 @@ def _weights_of_part(part):
 
 def _beside(path, part):
     for name, parameter in part.named_parameters(recurse=False):
+        if (shard := getattr(parameter, _SHARD, None)) is not None:
+            yield f"{path}.{name}", shard
         if type(parameter).__name__ in _QUANTISED:
             beside = [getattr(parameter, one, None) for one in _BESIDE_A_PARAMETER]
             beside += [getattr(part, one, None) for one in _BESIDE_A_MODULE]

@@ -18,16 +18,16 @@ _MAX_FRAMES = 60
 
 
 class Marks:
-    """The hooks of one process. ``on_forward(module)``, ``on_backward_end()``, ``on_optimizer(optimizer)``: what is to
-    be looked at, when."""
+    """The hooks of one process. ``on_forward(module)``, ``on_backward_end()``, ``on_step_begin(optimizer)``,
+    ``on_optimizer(optimizer)`` (has stepped): what is to be looked at, when."""
 
     def __reduce__(self):
         """An empty Marks: torch's ahead-of-time compile pickles all global module hooks with a module's guards."""
         return object.__new__, (Marks,)
 
-    def __init__(self, phases, on_forward, on_backward_end, on_optimizer):
-        self._phases, self._on_forward = phases, on_forward
-        self._on_backward_end, self._on_optimizer = on_backward_end, on_optimizer
+    def __init__(self, phases, on_forward, on_backward_end, on_step_begin, on_optimizer):
+        self._phases, self._on_forward, self._on_backward_end = phases, on_forward, on_backward_end
+        self._on_step_begin, self._on_optimizer = on_step_begin, on_optimizer
         self._depth = {"forward": 0, "backward": 0, "zero_grad": 0}
         self._has_closure = False  # within an optimizer's step that computes the loss itself
         self._roots = set()
@@ -125,6 +125,7 @@ class Marks:
 
     def _before_step(self, optimizer, args, kwargs):
         self.optimizers[id(optimizer)] = optimizer
+        self._on_step_begin(optimizer)
         if self._depth["backward"]:
             return
         if kwargs.get("closure") is None and (len(args) < 2 or args[1] is None):

@@ -40,8 +40,6 @@ class Stop:
         may_wait = not self._watch.phases.repeats() and self._watch.place_among_ranks[1] == 1
         if step < self._steps or (may_wait and step < _PATIENCE * self._steps):
             return
-        if not self._watch.phases.repeats() and self._steps > 1:
-            self._watch.line("warning", message=f"no two steps were alike to the byte in {step}")
         if self._verification is not None:
             self._verification.begin()
         elif self._batches is None or not self._batches.begin(self._watch, step):

@@ -64,7 +64,10 @@ class Watch:
         self._trace = Trace(asked["trace"], asked["trace_step"], lambda said: self.line("warning", message=said))
         journal.write("process", **_process(self._values is not None))
         torch._C._cuda_attach_out_of_memory_observer(self.note_oom)
-        self._marks = Marks(self.phases, self._forward, self._backward_ended, self._optimizer_stepped)
+        self._stepped = set()  # optimizers whose masters are known, by id
+        self._marks = Marks(
+            self.phases, self._forward, self._backward_ended, self._optimizer_steps, self._optimizer_stepped
+        )
         self.phases.on_step.append(self._trace.step_ended)
         self.phases.on_step.append(self._look_for_copies)
         self.phases.on_step.append(self._look_for_growth)
@@ -193,6 +196,14 @@ class Watch:
     def _backward_ended(self):
         if self._trace.is_on():
             self._trace.hold(held.gradients(self._modules.values(), self._marks.optimizers.values()))
+
+    def _optimizer_steps(self, optimizer):
+        """A framework's gradients may stand in an optimizer's parameters from now on alone."""
+        if self._trace.is_on():
+            self._trace.hold(held.gradients((), [optimizer]))
+            if id(optimizer) not in self._stepped:
+                self._stepped.add(id(optimizer))
+                self._trace.hold(held.masters([optimizer]))
 
     def _optimizer_stepped(self, optimizer):
         if self._trace.is_on():

@@ -38,9 +38,14 @@ def place_of(filename):
 
 @functools.lru_cache(maxsize=4096)
 def _branches_at(code, offset):
-    """Whether the bytecode instruction at ``offset`` of ``code`` takes a value's truth: ``if tensor``, ``not``,
-    ``and``, ``while``."""
-    return any(at.offset == offset and at.opname.startswith(BRANCHES) for at in dis.get_instructions(code))
+    """Whether the bytecode instruction at ``offset`` of ``code`` takes a value's truth, ``if tensor``, ``not``,
+    ``and``, ``while``, or the next one does of its result: ``if tensor.item()``."""
+    at = list(dis.get_instructions(code))
+    pairs = zip(at, [*at[1:], at[-1]], strict=True)
+    return any(
+        one.offset == offset and (one.opname.startswith(BRANCHES) or two.opname.startswith(BRANCHES))
+        for one, two in pairs
+    )
 
 
 def here(depth=2):

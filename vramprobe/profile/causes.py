@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vramprobe.log.log import CAUSES as CELL_CAUSES
 from vramprobe.profile.lifetimes import Lives, Span
 from vramprobe.profile.raw import RawHeld
 from vramprobe.records.profile import Live
-from vramprobe.simulate import history
 
 #: Those of a cell, an inference engine's, and the copies of the weights that a framework's optimizer steps.
-CAUSES = (*history.CAUSES, "engine_weights", "kv_cache", "master_weights")
+CAUSES = (*CELL_CAUSES, "engine_weights", "kv_cache", "master_weights")
 _HELD = (
     "engine_weights",
     "kv_cache",

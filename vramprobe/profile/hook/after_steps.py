@@ -8,6 +8,7 @@ goes on to its end. Evaluation takes the longest rows, a few batches of them.
 
 import functools
 import os
+import sys
 import threading
 
 from vramprobe_values.imports import when_imported
@@ -83,6 +84,14 @@ class AfterSteps:
     def _loop_ends(self):
         for watch in self._watches[-1:]:
             watch.phases.training_ended()
+        sys.excepthook = functools.partial(self._raised, sys.excepthook)
+
+    def _raised(self, excepthook, kind, error, traceback):
+        """A loop that takes its batches by ``next`` alone, as Megatron's, does not catch the end of its data."""
+        if issubclass(kind, StopIteration):
+            self._remark("its loop takes batches by next() and was ended with its data; what follows it is unseen")
+            self._watches[-1].leave()
+        excepthook(kind, error, traceback)
 
     def _endless(self, times):
         self._remark(

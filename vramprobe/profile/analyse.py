@@ -36,6 +36,7 @@ from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
 from vramprobe.profile.rollout_beside import stages_beside
 from vramprobe.profile.served import served_here
 from vramprobe.profile.step_time import step_time
+from vramprobe.profile.steps_differ import repeats, step_peaks
 from vramprobe.recommend.prices import chosen, shipped_offers
 from vramprobe.records.engine import Answer, EngineMemory
 from vramprobe.records.profile import (
@@ -96,6 +97,8 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
         more = {
             "rollout": rollout.stages(raw, seen),
             "batches": batches_and_creep(raw, seen, context_bytes, replay_steps, len(run.ranks)),
+            "repeats": repeats(raw.phases, raw.num_steps),
+            "step_peaks": step_peaks(raw.phases, raw.num_steps, seen),
             "growth": growth_of(raw, seen, context_bytes, homes),
             "engine": workers.get(raw.process.pid),
         }

@@ -17,7 +17,6 @@ from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.lifetimes import Lives, Span, lives_of, spans_of
 from vramprobe.profile.places import Place, Places, pattern
 from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
-from vramprobe.profile.steps_differ import repeats, step_peaks
 from vramprobe.records.profile import BlocksAlike, Live, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile
 from vramprobe.records.record import Moved
 from vramprobe.records.traffic import added_up, moved_since
@@ -86,7 +85,7 @@ def homes_of(process: RawProcess, folder: str | None) -> list[str]:
 
 
 def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks, cards: Sequence[CardSeen] = ()) -> RankProfile:
-    """Everything that is known of one process, and of its card from outside."""
+    """What is known of one process, and of its card from outside; analyse.py adds what other modules know."""
     peak = peak_of(raw.phases)
     card = next((one for one in cards if _is_called(raw.device_uuid, one.uuid)), None)
     if peak is not None and card is not None:
@@ -110,8 +109,6 @@ def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks, cards: Seque
         run_phases=run_phases(raw.phases),
         peak=peak,
         num_steps=raw.num_steps,
-        repeats=repeats(raw.phases, raw.num_steps),
-        step_peaks=step_peaks(raw.phases, raw.num_steps, seen),
         at_peak=at_peak,
         at_peak_of=moment and said(moment.span.phase),
         largest=(alike or [])[:_NUM_LARGEST],

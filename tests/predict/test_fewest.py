@@ -8,7 +8,9 @@ from grids import exhaustive
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
+from vramprobe.predict.verdict import verdict
 
 #: The kinds that divide what a rank holds.
 DIVIDING = ("zero1", "zero2", "zero3", "fsdp", "fsdp-shard-grad-op")
@@ -72,6 +74,26 @@ def test_the_command_line_says_what_fits_and_what_was_left_out() -> None:
     assert shown.returncode == 0, shown.stderr
     title, heading, *rows = shown.stdout.splitlines()
     assert title == "fewest GeForce RTX 4090 by arithmetic, per rank or card, not measured:"
-    assert heading.split() == ["sharding", "fits", "tight", "each", "up", "to", "of", "on", "a", "host"]
+    assert heading.split() == ["sharding", "fits", "tight", "on", "each", "up", "to", "of", "on", "a", "host"]
     assert [row.split()[0] for row in rows[:3]] == ["zero3", "fsdp", "fsdp-shard-grad-op"]
     assert "note: without zero1, zero2: offload params: DeepSpeed keeps parameters" in " ".join(rows[3:])
+
+
+def test_what_each_holds_is_of_the_number_that_is_shown() -> None:
+    """Of the fewest that fit, else of those on which it is tight; where none are, of one machine, never of 4,096."""
+    words = FULL | {"gpu": "RTX-4090"}
+    shown = set()
+    for one in api.min_gpus_by_sharding(**words).answers:
+        at = one.num_gpus or one.tight_num_gpus
+        assert one.verdict_num_gpus == (at or 8)
+        shown.add("fits" if one.num_gpus else "tight" if at else "none")
+        if at and at > 1 and one.sharding != "device-map":
+            cell = {name: value for name, value in words.items() if name != "gpu"}
+            found = api.predict(gpu="RTX-4090", sharding=one.sharding, num_gpus=at, **cell)
+            assert one.verdict == verdict(found, find_gpu("RTX-4090"))
+    assert shown == {"fits", "none"}
+    heavy = FULL | {"model": "gpt-oss-20b", "seq_len": 16384, "attn": "eager"}
+    tight = api.min_gpus(gpu="B200", sharding="fsdp", **heavy)
+    assert (tight.num_gpus, tight.tight_num_gpus, tight.verdict_num_gpus) == (None, 16, 16)
+    assert tight.verdict.needed_bytes.value <= tight.verdict.usable_bytes
+    assert tight.verdict.verdict == "tight"

@@ -306,6 +306,8 @@ def test_a_rank_that_gets_along_with_less_is_tight() -> None:
     assert found.within is not None
     said = verdict(found, H100)
     assert said.verdict == "tight"
+    assert said.needed_bytes == found.peak_allocated_bytes
+    assert said.needed_bytes.value <= said.usable_bytes < found.reserved_bytes.value
     assert f"gives its cached blocks back {found.within.num_alloc_retries} times" in said.reason
     spec = resolve(device="cuda", num_gpus=8, sharding="fsdp", **words)
     assert num_alloc_retries(spec, H100, found.within.limit_bytes) == found.within.num_alloc_retries

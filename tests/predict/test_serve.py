@@ -172,3 +172,38 @@ def test_release_0_32_is_as_emulated_runs_logged_it(row: dict[str, str]) -> None
 def test_another_release_is_refused() -> None:
     with pytest.raises(SpecError, match=r"one of 0\.19, 0\.32"):
         serve(model="llama-3.1-8b", gpu="H100-SXM", vllm_release="0.25")
+
+
+@pytest.mark.parametrize(
+    ("model", "left_out"),
+    [
+        ("gpt-oss-120b", ("the experts' workspaces", "the padding of MXFP4 experts")),
+        ("qwen3-30b-a3b", ("the experts' workspaces",)),
+        ("qwen3-vl-8b", ("the vision tower's",)),
+    ],
+)
+def test_a_cache_that_is_only_bounded_from_above_never_fits(model: str, left_out: tuple[str, ...]) -> None:
+    """vLLM's logs of gpt-oss-120b on an H100 have 64.4 to 66.0 GiB of weights, and no cache at its defaults."""
+    found = serve(model=model, gpu="H200", max_model_len=4096)
+    assert found.verdict == "may fit"
+    assert [one.startswith(part) for one, part in zip(found.left_out, left_out, strict=True)] == [True] * len(left_out)
+    assert serve(model=model, gpu="T4", max_model_len=4096, quantization="none").verdict == "does not fit"
+    assert "may fit" in command("--serve", "--model", model, "--gpu", "H200", "--max-model-len", "4096").stdout
+
+
+def test_the_checkpoints_own_quantization_is_the_default(tmp_path: Path) -> None:
+    own = serve(model="gpt-oss-20b", gpu="H100-SXM")
+    assert own == serve(model="gpt-oss-20b", gpu="H100-SXM", quantization="mxfp4")
+    assert (own.quantization, serve(model="llama-3.1-8b", gpu="H100-SXM").quantization) == ("mxfp4", "none")
+    config = find_model("llama-3.2-1b").config
+    for method, said in (("awq", ""), ("compressed-tensors", "quantized by compressed-tensors, which is not counted")):
+        file = tmp_path / f"{method}.json"
+        file.write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))
+        if said:
+            with pytest.raises(SpecError, match=said):
+                serve(model=str(file), gpu="H100-SXM")
+        assert serve(model=str(file), gpu="H100-SXM", quantization="awq").quantization == "awq"
+
+
+def test_a_vision_language_models_longest_request_is_its_text_configs() -> None:
+    assert serve(model="qwen3-vl-8b", gpu="H100-SXM").max_model_len == 262_144

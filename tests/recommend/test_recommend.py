@@ -18,6 +18,7 @@ from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
 from vramprobe.recommend.options import Option
 from vramprobe.recommend.recipes import Kitchen
+from vramprobe.recommend.words import limits_of
 from vramprobe.spec import resolve
 from vramprobe.speed.measured import measured_speeds
 from vramprobe.speed.rates import shipped_speed
@@ -153,7 +154,10 @@ def test_a_deadline_that_nothing_meets_says_how_long_the_fastest_takes() -> None
 
 
 def test_over_budget_is_said() -> None:
-    assert "costs more than the budget of $0.10" in asked(budget=0.1, max_gpus=1).answers[0].doubt
+    found = asked(budget=0.1, max_gpus=1)
+    assert "costs more than the budget of $0.10" in found.answers[0].doubt
+    priced = [one for one in found.options if one.usd is not None]
+    assert {limits_of(one) for one in priced if one.fits} == {"too dear"}  # the answers' own rows, too
 
 
 def test_what_does_not_fit_says_how_much_it_lacks_and_what_would_help() -> None:

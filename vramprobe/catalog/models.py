@@ -42,6 +42,7 @@ class ModelEntry:
     n_embedding_params: int | None
     origin: Literal["catalog", "path", "hub"]
     dtype: str | None = None  # of the checkpoint's weights on the hub, in torch's word; null where no source tells it
+    quantization: str | None = None  # of the checkpoint, its config's quant_method; null: none
 
     @property
     def model_type(self) -> str:
@@ -84,7 +85,7 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelEntry:
         if file.name == _ADAPTER_CONFIG:
             return _base_of_adapter(file, name, trust_remote_code)
         config = _usable_config(file.read_text(encoding="utf-8"), f"{name} (hub)", trust_remote_code)
-        return ModelEntry(name=name, hf_id=name, config=config, n_params=None, n_embedding_params=None, origin="hub")
+        return _of_config(name, config, "hub", hf_id=name)
     raise _unknown(name, f"{_INSTEAD}, or a hub id such as org/name.")
 
 
@@ -170,11 +171,15 @@ def _slugs_by_name() -> dict[str, str]:
 
 def _catalog_entry(slug: str) -> ModelEntry:
     row = _model_rows()[slug]
+    # Parsed anew each time: a caller may change its dict, and must not change the next caller's.
+    config = json.loads(_config_text(slug))
+    quantization = _quantization(config)
+    config.pop("quantization_config", None)  # of the file: a catalog's architecture is what is built from it
     return ModelEntry(
         name=slug,
         hf_id=row["hf_id"],
-        # Parsed anew each time: a caller may change its dict, and must not change the next caller's.
-        config=json.loads(_config_text(slug)),
+        config=config,
+        quantization=quantization,
         n_params=int(row["n_params"]),
         n_embedding_params=int(row["n_embedding_params"]),
         origin="catalog",
@@ -183,10 +188,12 @@ def _catalog_entry(slug: str) -> ModelEntry:
 
 
 def _profiled_entry(model: ProfiledModel) -> ModelEntry:
+    config = json.loads(model.config.read_text(encoding="utf-8"))
     return ModelEntry(
         name=model.name,
         hf_id=model.hf_id,
-        config=json.loads(model.config.read_text(encoding="utf-8")),
+        config=config,
+        quantization=_quantization(config),
         n_params=None,
         n_embedding_params=None,
         origin="catalog",
@@ -209,7 +216,26 @@ def _path_entry(path: Path, trust_remote_code: bool) -> ModelEntry:
     config = _usable_config(text, str(file), trust_remote_code)
     # A checkpoint's config.json is named by its folder: that is what from_pretrained takes, and it reads better.
     name = os.path.abspath(file.parent if file.name == "config.json" else file)
-    return ModelEntry(name=name, hf_id=None, config=config, n_params=None, n_embedding_params=None, origin="path")
+    return _of_config(name, config, "path")
+
+
+def _of_config(
+    name: str, config: dict[str, Any], origin: Literal["path", "hub"], hf_id: str | None = None
+) -> ModelEntry:
+    return ModelEntry(
+        name=name,
+        hf_id=hf_id,
+        config=config,
+        n_params=None,
+        n_embedding_params=None,
+        origin=origin,
+        quantization=_quantization(config),
+    )
+
+
+def _quantization(config: dict[str, Any]) -> str | None:
+    said = config.get("quantization_config")
+    return said.get("quant_method") if isinstance(said, dict) else None
 
 
 def _base_of_adapter(file: Path, name: str, trust_remote_code: bool) -> ModelEntry:

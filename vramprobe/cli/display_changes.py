@@ -39,12 +39,15 @@ def _print_change(console: Console, one: Change) -> None:
     verdict = f"{one.verdict:<14}" if one.verdict is not None else ""
     head = f"  {verdict}{format_bytes(one.to_bytes):>11}  {format_bytes(one.saved_bytes):>11} less  "
     lines, room = [""], console.width - len(head)
-    for words in map(option_words, one.options, one.options.values()):
+    said = list(map(option_words, one.options, one.options.values()))
+    if one.tight_bytes is not None:
+        said.append(f"({format_bytes(one.tight_bytes)} allocated)")
+    for words in said:
         if lines[-1] and len(lines[-1]) + 1 + len(words) > room:
             lines.append("")
         lines[-1] += f" {words}" if lines[-1] else words
     if max(map(len, lines)) > room:
-        lines = ["", *(f"    {words}" for words in map(option_words, one.options, one.options.values()))]
+        lines = ["", *(f"    {words}" for words in said)]
         console.print(head.rstrip(), style=_STYLES[one.verdict])
         for line in lines[1:]:
             console.print(line, soft_wrap=True)

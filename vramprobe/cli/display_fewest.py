@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def print_min_gpus(found: Sequence[MinGpus], left_out: Mapping[str, Sequence[str]]) -> None:
-    """How many GPUs each kind of sharding needs, and what each of them, or of the most that were tried, holds then."""
+    """How many GPUs each kind of sharding needs, and what each of so many (``on``) holds."""
     from vramprobe.report.definition import Column, Table
     from vramprobe.report.formats.terminal import show
 
@@ -28,6 +28,7 @@ def print_min_gpus(found: Sequence[MinGpus], left_out: Mapping[str, Sequence[str
         Column("sharding", "sharding", lambda one: one.sharding),
         Column("num_gpus", "fits", lambda one: one.num_gpus or "none", is_number=True),
         Column("tight_num_gpus", "tight", lambda one: one.tight_num_gpus, is_number=True),
+        Column("verdict_num_gpus", "on", lambda one: one.verdict_num_gpus, is_number=True),
         Column("value", "each", lambda one: one.verdict.needed_bytes.value, format_bytes, is_number=True),
         Column("high", "up to", lambda one: one.verdict.needed_bytes.high, format_bytes, is_number=True),
         Column("usable_bytes", "of", lambda one: one.verdict.usable_bytes, format_bytes, is_number=True),

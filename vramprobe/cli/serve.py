@@ -23,7 +23,10 @@ SERVE_OPTIONS: dict[str, tuple[Any, str]] = {
     "max_num_seqs": (int, "Requests per engine step (default 1024 on GPUs of 70 GiB or more, else 256)."),
     "gpu_memory_utilization": (float, "Share of the GPU that the engine takes (default 0.9; vLLM 0.32: 0.92)."),
     "tensor_parallel_size": (int, "GPUs that divide each layer (default 1)."),
-    "quantization": (str, "none | fp8 | w8a8 | awq | gptq | bitsandbytes | mxfp4 (default none)."),
+    "quantization": (
+        str,
+        "none | fp8 | w8a8 | awq | gptq | bitsandbytes | mxfp4 (default: the checkpoint's own, or none).",
+    ),
     "kv_cache_dtype": (str, "auto | fp8 (default auto: the model's dtype)."),
     "enforce_eager": (bool, "No CUDA graphs."),
     "vllm_release": (str, "0.19 | 0.32: whose formulas (default 0.19, of published logs; GRPO: 0.32)."),
@@ -63,26 +66,36 @@ def _print(found: Served) -> None:
     print(f"{found.model} on {found.gpu}{several}, {found.engine}: predicted, not measured")
     print(
         f"max_model_len {found.max_model_len:,}, max_num_batched_tokens {found.max_num_batched_tokens:,}, max_num_seqs "
-        f"{found.max_num_seqs:,}, gpu_memory_utilization {found.gpu_memory_utilization:g}\n"
+        f"{found.max_num_seqs:,}, gpu_memory_utilization {found.gpu_memory_utilization:g}, quantization "
+        f"{found.quantization}\n"
     )
-    for what, num_bytes in (
-        ("requested", found.requested_bytes),
-        ("weights", found.weights_bytes),
-        *([("buffers", found.buffer_bytes)] if found.buffer_bytes else []),
-        ("activation peak", found.activation_bytes),
-        ("non-torch", found.non_torch_bytes),
-        ("KV cache", max(found.kv_cache_bytes, 0)),
+    at_least, at_most = (" at least", " at most") if found.left_out else ("", "")
+    for what, num_bytes, bound in (
+        ("requested", found.requested_bytes, ""),
+        ("weights", found.weights_bytes, at_least if found.quantization == "mxfp4" else ""),
+        *([("buffers", found.buffer_bytes, "")] if found.buffer_bytes else []),
+        ("activation peak", found.activation_bytes, at_least),
+        ("non-torch", found.non_torch_bytes, ""),
+        ("KV cache", max(found.kv_cache_bytes, 0), at_most),
     ):
-        print(f"  {what:<16} {format_bytes(num_bytes):>12}")
+        print(f"  {what:<16} {format_bytes(num_bytes):>12} {bound}".rstrip())
     if found.graph_bytes:
         place = "taken off the KV cache" if found.buffer_bytes else "outside the requested memory"
         print(f"  {'CUDA graphs':<16} {format_bytes(found.graph_bytes):>12}  {place}")
-    print(f"\nKV cache: {found.kv_cache_tokens:,} tokens, {found.kv_cache_blocks:,} blocks")
-    if found.verdict == "fits":
-        print(f"{requests_at_once(found.max_concurrency, found.max_model_len)} at once: fits")
+    print(f"\nKV cache:{at_most} {found.kv_cache_tokens:,} tokens, {found.kv_cache_blocks:,} blocks")
+    if found.verdict != "does not fit":
+        print(
+            f"{at_most.lstrip()} {requests_at_once(found.max_concurrency, found.max_model_len)} at once: ".lstrip(),
+            end="",
+        )
+        print(found.verdict)
     else:
         print(f"no request of {found.max_model_len:,} tokens fits, and vLLM refuses to start: does not fit")
     if found.longest_request_tokens:
-        print(f"longest request that fits: {found.longest_request_tokens:,} tokens")
+        print(
+            f"longest request that {'may fit' if found.left_out else 'fits'}: {found.longest_request_tokens:,} tokens"
+        )
+    if found.left_out:
+        print(f"not counted: {'; '.join(found.left_out)}")
     for note in found.notes:
         print(f"note: {note}")

@@ -34,6 +34,7 @@ class Change(BaseModel):
     from_bytes: int
     to_bytes: int
     saved_bytes: int
+    tight_bytes: int | None = None  # allocated, where only that fits and cached blocks go back
     verdict: Literal["fits", "tight", "does not fit"] | None
 
 
@@ -78,12 +79,16 @@ def what_would_save(
         except VramprobeError:
             return None  # what cannot be predicted is no advice
         to_bytes = _needed_bytes(other)
+        judged = verdict(other, gpu) if gpu else None
         return Change(
             options=options,
             from_bytes=needed,
             to_bytes=to_bytes,
             saved_bytes=needed - to_bytes,
-            verdict=verdict(other, gpu).verdict if gpu else None,
+            tight_bytes=judged.needed_bytes.value
+            if judged and judged.usable_bytes < to_bytes and judged.verdict == "tight"
+            else None,
+            verdict=judged.verdict if judged else None,
         )
 
     each = [one for options in found if (one := tried(options)) and _saves(one, needed)]

@@ -21,7 +21,7 @@ from vramprobe.predict.host_memory import of_machine_bytes
 from vramprobe.predict.predict import predict
 from vramprobe.predict.tensor_parallel import require_divided
 from vramprobe.predict.verdict import TIGHT_SHARE, Verdict, usable_bytes, verdict
-from vramprobe.rules.sharding import ONE_GROUP, SHARDINGS, cannot_offload, cannot_quantize, rules_of
+from vramprobe.rules.sharding import ONE_GROUP, SHARD_SIZE, SHARDINGS, cannot_offload, cannot_quantize, rules_of
 from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ MAX_CARDS = 16
 
 
 class MinGpus(BaseModel):
-    """The fewest GPUs on which each rank fits; null where not even the most do, and ``verdict`` is then theirs.
+    """The fewest GPUs on which each rank fits; null where not even the most do.
 
-    ``tight_num_gpus``: fewer, on which it is tight; null where there are none.
+    ``tight_num_gpus``: fewer, on which it is tight; null where there are none. ``verdict`` is of ``verdict_num_gpus``:
+    the fewest, else those on which it is tight, else those of one machine.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,6 +45,7 @@ class MinGpus(BaseModel):
     sharding: Sharding
     num_gpus: int | None
     tight_num_gpus: int | None = None
+    verdict_num_gpus: int
     verdict: Verdict  # of one rank, or of the fullest GPU of one process
     offload: str = "none"
     host_bytes: int | None = None  # tensors of all ranks of a machine in its memory, where something is offloaded
@@ -122,14 +124,15 @@ def _of_ranks(
             lambda num_gpus: judged(num_gpus, replays=replays, retries=replays).verdict != "does not fit", least
         )
         fewest = _first(lambda num_gpus: needed(num_gpus).verdict == "fits", tight or MAX_GPUS, _guess(needed, tight))
-    most = _on(spec, fewest or MAX_GPUS)
+    shown = _on(spec, fewest or tight or SHARD_SIZE)
     return MinGpus(
         sharding=spec.sharding,
         num_gpus=fewest,
         tight_num_gpus=None if tight == fewest else tight,
-        verdict=needed(most.num_gpus),
+        verdict_num_gpus=shown.num_gpus,
+        verdict=judged(shown.num_gpus, replays=replays, retries=replays and fewest is None),
         offload=spec.offload,
-        host_bytes=None if most.offload == "none" else of_machine_bytes(most),
+        host_bytes=None if shown.offload == "none" else of_machine_bytes(shown),
     )
 
 
@@ -182,7 +185,8 @@ def _of_parts(spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extr
         sharding=spec.sharding,
         num_gpus=fewest,
         tight_num_gpus=None if tight == fewest else tight,
-        verdict=judged(fewest or heads),
+        verdict_num_gpus=fewest or tight or heads,
+        verdict=judged(fewest or tight or heads),
     )
 
 
@@ -217,5 +221,6 @@ def _of_cards(spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extr
         sharding=spec.sharding,
         num_gpus=fewest,
         tight_num_gpus=None if tight == fewest else tight,
-        verdict=judged(fewest or last),
+        verdict_num_gpus=fewest or tight or last,
+        verdict=judged(fewest or tight or last),
     )

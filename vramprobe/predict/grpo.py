@@ -15,7 +15,7 @@ from vramprobe.kernels.chip import chip_like
 from vramprobe.predict.bisection import bisected
 from vramprobe.predict.prediction import Frozen
 from vramprobe.predict.questions import cell
-from vramprobe.predict.serve import Served, serve
+from vramprobe.predict.serve import GRAPHS, Served, serve
 from vramprobe.predict.verdict import TIGHT_SHARE, usable_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
@@ -62,7 +62,7 @@ class Grpo(Frozen):
     peak_stage: str
     peak_bytes: int
     usable_bytes: int
-    verdict: Literal["fits", "tight", "does not fit"]
+    verdict: Literal["fits", "tight", "may fit", "does not fit"]  # may fit: only because of what is left out
     reason: str
     largest_completion_length: int | None = None
     largest_num_generations: int | None = None
@@ -201,6 +201,7 @@ def _predicted(asked: _Asked) -> Grpo:
         notes=(
             f"the engine is counted by the formulas of {engine.engine}",
             "allocated memory: what the allocator caches comes on top (up to 3.5 GiB in emulated runs)",
+            *(f"not counted: {one}: the engine's cache is smaller" for one in engine.left_out),
             *engine.notes,
         ),
     )
@@ -273,10 +274,12 @@ def _head_gradient(spec: CellSpec) -> int:
     return (4 + 2) * arch.vocab_size * arch.head_width if spec.method == "full" else 0
 
 
-def _verdict(engine: Served, peak: Stage, usable: int) -> tuple[Literal["fits", "tight", "does not fit"], str]:
+def _verdict(engine: Served, peak: Stage, usable: int) -> tuple[str, str]:
     if engine.verdict == "does not fit":
         return "does not fit", "vLLM refuses to start: its share of the GPU does not hold one request's KV cache"
     share = f"{peak.name} holds the most, 1.00 GiB set aside for the CUDA context"
     if peak.total_bytes > usable:
         return "does not fit", share
+    if parts := [one for one in engine.left_out if one != GRAPHS]:  # the engine's share stays, its cache is smaller
+        return "may fit", f"{share}; not counted, so that vLLM may refuse to start: {'; '.join(parts)}"
     return ("fits" if peak.total_bytes <= TIGHT_SHARE * usable else "tight"), share

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.architecture import Architecture, UnsupportedArchitecture, architecture
+from vramprobe.architecture.images import has_images
 from vramprobe.catalog import find_model
+from vramprobe.catalog.models import ModelEntry
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.choices import meant
 from vramprobe.emulate.cards import CardProperties, card_properties
@@ -22,6 +24,8 @@ from vramprobe.units import GIB, MIB
 
 #: Releases whose formulas these are → (the engine, gpu_memory_utilization by default).
 RELEASES = {"0.19": ("vllm 0.17 to 0.19", 0.9), "0.32": ("vllm 0.32", 0.92)}
+#: What 0.32 takes off the cache and is not known of every setting.
+GRAPHS = "what CUDA graphs take off the cache with these settings"
 _LARGE_GPU_BYTES = 70 * GIB
 _ALL_GRAPHS_SEQS = 256  # vllm/config/vllm.py: sizes up to min(2 × max_num_seqs, 512)
 _DTYPES = ("bf16", "fp16", "fp32")
@@ -50,7 +54,9 @@ class Served(Frozen):
     max_concurrency: float  # requests of max_model_len tokens at once
     longest_request_tokens: int  # whose cache fits, whatever the model's positions
     graph_bytes: int | None  # learnt; 0.32 takes them off the cache, 0.19 does not; null: not known
-    verdict: Literal["fits", "does not fit"]
+    quantization: str = "none"
+    left_out: tuple[str, ...] = ()  # parts that are not counted: with any of them the cache is at most so large
+    verdict: Literal["fits", "may fit", "does not fit"]  # may fit: only because of what is left out
     notes: tuple[str, ...] = ()
 
 
@@ -64,7 +70,7 @@ def serve(
     gpu_memory_utilization: float | None = None,
     tensor_parallel_size: int = 1,
     dtype: str = "bf16",
-    quantization: str = "none",
+    quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     enforce_eager: bool = False,
     vllm_release: str = "0.19",
@@ -72,7 +78,8 @@ def serve(
 ) -> Served:
     """Where vLLM's memory goes on each GPU; defaults are those of ``vllm serve`` (vllm/engine/arg_utils.py).
 
-    ``finds_caches``: torch.compile finds what it compiled at an earlier start.
+    ``quantization``: null is the checkpoint's own. ``finds_caches``: torch.compile finds what it compiled at an earlier
+    start.
 
     Raises VramprobeError for a model without arithmetic, an unknown GPU, and options that vLLM does not have.
     """
@@ -81,7 +88,7 @@ def serve(
     engine, default_utilization = RELEASES[vllm_release]
     utilization = default_utilization if gpu_memory_utilization is None else gpu_memory_utilization
     card, entry = card_properties(gpu), find_model(model)
-    arch, config = architecture(entry.config), entry.config
+    arch, config = architecture(entry.config), entry.config.get("text_config") or entry.config
     if arch.model_type == "llama4_text":
         raise UnsupportedArchitecture(
             "--serve: there is no arithmetic for vLLM's KV cache of Llama 4, whose layers attend within chunks"
@@ -96,15 +103,14 @@ def serve(
         max_num_seqs=(1024 if is_large else 256) if max_num_seqs is None else max_num_seqs,
         tensor_parallel_size=tensor_parallel_size,
         dtype=meant("dtype", dtype),
-        quantization=quantization,
+        quantization=_quantization(entry) if quantization is None else quantization,
         kv_cache_dtype=kv_cache_dtype,
     )
     _check(spec, arch, utilization)
-    if vllm_release == "0.32" and quantization == "bitsandbytes":
+    if vllm_release == "0.32" and spec.quantization == "bitsandbytes":
         raise SpecError("quantization 'bitsandbytes': vLLM 0.32 no longer has it; choose vllm_release 0.19, or awq")
     non_torch, notes = _non_torch(card, tensor_parallel_size)
-    if arch.experts is not None:
-        notes.append("the activation peak leaves out the experts' workspaces: it is a lower bound")
+    left_out = _left_out(entry, arch, spec)
     weights = serving.weight_bytes(arch, config, spec)
     graphs = 0 if enforce_eager else _graphs(arch.num_layers, spec)
     workspace, buffers, inside = card.gpu.blas_workspace_bytes, 0, 0
@@ -118,7 +124,7 @@ def serve(
         activation = serving.activation_bytes_0_32(arch, spec, compiles=compiles, blas_workspace_bytes=workspace)
         inside = graphs or 0
         if graphs is None:
-            notes.append("what CUDA graphs take off the cache is not known with these settings: the cache is too large")
+            left_out.append(GRAPHS)
     requested = math.ceil(card.total_bytes * utilization)
     cache = requested - weights - buffers - activation - non_torch - inside
     pages = serving.pages(arch, config, spec)
@@ -127,6 +133,7 @@ def serve(
     def needed(length: int) -> int:
         return pages.num_blocks_of(length, spec.max_num_batched_tokens)
 
+    holds_one = "may fit" if left_out else "fits"
     longest = bisected(lambda length: needed(length) <= blocks, blocks * serving.BLOCK_TOKENS, least=1)
     return Served(
         engine=engine,
@@ -149,9 +156,34 @@ def serve(
         max_concurrency=blocks / needed(spec.max_model_len),
         longest_request_tokens=longest or 0,
         graph_bytes=graphs,
-        verdict="fits" if blocks >= needed(spec.max_model_len) else "does not fit",
+        quantization=spec.quantization,
+        left_out=tuple(left_out),
+        verdict=holds_one if blocks >= needed(spec.max_model_len) else "does not fit",
         notes=tuple(notes),
     )
+
+
+def _quantization(entry: ModelEntry) -> str:
+    """The checkpoint's own. Raises SpecError for one that is not counted."""
+    own = entry.quantization or "none"
+    if own not in serving.QUANTIZATIONS:
+        raise SpecError(
+            f"the checkpoint {entry.name} is quantized by {own}, which is not counted; give the nearest as "
+            f"quantization: {', '.join(serving.QUANTIZATIONS)}"
+        )
+    return own
+
+
+def _left_out(entry: ModelEntry, arch: Architecture, spec: serving.ServeSpec) -> list[str]:
+    """Parts of this engine that are not counted."""
+    parts = []
+    if arch.experts is not None:
+        parts.append("the experts' workspaces")
+    if spec.quantization == "mxfp4" and arch.experts is not None:
+        parts.append("the padding of MXFP4 experts (6 to 9 % of the weights in published logs of gpt-oss)")
+    if has_images(entry.config):
+        parts.append("the vision tower's activations and cache")
+    return parts
 
 
 def _check(spec: serving.ServeSpec, arch: Any, utilization: float) -> None:

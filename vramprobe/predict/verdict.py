@@ -28,7 +28,8 @@ TIGHT_SHARE = 0.95
 
 
 class Verdict(Frozen):
-    """Whether a cell fits on a GPU; ``needed_bytes`` is compared with ``usable_bytes``."""
+    """Whether a cell fits on a GPU; ``needed_bytes`` is compared with ``usable_bytes``: what is allocated where
+    it is tight because cached blocks go back."""
 
     gpu: str
     verdict: Literal["fits", "tight", "does not fit"]
@@ -53,11 +54,13 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
     if judged.verdict != "does not fit" or within is None or within.limit_bytes > judged.usable_bytes:
         return judged
     times = "once" if within.num_alloc_retries == 1 else f"{within.num_alloc_retries} times"
+    allocated = prediction.peak_allocated_bytes
     return judged.model_copy(
         update={
             "verdict": "tight",
-            "reason": f"{judged.reason}; it runs all the same, as the allocator gives its cached blocks back {times}, "
-            "which takes time",
+            "needed_bytes": allocated,
+            "reason": f"{format_bytes(allocated.value)} allocated of {format_bytes(judged.usable_bytes)}, though not "
+            f"{judged.reason}: the allocator gives its cached blocks back {times}, which takes time",
         }
     )
 

@@ -173,10 +173,7 @@ def answers_of(limits: Question | Limits, options: Sequence[Option]) -> list[Ans
 def judged(limits: Question | Limits, options: Sequence[Option], answers: Sequence[Answer]) -> list[Option]:
     """Every option with what it has against it: the cheapest first, then those without a price, those not fitting."""
     found = [
-        one
-        if one.why_not or any(one is answer.option for answer in answers)
-        else one.model_copy(update={"why_not": _why_not(limits, one, answers)})
-        for one in options
+        one if one.why_not else one.model_copy(update={"why_not": _why_not(limits, one, answers)}) for one in options
     ]
     return sorted(
         found,
@@ -228,7 +225,9 @@ def _doubt(limits: Question | Limits, one: Option | None) -> str:
 
 
 def _why_not(limits: Question | Limits, one: Option, answers: list[Answer]) -> str:
-    """What an option that can run has against it, beside the answers."""
+    """What an option that can run has against it, beside the answers; an answer: only what it is in doubt of."""
+    if any(one is answer.option for answer in answers):
+        return _doubt(limits, one)
     said = []
     if not one.fits:
         said.append(f"tight: {one.setting.verdict.reason}")

@@ -136,8 +136,9 @@ OPTIONS: dict[str, Option] = {
     ),
     "quant": Option(
         str,
-        f"Quantization of the weights: {_words(Quant)} (default for qlora: nf4).",
-        "quantization of the frozen base: none, nf4, fp4 or int8",
+        f"Quantization of the weights: {_words(Quant)} (default for qlora: nf4, with double quantization as in QLoRA's "
+        "paper, Axolotl and Unsloth; nf4-single: without, TRL's default).",
+        "quantization of the frozen base: none, nf4 (its scales quantized again), nf4-single (not), fp4 or int8",
         is_recipe=True,
     ),
     "kbit_prep": Option(

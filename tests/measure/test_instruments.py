@@ -202,10 +202,13 @@ def test_host_memory_and_other_errors_are_told_apart() -> None:
 
 def test_a_quantisation_that_hardly_reached_the_model_is_remarked() -> None:
     few = make_record().facts.model_copy(update={"num_params": 1000, "num_quantised_params": 499})
-    (remark,) = remarks_on(few, "nf4")
-    assert "nf4 reached only 499 of 1,000 parameters" in remark
-    assert remarks_on(few, "none") == remarks_on(None, "nf4") == []
-    assert remarks_on(few.model_copy(update={"num_quantised_params": 500}), "nf4") == []
+    nf4 = make_spec(method="qlora", quant="nf4", kbit_prep="peft", dtype="bf16")
+    (remark,) = remarks_on(few, nf4)
+    assert "nf4 reaches only 499 of 1,000 parameters" in remark
+    assert "1.96 KiB in fp32, to which PEFT's preparation raises them" in remark
+    assert "1002 B in bf16; Axolotl" in remarks_on(few, make_spec(method="qlora", quant="nf4", kbit_prep="trl"))[0]
+    assert remarks_on(few, make_spec()) == remarks_on(None, nf4) == []
+    assert remarks_on(few.model_copy(update={"num_quantised_params": 500}), nf4) == []
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -224,4 +227,4 @@ def test_a_family_with_linear_layers_of_its_own_is_not_quantised_and_its_record_
     record = run_cell(spec, isolation="spawn")
     assert record.outcome.kind == "ok", record.outcome
     assert record.facts.num_quantised_params == 0
-    assert any("nf4 reached only 0 of" in warning for warning in record.warnings)
+    assert any("nf4 reaches only 0 of" in warning for warning in record.warnings)

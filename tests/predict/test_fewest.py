@@ -91,9 +91,4 @@ def test_what_each_holds_is_of_the_number_that_is_shown() -> None:
             cell = {name: value for name, value in words.items() if name != "gpu"}
             found = api.predict(gpu="RTX-4090", sharding=one.sharding, num_gpus=at, **cell)
             assert one.verdict == verdict(found, find_gpu("RTX-4090"))
-    assert shown == {"fits", "none"}
-    heavy = FULL | {"model": "gpt-oss-20b", "seq_len": 16384, "attn": "eager"}
-    tight = api.min_gpus(gpu="B200", sharding="fsdp", **heavy)
-    assert (tight.num_gpus, tight.tight_num_gpus, tight.verdict_num_gpus) == (None, 16, 16)
-    assert tight.verdict.needed_bytes.value <= tight.verdict.usable_bytes
-    assert tight.verdict.verdict == "tight"
+    assert shown == {"fits", "tight", "none"}

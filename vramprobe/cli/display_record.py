@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from vramprobe.terms.meanings import MEANINGS, PLAIN
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
@@ -188,3 +189,6 @@ def print_bars(console: Console, sizes: dict[str, int], *, shares: bool = True) 
         bar = "█" * round(_BAR_WIDTH * size / top)
         share = f"  {size / total:6.1%}" if shares else ""
         console.print(f"  {name:<{width}}  {format_bytes(size):>11}{share}  {bar}")
+    needed = [name for name, size in sizes.items() if name in MEANINGS and name not in PLAIN and size >= total / 100]
+    if shares and needed:
+        console.print(f"[dim]({'; '.join(f'{name}: {MEANINGS[name]}' for name in needed)})[/]")

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from vramprobe.log.trace import Event, Holding, composition, lifetimes
 from vramprobe.records.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Moved, Peak, PhaseMemory
+from vramprobe.rules.cell import not_quantized
+from vramprobe.spec import CellSpec
 
 #: (tier, those that hold it, the nearest first).
 _HOLDERS = (("requested", ("active", "reserved")), ("allocated", ("active", "reserved")), ("active", ("reserved",)))
@@ -109,14 +111,11 @@ def reasons_not_to_believe(observation: Observation, ledger: Ledger) -> list[str
     )
 
 
-def remarks_on(facts: ModelFacts | None, quant: str) -> list[str]:
+def remarks_on(facts: ModelFacts | None, spec: CellSpec) -> list[str]:
     """What a reader would not expect of the model as the libraries built it; empty for most."""
-    if facts is None or quant == "none" or 2 * facts.num_quantised_params >= facts.num_params:
+    if facts is None:
         return []
-    return [
-        f"{quant} reached only {facts.num_quantised_params:,} of {facts.num_params:,} parameters: transformers hands "
-        "bitsandbytes plain nn.Linear layers alone, and neither experts in one tensor nor a family's own linear layers"
-    ]
+    return not_quantized(spec.quant, spec.kbit_prep, spec.dtype, facts.num_quantised_params, facts.num_params)
 
 
 def order_of_tiers(phases: list[PhaseMemory]) -> list[str]:

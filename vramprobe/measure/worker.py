@@ -113,7 +113,7 @@ def run_cell(
         **attempt_fields(spec, attempt_id or new_attempt_id(), started_at, environment.instrument_for(spec)),
         spec=spec,
         environment=environment.capture(spec, isolation, isolation_reason, with_torch=True),
-        warnings=[*getattr(instrument, "warnings", []), *remarks_on(fields.get("facts"), spec.quant)],
+        warnings=[*getattr(instrument, "warnings", []), *remarks_on(fields.get("facts"), spec)],
         phases=observation.phases,
         timing=Timing(**timing, total_seconds=time.perf_counter() - began),
         context_bytes=observation.context_bytes,

@@ -11,6 +11,7 @@ from vramprobe.architecture import architecture
 from vramprobe.kernels.attention import flash_trains
 from vramprobe.kernels.chip import A100, chip_like
 from vramprobe.predict.prediction import CardPeak, HasKernels
+from vramprobe.rules.cell import not_quantized
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
 from vramprobe.terms.step.versions import is_fourth, taken_notes, version_notes
@@ -60,11 +61,5 @@ def _not_quantized(spec: CellSpec) -> list[str]:
         return taken
     arch = architecture(spec.architecture)
     reached = sum(p.numel * arch.num_copies(p) for p in arch.parameters if p.role == "linear")
-    if 2 * reached >= arch.num_params:
-        return taken
-    return [
-        *taken,
-        f"{spec.quant} reaches only {reached:,} of {arch.num_params:,} parameters: bitsandbytes takes linear layers "
-        "alone, and neither embeddings nor experts in one tensor",
-        *version_notes(spec),
-    ]
+    said = not_quantized(spec.quant, spec.kbit_prep, spec.dtype, reached, arch.num_params)
+    return [*taken, *said, *version_notes(spec)] if said else taken

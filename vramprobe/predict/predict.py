@@ -17,6 +17,7 @@ from vramprobe.model.memory_model import (
 )
 from vramprobe.predict.one_gpu import Counted, count_one
 from vramprobe.predict.prediction import HasKernels, Interval, Prediction
+from vramprobe.predict.reasons import reasons
 from vramprobe.predict.replay import with_replay, with_retries
 from vramprobe.predict.uncertainty import bounds, device_tier, outside, provenance
 from vramprobe.rules.sharding import rules_of, with_group_size
@@ -115,7 +116,7 @@ def predict_moments(
         reserved_bytes=reserved,
         device_bytes=device_tier(reserved, model.device_over_reserved_bytes if model else None),
         fit=provenance(model) if model else None,
-        warnings=[*refusals, *warnings, *counted.notes],
+        warnings=[*refusals, *warnings, *counted.notes, *reasons(spec, moment.terms)],
         libraries=libraries_of(spec),
         num_gpus=spec.num_gpus,
         sharding=spec.sharding,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.options import ADAPTER_OPTIONS
 from vramprobe.rules import Cell
+from vramprobe.units import format_bytes
 
 #: What ``--lora-targets q_v`` means per model type: the LoRA paper's query and value projections, as peft maps them;
 #: where a family fuses the projections, the fused one.
@@ -37,6 +38,21 @@ _NO_FUSED_LOSS = (
 _NO_CUT = (
     "bloom", "ernie4_5", "ernie4_5_moe", "falcon", "falcon_h1", "gpt2", "gpt_neox", "helium", "internlm3", "opt", "t5",
 )  # fmt: skip
+
+
+def not_quantized(quant: str, kbit_prep: str, dtype: str, num_reached: int, num_params: int) -> list[str]:
+    """What is said of a model whose quantization reaches less than half of it, as of a mixture of experts."""
+    if quant == "none" or 2 * num_reached >= num_params:
+        return []
+    held = "fp32" if kbit_prep == "peft" else dtype
+    num_bytes = (num_params - num_reached) * (4 if held == "fp32" else 2)
+    said = (
+        f"{quant} reaches only {num_reached:,} of {num_params:,} parameters: bitsandbytes takes linear layers alone, "
+        f"neither embeddings nor experts in one tensor; the others take {format_bytes(num_bytes)} in {held}"
+    )
+    if held == dtype:
+        return [f"{said}; Axolotl can quantize experts, too"]
+    return [f"{said}, to which PEFT's preparation raises them: half of that with --kbit-prep trl or none"]
 
 
 def lora_target_names(spec: Cell) -> list[str] | None:

@@ -103,7 +103,7 @@ def simulate(spec: CellSpec, *, gpu: Gpu | None = None, depth: Literal["auto", "
             raise _refusal(spec, error) from error
     observation = run.observation
     observation.phases.extend(_later_steps(observation.phases, spec.steps))
-    remarks = remarks_on(run.facts, spec.quant)
+    remarks = remarks_on(run.facts, spec)
     with suppress(VramprobeError):
         remarks += version_notes(spec)
     if chip is not None and run.log is not None:

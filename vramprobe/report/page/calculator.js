@@ -387,6 +387,6 @@ function candidates(spec) {
 
 globalThis.vramprobe = {
   catalog: $data.catalog, gpus: $gpus, choices: $data.choices, fits: $data.fits, hasFit, canReplay, resolve, predict, verdict, largest, lookForLargest, command,
-  candidates, hybrid: $data.hybrid, oneBatch: $data.one_batch, links: $data.links ?? {}, leastShare: $predict$changes.LEAST_SHARE,
+  candidates, hybrid: $data.hybrid, meanings: $data.meanings, oneBatch: $data.one_batch, links: $data.links ?? {}, leastShare: $predict$changes.LEAST_SHARE,
   formatBytes: $units.format_bytes, fixed: $fixed, Refusal: $Error,
 };

@@ -26,6 +26,7 @@ from vramprobe.report.page.translation import Module, translate
 from vramprobe.rules.sharding import HYBRID, SHARDINGS
 from vramprobe.speed.rates import kernel_tables, shipped_speed
 from vramprobe.techniques.registry import known_changes
+from vramprobe.terms.meanings import MEANINGS
 
 #: The packages whose modules the page counts with, whole.
 _PACKAGES = ("terms.models", "terms.sharding.zero", "terms.sharding.zero3", "terms.sharding")
@@ -120,6 +121,7 @@ _MODULES: dict[str, set[str] | None] = {
     },
     "predict.replay": None,
     "predict.one_gpu": None,
+    "predict.reasons": None,
     "predict.host_memory": {"of_rank_bytes", "loaded_bytes", "in_words"},
     "predict.ranks": None,
     "predict.tensor_parallel": None,
@@ -298,6 +300,7 @@ def data() -> dict[str, Any]:
         "hybrid": list(HYBRID),
         "adapter_options": list(ADAPTER_OPTIONS),
         "technique_changes": [known_changes(one) for one in (False, True)],
+        "meanings": MEANINGS,
         "one_batch": [kind for kind, rules in SHARDINGS.items() if rules.shares_batch],
         "stacks": {names: versions_of(names) for names in STACKS},
         "bookkeeping": list(BOOKKEEPING_KEYS),

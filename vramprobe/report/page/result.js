@@ -6,16 +6,6 @@ const result = (() => {
   const { element, bytes, plain } = words;
   const byId = (id) => document.getElementById(id);
   const SIGNS = { fits: "✓", tight: "≈", "does not fit": "✕" };
-  const MEANINGS = {
-    weights: "parameters, buffers, quantisation state", gradients: "of the trained parameters",
-    optimizer_state: "from the first step on", batch: "tokens and labels", saved_activations: "made in forward, kept for backward",
-    checkpoint_store: "each layer's input, kept by checkpointing", recomputed_layer: "the layer that backward runs again",
-    logits: "the vocabulary's width, in fp32 too", cast_copies: "weights that autocast copied", dequantisation: "weights made 16 bit to be used",
-    temporaries: "live within their phase only", optimizer_temporaries: "within the optimizer's step",
-    gathered_weights: "other ranks' shards, while they are used", gradient_buckets: "on their way to the other ranks",
-    allocator: "reserved by torch, not handed out", context: "CUDA context and libraries", constant: "what the fit found beside the terms",
-    workspaces: "cuBLAS's, one for each thread that calls it", block_remainders: "what the allocator rounds up",
-  };
   let drawn = null; // what was drawn last, to draw it again at another width
 
   /** Show `answer`: {spec, prediction, verdicts} or {message}. `cards`: the chosen ones, in the order of the list. */
@@ -127,7 +117,7 @@ const result = (() => {
   function terms(prediction) {
     const parts = chart.segments(prediction), total = parts.reduce((sum, [, size]) => sum + size, 0);
     byId("terms").tBodies[0].replaceChildren(...parts.map(([name, size]) => element("tr", {},
-      element("th", { scope: "row" }, chart.swatch(name), element("span", {}, plain(name), element("small", {}, MEANINGS[name] ?? ""))),
+      element("th", { scope: "row" }, chart.swatch(name), element("span", {}, plain(name), element("small", {}, vramprobe.meanings[name] ?? ""))),
       element("td", { class: "number" }, bytes(size)), element("td", { class: "number soft" }, words.percent(size / total)))));
   }
 

@@ -1,0 +1,76 @@
+"""Reasons: each unexpected size is explained, with its bytes and a cure; what is expected is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vramprobe import api
+from vramprobe.terms.meanings import MEANINGS, PLAIN
+from vramprobe.terms.tape.graph import CAUSES
+from vramprobe.units import format_bytes
+
+CELL = {"batch_size": 1, "seq_len": 2048, "gradient_checkpointing": True}
+LLAMA = CELL | {"model": "llama-3.1-8b"}
+EXPERTS = CELL | {"model": "qwen3-30b-a3b"}
+
+
+def notes(**words: Any) -> list[str]:
+    return api.predict(gpu="H100-SXM", **words).warnings
+
+
+@pytest.mark.parametrize(
+    ("words", "begins", "says"),
+    [
+        (LLAMA | {"method": "qlora"}, "nf4 quantizes its scales again", "--quant nf4-single, 310.16 MiB more"),
+        (LLAMA | {"method": "qlora", "quant": "int8", "batch_size": 4}, "int8 layers keep", "--quant nf4 keeps none"),
+        (EXPERTS | {"method": "lora"}, "LoRA on experts: ", "768.00 MiB each; --lora-targets q_v leaves experts out"),
+        (EXPERTS | {"method": "qlora"}, "nf4 reaches only", "110.37 GiB in fp32, to which PEFT's preparation raises"),
+        (EXPERTS | {"method": "qlora", "kbit_prep": "trl"}, "nf4 reaches only", "55.18 GiB in bf16; Axolotl"),
+        (
+            CELL | {"model": "gpt-oss-20b", "method": "lora", "seq_len": 8192},
+            "attn eager (transformers has no sdpa for gpt_oss)",
+            "8.00 GiB a copy",
+        ),
+        (LLAMA | {"method": "lora", "attn": "eager", "seq_len": 8192}, "attn eager holds", "4.00 GiB a copy"),
+        (LLAMA | {"model": "llama-2-7b", "method": "lora", "seq_len": 8192}, "seq_len 8,192 is beyond", "the 4,096"),
+    ],
+)
+def test_a_size_that_options_do_not_show_is_explained(words: dict[str, Any], begins: str, says: str) -> None:
+    [said] = [one for one in notes(**words) if one.startswith(begins)]
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        LLAMA | {"method": "lora"},
+        LLAMA | {"method": "qlora", "quant": "nf4-single"},
+        LLAMA | {"method": "full"},
+        EXPERTS | {"method": "lora", "lora_targets": "q_v"},
+        LLAMA | {"method": "lora", "attn": "eager", "seq_len": 128},
+    ],
+)
+def test_what_is_expected_is_not(words: dict[str, Any]) -> None:
+    starts = ("nf4", "int8", "LoRA", "attn")
+    assert [one for one in notes(**words) if one.startswith(starts)] == []
+
+
+def test_the_bytes_that_reasons_name_are_the_predictions_own() -> None:
+    two, one = (api.predict(gpu="H100-SXM", **LLAMA, method="qlora", quant=quant) for quant in ("nf4-single", "nf4"))
+    more = two.terms["weights"] - one.terms["weights"]
+    assert any(said.endswith(f"--quant nf4-single, {format_bytes(more)} more") for said in one.warnings)
+    kept = api.predict(gpu="H100-SXM", **EXPERTS, method="qlora", kbit_prep="trl")
+    raised = api.predict(gpu="H100-SXM", **EXPERTS, method="qlora")
+    assert raised.terms["weights"] - kept.terms["weights"] > 55 * 2**30
+
+
+def test_every_term_has_a_meaning_and_words_md_has_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "words.md").read_text(encoding="utf-8")
+    terms = {*CAUSES, "workspaces", "block_remainders", "constant", "other"}
+    assert terms <= MEANINGS.keys()
+    assert set(PLAIN) <= MEANINGS.keys()
+    for name, meaning in MEANINGS.items():
+        assert f"| `{name}` | {meaning} |" in page, name

@@ -264,7 +264,7 @@ def test_undefined_tensors_in_a_returned_list_become_empty_ones():
             return [args[0], None]
 
     with TrueValuesOnCpu() as mode:
-        out, undefined = mode._launch_in_parts(Attention, (torch.ones(3),), {})
+        out, undefined = mode._launch_in_parts(Attention, "CUDA", (torch.ones(3),), {})
     assert (out.tolist(), undefined.shape, undefined.device.type) == ([1.0] * 3, (0,), "cpu")
 
 

@@ -166,14 +166,14 @@ def test_an_operator_is_learned_under_a_torch_that_has_fewer_functions(monkeypat
     monkeypatch.delattr(torch._ops.OpOverload, "_can_decompose", raising=False)
     from vramprobe.emulate.values.operators import Operator
 
-    assert not Operator(torch.ops.profiler._record_function_enter_new.default).has_parts
+    assert not Operator(torch.ops.profiler._record_function_enter_new.default).parts
     assert Operator(torch.ops.aten.matmul.default).composite
 
 
 def test_an_operator_that_the_dispatcher_does_not_know_has_no_parts():
     from vramprobe.emulate.values.operators import Operator
 
-    assert not Operator(torch.ops.prim.device.default).has_parts
+    assert not Operator(torch.ops.prim.device.default).parts
 
 
 def test_the_hook_does_nothing_without_a_machine(monkeypatch, capsys):

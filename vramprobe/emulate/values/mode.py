@@ -94,9 +94,9 @@ class TrueValues(TorchDispatchMode):
                 done, out = self.host.run(func, operator, args, kwargs)
                 if done:
                     return out
-            elif operator.has_parts:
-                out = self._launch_in_parts(func, args, kwargs)
-                if operator.pure:
+            elif operator.parts:
+                out = self._launch_in_parts(func, operator.parts, args, kwargs)
+                if operator.pure and not operator.trusted:
                     return out  # what its parts made is known, each by itself
             else:
                 out = self._launch(func, args, kwargs)
@@ -128,15 +128,15 @@ class TrueValues(TorchDispatchMode):
             return self.observer(func, func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _launch_in_parts(self, func, args, kwargs):
+    def _launch_in_parts(self, func, key, args, kwargs):
         """A library's own operator, written in others (bitsandbytes' int8 looks for outliers): those come here, too."""
         if self.observer is not None:
-            return self.observer(partial(self._run_in_parts, func), func, args, kwargs)
-        return self._run_in_parts(func, *args, **kwargs)
+            return self.observer(partial(self._run_in_parts, func, key), func, args, kwargs)
+        return self._run_in_parts(func, key, *args, **kwargs)
 
-    def _run_in_parts(self, func, *args, **kwargs):
+    def _run_in_parts(self, func, key, *args, **kwargs):
         with self.on_this_thread():
-            out = func._op_dk(torch._C.DispatchKey.CUDA, *args, **kwargs)
+            out = func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
         if type(out) is list and any(at is None for at in out):  # FlashAttention 3: undefined tensors, None in Python
             with torch._C._DisableTorchDispatch():
                 out = [torch.empty(0, device="cpu") if at is None else at for at in out]

@@ -114,6 +114,9 @@ COUNTED = {
     "aten::repeat_interleave",
     "aten::multinomial",
 }
+# Their kernels look at values of their own: whether an input is finite, whether a factorization succeeded.
+LOOKS_AT_VALUES = ("aten::linalg_", "aten::_linalg_")
+KERNELS = ("CUDA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 ROUTED = {
     "aten::topk",
     "aten::sort",
@@ -131,8 +134,8 @@ class Operator:
     """Facts of one overload: all booleans and tuples, no behaviour."""
 
     __slots__ = (
-        "composite", "counted", "empty", "has_generator", "has_parts", "keeps_zeros", "lifts", "moves", "name",
-        "overwrites", "pure", "quiet", "random", "reads_item", "route", "shape_only", "special", "trusted", "writes",
+        "composite", "counted", "empty", "has_generator", "keeps_zeros", "lifts", "moves", "name", "overwrites",
+        "parts", "pure", "quiet", "random", "reads_item", "route", "shape_only", "special", "trusted", "writes",
         "writes_names",
     )  # fmt: skip
 
@@ -149,9 +152,9 @@ class Operator:
             self.composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
         except RuntimeError:  # prim::device and its like are no operators of the dispatcher
             self.composite = False
-        self.has_parts = not (
-            self.trusted or func.namespace in WITHOUT_KERNEL or self.composite
-        ) and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
+        may_have_parts = name.startswith(LOOKS_AT_VALUES) if self.trusted else func.namespace not in WITHOUT_KERNEL
+        kernels = (KERNELS if self.trusted else KERNELS[:1]) if may_have_parts and not self.composite else ()
+        self.parts = next((k for k in kernels if _has_kernel(func, k)), None)
         # Views and ops that hand out no new bytes: nothing to learn from them.
         self.quiet = (
             (func.is_view and self.pure)
@@ -178,6 +181,10 @@ class Operator:
     @staticmethod
     def _yields_tensors(schema, written):
         return bool(written) or any("Tensor" in str(r.type) for r in schema.returns)
+
+
+def _has_kernel(func, key):
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def tensors_in(args, kwargs):

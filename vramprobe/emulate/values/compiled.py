@@ -6,18 +6,17 @@ their undoing.
 """
 
 import functools
-import os
 
 from .imports import when_imported
+from .reads import is_our_own
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 CONVERT_FRAME = "torch._dynamo.convert_frame"
 
 
 def keep_out(mode):
     """Patch Dynamo and Inductor's allocation for ``mode``, now or as soon as Dynamo is imported; returns what undoes
     it."""
-    undo = [_know_inductor_buffers(mode)]
+    undo = [_know_inductor_buffers(mode), skip_our_frames()]
     undo.append(when_imported(CONVERT_FRAME, lambda convert_frame: undo.append(_patch(convert_frame, mode))))
 
     def undo_all():
@@ -27,15 +26,30 @@ def keep_out(mode):
     return undo_all
 
 
+def skip_our_frames():
+    """Have Dynamo compile none of vramprobe's frames, of which the program's compiled functions call some; returns
+    what undoes it."""
+    undo = []
+
+    def patch(convert_frame):
+        empty = getattr(convert_frame, "ConvertFrameReturn", lambda: None)
+
+        def compile_frame(original, frame, *args, **kwargs):
+            if not is_our_own(frame.f_code.co_filename):
+                return original(frame, *args, **kwargs)
+            _skip_code()(frame.f_code)
+            return empty()
+
+        undo.append(_around_compiling(convert_frame, compile_frame))
+
+    undo.append(when_imported(CONVERT_FRAME, patch))
+    return lambda: [each() for each in reversed(undo)]
+
+
 def _patch(convert_frame, mode):
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
-    empty = getattr(convert_frame, "ConvertFrameReturn", lambda: None)
-
     def compile_frame(original, frame, *args, **kwargs):
-        if frame.f_code.co_filename.startswith(HERE):
-            _skip_code()(frame.f_code)
-            return empty()
         popped = 0
         while (stack := _get_current_dispatch_mode_stack()) and stack[-1] is mode:
             _pop_mode()

@@ -33,6 +33,8 @@ for _package, _folder, _module in {packages!r}:
                 _package, _folder + "/__init__.py", submodule_search_locations=[_folder])
             sys.modules[_package] = importlib.util.module_from_spec(_spec)
             _spec.loader.exec_module(sys.modules[_package])
+            if _package != {own!r}:
+                importlib.import_module({own!r} + ".reads").OWN_FOLDERS.append(_folder + "/")
         importlib.import_module(_package + "." + _module).install()
     except Exception as error:  # somebody else's process goes on without
         print(f"vramprobe: this process is not watched: {{type(error).__name__}}: {{error}}", file=sys.stderr)
@@ -59,7 +61,7 @@ def site_folder(home, also=()):
     """
     folder, here = os.path.join(home, "site"), os.path.dirname(os.path.abspath(__file__))
     os.makedirs(folder, exist_ok=True)
-    watch = _WATCH.format(packages=[(PACKAGE, here, "hook"), *also])
+    watch = _WATCH.format(own=PACKAGE, packages=[(PACKAGE, here, "hook"), *also])
     for name, text in (("vramprobe_watch.py", watch), ("sitecustomize.py", _SITECUSTOMIZE)):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
             out.write(text)

@@ -10,7 +10,8 @@ import os
 import sys
 import threading
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+#: Where code of vramprobe's lies that runs within the program: this package, and each hook beside it (hook.py).
+OWN_FOLDERS = [os.path.dirname(os.path.abspath(__file__)) + os.sep]
 CONTROL, NUMBER, BULK = "control", "number", "bulk"
 MAX_FRAMES = 200
 BRANCHES = ("POP_JUMP", "TO_BOOL", "UNARY_NOT", "JUMP_IF", "JUMP_FORWARD_IF")
@@ -22,9 +23,14 @@ def _torch_folder():
     return os.path.dirname(os.path.abspath(torch.__file__)) + os.sep if torch is not None else "\0"
 
 
+def is_our_own(filename):
+    """Whether a frame of this file is vramprobe's, within the program."""
+    return filename.startswith(tuple(OWN_FOLDERS))
+
+
 def is_the_programs(filename):
-    """Whether a frame of this file is neither torch's nor this package's."""
-    return not filename.startswith((HERE, "<frozen", "<string>", _torch_folder()))
+    """Whether a frame of this file is neither torch's nor vramprobe's."""
+    return not (is_our_own(filename) or filename.startswith(("<frozen", "<string>", _torch_folder())))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -52,8 +58,8 @@ def here(depth=2):
     """Who is reading: {line, function, torch_line, script_line, branches}; ``line`` is the innermost frame outside
     torch.
 
-    ``script_line`` is the innermost one outside every installed package, where that is another one. Frames of this
-    package are left out. A thread of autograd's has no Python frames of its own: ``line`` is None there.
+    ``script_line`` is the innermost one outside every installed package, where that is another one. Frames of
+    vramprobe's are left out. A thread of autograd's has no Python frames of its own: ``line`` is None there.
     """
     frame, torch_folder = sys._getframe(depth), _torch_folder()
     found, torch_frame, script, innermost = None, None, None, None
@@ -61,7 +67,7 @@ def here(depth=2):
         if frame is None:
             break
         filename = frame.f_code.co_filename
-        if not filename.startswith((HERE, "<frozen", "<string>")):
+        if not (is_our_own(filename) or filename.startswith(("<frozen", "<string>"))):
             innermost = innermost or frame
             if filename.startswith(torch_folder):
                 torch_frame = torch_frame or (frame if found is None else None)

@@ -66,9 +66,9 @@ class Journal:
 
 def hook_folders():
     """Where the frames are that vramprobe's hooks add to the program's stacks."""
-    values = sys.modules.get("vramprobe_values")
-    folders = [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(values.__file__) if values else None]
-    return tuple(folder + os.sep for folder in folders if folder)
+    from vramprobe_values.reads import OWN_FOLDERS
+
+    return tuple(OWN_FOLDERS)
 
 
 _complained = set()

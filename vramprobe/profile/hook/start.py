@@ -10,7 +10,7 @@ import functools
 import json
 import os
 
-from vramprobe_values import one_rank
+from vramprobe_values import compiled, one_rank
 from vramprobe_values.imports import when_imported
 
 from . import engine_log, settle
@@ -31,6 +31,7 @@ def install():
         world = one_rank.settle()
         if world is not None:
             when_imported("torch", lambda torch: one_rank.install(torch, *world))
+        compiled.skip_our_frames()
         when_imported("torch", lambda torch: _start(folder, torch))
         when_imported("ray._private.worker", functools.partial(settle.before_ray_ends, folder))
         engine_log.listen(folder)

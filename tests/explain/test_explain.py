@@ -288,6 +288,27 @@ def test_partial_answers_say_so() -> None:
     assert host == "the host ran out of memory"
 
 
+@pytest.mark.parametrize(
+    ("text", "headline"),
+    [
+        ("Killed", "the host probably ran out of memory"),
+        ("Reason: OOMKilled", "the host ran out of memory"),
+        (
+            "ValueError: To serve at least one request with the model's max seq len (9), 2.0 GiB KV cache is needed, which "
+            "is larger than the available KV cache memory (1.0 GiB).",
+            "vLLM found too little memory on the GPU: 2.00 GiB requested, 1.00 GiB free",
+        ),
+        (
+            "CUDA out of memory. Tried to allocate more than 1EB memory.",
+            "the GPU refused a request that no GPU could hold",
+        ),
+        ("MPS backend out of memory (MPS allocated: 1.00 GB", "the Mac's GPU ran out of memory"),
+    ],
+)
+def test_the_headline_says_what_was_full_and_how_sure_that_is(text: str, headline: str) -> None:
+    assert explained(text)[0] == headline
+
+
 def test_a_step_that_fails_after_others_points_to_its_batch() -> None:
     bar = " 18%|##    | {}/494 [04:04<18:48,  2.78s/it]\n"
     assert any(line.startswith("note: 88 steps went well before") for line in explained(bar.format(88) + LOG))

@@ -18,6 +18,7 @@ from vramprobe.errors import VramprobeError
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
+    from vramprobe.explain.causes import Explanation
     from vramprobe.explain.messages import OutOfMemory
     from vramprobe.explain.phases import Phase
     from vramprobe.explain.report import Report
@@ -89,7 +90,7 @@ def in_words(report: Report) -> list[str]:
     """The report as lines."""
     said = []
     if report.oom is not None and report.explanation is not None:
-        said += [_headline(report, report.oom, report.explanation.cause), *_budget(report.oom)]
+        said += [_headline(report, report.oom, report.explanation), *_budget(report.oom)]
         if report.phase.name != "unknown" or report.oom.owner in ("device allocator", "driver"):
             said += [f"phase: {_in_words(report.phase)}"] if report.kind == "log" or report.phase.at else []
         said.append(f"cause: {report.explanation.cause}: {report.explanation.why}")
@@ -103,12 +104,11 @@ def in_words(report: Report) -> list[str]:
     return said
 
 
-def _headline(report: Report, oom: OutOfMemory, cause: str) -> str:
+def _headline(report: Report, oom: OutOfMemory, explanation: Explanation) -> str:
+    cause = explanation.cause
     where = _WHERE.get(cause, _WHERE.get(oom.backend, "the GPU" if oom.device is None else f"GPU {oom.device}"))
     if report.kind != "log" and oom.requested is None:
         return f"{where} at the {report.kind}, which records no out-of-memory error"
-    if oom.owner == "engine":
-        where = f"{oom.program} on {where}"
     if cause == "bug":
         return f"{where} refused a request that no GPU could hold"
     asked = "" if oom.requested is None else f": {format_bytes(oom.requested)} requested"
@@ -116,16 +116,20 @@ def _headline(report: Report, oom: OutOfMemory, cause: str) -> str:
     total = "" if oom.total is None else f" of {format_bytes(oom.total)}"
     ranks = f" ({len(report.ranks)} ranks failed)" if len(report.ranks) > 1 else ""
     bar = f", at {report.progress[0]}/{report.progress[1]} of the last progress bar" if report.progress else ""
-    return f"{where} ran out of memory{asked}{free}{total}{bar}{ranks}"
+    failed = "probably ran out of memory" if explanation.is_probable else "ran out of memory"
+    subject = f"{oom.program} found too little memory on {where}" if oom.owner == "engine" else f"{where} {failed}"
+    return f"{subject}{asked}{free}{total}{bar}{ranks}"
 
 
 def _budget(oom: OutOfMemory) -> list[str]:
     outside = (
-        "CUDA context and libraries" if oom.process is not None else "outside PyTorch: CUDA context, libraries, others"
+        f"{oom.backend} context and libraries"
+        if oom.process is not None
+        else f"outside PyTorch: {oom.backend} context, libraries, others"
     )
     is_host = oom.owner == "host"
     rows = {
-        f"allocated by {oom.program}": oom.allocated,
+        f"allocated by {'PyTorch' if oom.owner == 'engine' else oom.program}": oom.allocated,
         "  of it in private pools (CUDA graphs)": oom.private_pools,
         "reserved but unused": oom.unused,
         "Metal memory outside PyTorch's allocator": oom.outside_allocator,

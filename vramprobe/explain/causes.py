@@ -6,6 +6,7 @@ difference of two of them; where the message lacks one, the sentence does withou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -53,6 +54,7 @@ class Explanation:
     cause: Cause
     why: str
     changes: tuple[Change, ...]
+    is_probable: bool = False  # memory is the likeliest reason, and the message names none
 
 
 def explain(
@@ -92,7 +94,7 @@ def _by_form(oom: OutOfMemory, phase: Phase, form: Form) -> Explanation:
     changes = [Change(text) for one in form.changes if (text := oom.filled(one)) is not None]
     keys = [form.cause, form.owner] if form.owner in ("host", "shared memory") else [form.cause, *_keys(oom, phase)]
     cause: Cause = form.cause or "unknown"  # type: ignore[assignment]
-    return Explanation(cause, why, tuple((changes or advice(keys))[:MAX_CHANGES]))
+    return Explanation(cause, why, tuple((changes or advice(keys))[:MAX_CHANGES]), form.is_probable)
 
 
 def _of_driver(phase: Phase, host_copy: str) -> Explanation:
@@ -101,7 +103,7 @@ def _of_driver(phase: Phase, host_copy: str) -> Explanation:
         why = (
             f"the failing line is {host_copy}: the driver had no host memory left for it, which its error does not say"
         )
-        return Explanation("host", why, tuple(advice(["pinned memory"])))
+        return Explanation("host", why, tuple(advice(["pinned memory"])), is_probable=True)
     if phase.name in _LOADING:
         why = (
             "the driver had no memory left while the model was still loading, and names no figure: something else may "
@@ -162,6 +164,8 @@ def _contexts(oom: OutOfMemory) -> list[int]:
 
 def _cause(oom: OutOfMemory, is_expandable: bool) -> tuple[Cause, str]:
     asked, free, unused = oom.requested, oom.free, oom.unused
+    if asked is None and oom.is_cut:
+        return "unknown", "the message is cut: it does not say how much was requested"
     if asked is None:
         return "unknown", "no failed request is recorded; these are the bytes at the snapshot or where the message ends"
     if found := _limited(oom, asked) or _shared(oom, asked):
@@ -173,10 +177,10 @@ def _cause(oom: OutOfMemory, is_expandable: bool) -> tuple[Cause, str]:
         assert oom.reserved is not None
         if unused >= FRAGMENTED * oom.reserved:
             return "fragmentation", fits
-        share = 100 * (1 - unused / oom.reserved)
+        share = math.floor(100 * (1 - unused / oom.reserved))
         return (
             "size",
-            f"{share:.0f} % of the reserved memory is allocated, so that defragmenting would gain little; {fits}",
+            f"{share} % of the reserved memory is allocated, so that defragmenting would gain little; {fits}",
         )
     if free is not None and asked <= free < asked + _KEPT_BY_DRIVER:
         return "size", "the free memory would hardly hold the request, and the driver keeps some of it"
@@ -186,6 +190,8 @@ def _cause(oom: OutOfMemory, is_expandable: bool) -> tuple[Cause, str]:
         return "size", f"even with all unused memory the request lacks {format_bytes(asked - free - unused)}"
     if free is not None:
         return "size", "the request is larger than the free memory"
+    if oom.total is not None and oom.reserved is not None and oom.reserved + asked > oom.total:
+        return "size", f"the {format_bytes(oom.reserved)} reserved and the request are more than the GPU has"
     return "unknown", "the message has no figure of the free memory"
 
 

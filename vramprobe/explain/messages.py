@@ -40,6 +40,7 @@ class Form(NamedTuple):
     backend: str = ""
     cause: str = ""
     phase: str = ""
+    is_probable: bool = False
     why: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
 

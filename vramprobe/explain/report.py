@@ -191,7 +191,7 @@ def _notes(first: logs.Failure, failures: list[logs.Failure]) -> Iterator[str]:
     if oom.allocated is not None and oom.total is not None and oom.allocated > oom.total:
         yield "more is allocated than the GPU has: the driver (Windows, WSL) put a part in the host's memory"
     phases = {phase_of(one.frames).name for one in failures if one.frames}
-    if len(failures) > 1:
+    if len(failures) > 1 and oom.owner in ("device allocator", "driver"):
         places = f", in {', '.join(sorted(phases))}" if len(phases) > 1 else ""
         yield f"{len(failures)} errors in this log{places}; this is the first"
 

@@ -294,8 +294,8 @@ def test_partial_answers_say_so() -> None:
         ("Killed", "the host probably ran out of memory"),
         ("Reason: OOMKilled", "the host ran out of memory"),
         (
-            "ValueError: To serve at least one request with the model's max seq len (9), 2.0 GiB KV cache is needed, which "
-            "is larger than the available KV cache memory (1.0 GiB).",
+            "ValueError: To serve at least one request with the model's max seq len (9), 2.0 GiB KV cache is needed, "
+            "which is larger than the available KV cache memory (1.0 GiB).",
             "vLLM found too little memory on the GPU: 2.00 GiB requested, 1.00 GiB free",
         ),
         (

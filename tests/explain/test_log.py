@@ -259,8 +259,10 @@ def long_log(num_bytes: int) -> bytes:
 
 
 def test_chunks_that_tell_nothing_are_passed_over_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vramprobe.explain.log._SETTINGS_BYTES", MIB)
-    text = long_log(3 * MIB)
+    monkeypatch.setattr("vramprobe.explain.log._SETTINGS_BYTES", 0)
+    monkeypatch.setattr("vramprobe.explain.log._BROAD_BYTES", 0)
+    monkeypatch.setattr("vramprobe.explain.lines._CHUNK_BYTES", 2**16)
+    text = long_log(MIB // 2)
     quick = read(io.BytesIO(text))
     monkeypatch.setattr("vramprobe.explain.log._Reader._wants_all", lambda self: True)
     assert read(io.BytesIO(text)) == quick

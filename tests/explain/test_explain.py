@@ -339,6 +339,24 @@ def test_logits_of_a_model_without_arithmetic() -> None:
     assert any("logits: 8,18" in line and "× 248320 vocabulary in fp32" in line for line in unsaid)
 
 
+def test_logits_in_backward_are_cured_by_the_loss_first() -> None:
+    backward = LOG.replace("transformers/loss/loss_utils.py", "torch/autograd/graph.py").replace(
+        "ForCausalLMLoss", "_engine_run_backward"
+    )
+    assert any(line.startswith("the request has the size of logits") for line in explained(backward))
+    assert any(line.startswith("try: 1. a chunked or fused loss") for line in explained(backward))
+    assert any(
+        line.startswith("try: 1. gradient checkpointing") for line in explained(backward.replace("3.91", "3.81"))
+    )
+
+
+def test_an_engine_adds_its_own_advice_to_the_message_of_pytorch() -> None:
+    warm_up = "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.\n"
+    lines = explained(LOG + warm_up)
+    assert lines[0].startswith("GPU 1 ran out of memory: 3.91 GiB requested")
+    assert lines[-2].startswith("try: 1. a lower gpu_memory_utilization")
+
+
 def test_a_memory_summary_is_a_report_of_its_own() -> None:
     table = SUMMARY.format(device=2)
     lines = explained(table)

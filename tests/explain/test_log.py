@@ -80,7 +80,8 @@ def test_a_wrapped_message_is_joined_and_a_repeated_one_counts_once() -> None:
     wrapped = [" ".join(cut_at[start : start + 12]) for start in range(0, len(cut_at), 12)]
     log = read_text(*traceback(FORWARD)[:-1], *wrapped, "the launcher repeats:", whole)
     (failure,) = log.failures
-    assert failure.oom.unused == round(1.87 * GIB)
+    (same,) = read(io.BytesIO("\r\n".join(wrapped).encode())).failures
+    assert failure.oom.unused == same.oom.unused == round(1.87 * GIB)
     assert len(failure.frames) == 2
 
 
@@ -113,6 +114,7 @@ def test_lines_of_containers_and_loggers() -> None:
     for lines in (docker, criterion, logger, one, escaped):
         (failure,) = read_text(*lines).failures
         assert [frame.function for frame in failure.frames] == ["compute_loss", "ForCausalLMLoss"]
+        assert {frame.source for frame in failure.frames} == {"x = y(z)"}
         assert failure.oom.requested == round(2.07 * GIB)
     assert len(read_text('{"log": "' + "[" * 5000 + '"', MESSAGE.format(gpu=0)).failures) == 1
 
@@ -161,7 +163,8 @@ SUMMARY = """\
 
 
 def test_tables_of_memory_summary() -> None:
-    log = read_text(*SUMMARY.format(device=0).splitlines(), "x", *SUMMARY.format(device=1).splitlines())
+    log = read_text(*SUMMARY.format(device=0).splitlines(), "x", *SUMMARY.format(device=1).splitlines(), "x")
+    assert not log.summaries.is_open
     first, second = log.summaries.tables.values()
     assert (first.device, second.device, first.num_ooms, first.num_retries) == (0, 1, 1, 3)
     assert (

@@ -206,7 +206,7 @@ class _Reader:
     def _read_else(self, text: str, stream: _Stream) -> None:
         log = self.log
         if _RAISED.match(text):
-            stream.is_open, stream.frames = False, []
+            stream.is_open, stream.frames, stream.source_due = False, [], 0
         log.summaries.read(text)
         log.readings.read(text)
         if len(log.unknown) < _MAX_UNKNOWN and _SPEAKS.search(text):
@@ -235,7 +235,6 @@ def _take_source(text: str, stream: _Stream) -> bool:
     """Keep the source that a traceback shows below its last frame; false where ``text`` is another line."""
     stripped = text.strip()
     if not text.startswith("  ") or stripped.startswith("File ") or not stripped.strip("^~"):
-        stream.source_due = 0
         return False
     stream.source_due = 0
     if stream.frames:

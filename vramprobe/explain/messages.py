@@ -18,7 +18,7 @@ from vramprobe.units import GIB, KIB, MIB, format_bytes
 
 Owner = Literal["device allocator", "driver", "engine", "shared memory", "host"]
 _UNITS = {"K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB, "B": 1, "b": 1}  # by first letter; all are 1024-based
-_AMOUNT = r"-?\d[\d,]*(?:\.\d+)? ?(?:bytes|[kKMGT]i?B|[KMGT]\b|B\b)"
+_AMOUNT = r"-?\d[\d,]*(?:\.\d*)? ?(?:bytes|[kKMGT]i?B|[KMGT]\b|B\b)"
 _PLACE = re.compile(r"\{(?:(\w+):)?([a-z]\w*)\}")  # {requested}, {GiB:free}, {text:device}
 _INSIDE = {"text": r"[\w.,%-]*\w", "int": r"\d+"}  # what is kept as text
 #: Less than this is the rounding of three amounts that are printed to 0.01 GiB.

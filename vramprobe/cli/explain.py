@@ -39,6 +39,7 @@ _PHASES = {
 }
 #: What was full, by the cause or the device; else a GPU.
 _WHERE = {"host": "the host", "shared memory": "the host's shared memory (/dev/shm)"}
+_WHERE |= {"kernel": "the GPU's on-chip shared memory", "HPU": "the accelerator"}
 _WHERE |= {"MPS": "the Mac's GPU", "Metal": "the Mac's GPU", "TPU": "the TPU"}
 
 
@@ -116,7 +117,8 @@ def _headline(report: Report, oom: OutOfMemory, explanation: Explanation) -> str
     total = "" if oom.total is None else f" of {format_bytes(oom.total)}"
     ranks = f" ({len(report.ranks)} ranks failed)" if len(report.ranks) > 1 else ""
     bar = f", at {report.progress[0]}/{report.progress[1]} of the last progress bar" if report.progress else ""
-    failed = "probably ran out of memory" if explanation.is_probable else "ran out of memory"
+    failed = "ran out of memory" if oom.owner not in ("kernel", "shared memory") else "was too small"
+    failed = f"probably {failed}" if explanation.is_probable else failed
     subject = f"{oom.program} found too little memory on {where}" if oom.owner == "engine" else f"{where} {failed}"
     return f"{subject}{asked}{free}{total}{bar}{ranks}"
 

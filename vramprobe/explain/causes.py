@@ -24,6 +24,7 @@ Cause = Literal[
     "limit",
     "setting",
     "bug",
+    "kernel",
     "host",
     "shared memory",
     "unknown",

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from vramprobe.catalog.shipped import data_file
 from vramprobe.units import GIB, KIB, MIB, format_bytes
 
-Owner = Literal["device allocator", "driver", "engine", "shared memory", "host"]
+Owner = Literal["device allocator", "driver", "engine", "kernel", "shared memory", "host"]
 _UNITS = {"K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB, "B": 1, "b": 1}  # by first letter; all are 1024-based
 _AMOUNT = r"-?\d[\d,]*(?:\.\d*)? ?(?:bytes|[kKMGT]i?B|[KMGT]\b|B\b)"
 _PLACE = re.compile(r"\{(?:(\w+):)?([a-z]\w*)\}")  # {requested}, {GiB:free}, {text:device}

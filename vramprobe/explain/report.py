@@ -28,7 +28,7 @@ from vramprobe.units import format_bytes, plural
 _HEAD_BYTES = 2**16
 _STEPS_ALIKE = 5  # after so many the optimizer has its state, and the allocator its segments
 #: Whose memory counts first where several messages stand in one log: kills and closed connections follow a GPU's error.
-_ORDER = ("device allocator", "engine", "driver", "shared memory", "host")
+_ORDER = ("device allocator", "engine", "kernel", "driver", "shared memory", "host")
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 
 

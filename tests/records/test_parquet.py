@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -11,8 +13,9 @@ from command_line import vramprobe as run
 from factories import OUTCOMES, make_environment, make_record, make_spec, make_started
 
 import vramprobe
+from vramprobe import api
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.records import parquet
+from vramprobe.records import parquet, store
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'vramprobe[hub]'")
 
@@ -45,9 +48,24 @@ def test_the_rows_are_those_of_load(batch: int, tmp_path: Path, monkeypatch: pyt
     pd.testing.assert_frame_equal(vramprobe.load(tmp_path / "all.parquet"), vramprobe.load(place), check_like=True)
 
 
-def test_a_packed_journal_is_read_where_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "one.jsonl.xz").write_bytes(lzma.compress(make_record().to_json_line().encode()))
-    assert parquet.export(tmp_path / "one.jsonl.xz", tmp_path / "one.parquet") == 1
+@pytest.mark.parametrize(("end", "pack"), [("", bytes), (".xz", lzma.compress), (".gz", gzip.compress)])
+def test_a_packed_journal_is_read_like_another(end: str, pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    """By every reader of records, named or in a folder, beside files that are not packed."""
+    place = tmp_path / "results"
+    (place / "claims").mkdir(parents=True)
+    file = place / f"one.jsonl{end}"
+    file.write_bytes(pack(make_record().to_json_line().encode()))
+    (place / "claims" / "two.jsonl").write_text(make_record(make_spec(seed=7), attempt_id="two").to_json_line())
+    for where, count in ((file, 1), (place, 2)):
+        assert parquet.export(where, tmp_path / f"{count}.parquet") == count
+        assert len(vramprobe.load(where)) == len(store.read(where).records) == count
+        assert api.check(where).num_records == count
+    assert sum(share.num_records for share in api.merge([place], tmp_path / "all.jsonl").shares) == 2
+    if end:
+        file.write_bytes(file.read_bytes()[:-20])
+        for reads in (vramprobe.load, store.read, lambda where: parquet.export(where, tmp_path / "3.parquet")):
+            with pytest.raises(StoreError, match=f"cannot read .*one.jsonl{end}: .*; restore the file from a copy"):
+                reads(place)
 
 
 def test_what_cannot_be_is_refused_and_a_file_that_was_there_stays(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import itertools
 import json
-import lzma
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -99,11 +98,9 @@ def _batches(records: Iterator[RunRecord]) -> Iterator[list[RunRecord]]:
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     try:
-        with lzma.open(file) if file.suffix == ".xz" else file.open("rb", buffering=2**20) as lines:
+        with store.opened(file) as lines:
             yield from enumerate(lines, start=1)
-    except lzma.LZMAError as error:
-        raise StoreError(f"cannot read {file}: {error}; restore the file from a copy") from error
-    except OSError as error:
+    except (*store.DAMAGED, OSError) as error:
         raise store.cannot_read(file, error) from error
 
 

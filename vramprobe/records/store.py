@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import json
 import lzma
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from pydantic import ValidationError
 
@@ -32,6 +34,10 @@ FINISHED = ("ok", "oom", "invalid")
 NOT_FAILED = ("ok", "oom", "skipped", "interrupted")
 _READ_BLOCK_BYTES = 2**16
 _RECORD_BEGINS = f'{{"format":{max(FORMAT_HISTORY)},'.encode()
+#: How a packed journal's name ends → what opens it.
+_PACKED: dict[str, Callable[..., IO[bytes]]] = {".xz": lzma.open, ".gz": gzip.open}
+#: What a packed journal that is damaged raises.
+DAMAGED = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
 _HEAD_BYTES = 200  # of a line: its format and its kind stand there
 
 
@@ -84,9 +90,7 @@ def append(path: str | Path, entry: Entry) -> str | None:
 
 
 def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreContents:
-    """Every record of a .jsonl file, or of all .jsonl files below a folder, sorted by path; each attempt once.
-
-    A .jsonl.xz that is named is read, too, and none is looked for.
+    """Every record of a .jsonl file, or of all below a folder, packed ones too, sorted by path; each attempt once.
 
     A half-written last line (a killed writer) is left out and reported; any other broken line is a StoreError with its
     file and number, and so is a format that this version does not know, and a place without records (but not a file
@@ -301,10 +305,11 @@ def _cannot_write(path: Path, error: OSError, rescued: str = "") -> StoreError:
 
 
 def journals(path_or_folder: str | Path) -> tuple[Path, ...]:
-    """The file itself, or every .jsonl file below a folder, sorted by path. Raises StoreError where there is none."""
+    """The file itself, or every .jsonl file below a folder, packed ones too, sorted by path. Raises StoreError where
+    there is none."""
     place = Path(path_or_folder)
     if place.is_dir():
-        files = tuple(sorted(place.rglob("*.jsonl")))
+        files = tuple(sorted(file for end in ("", *_PACKED) for file in place.rglob(f"*.jsonl{end}")))
         if not files:
             raise StoreError(f"no .jsonl file in {place} or below; run a sweep first, or name the file of another")
         return files
@@ -327,20 +332,25 @@ def whole_lines(file: Path) -> tuple[list[tuple[int, bytes]], bytes]:
     return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()], tail
 
 
+def opened(file: Path) -> IO[bytes]:
+    """A journal's lines to read, unpacked."""
+    return _PACKED[file.suffix](file, "rb") if file.suffix in _PACKED else file.open("rb", buffering=2**20)
+
+
 def bytes_of(file: Path) -> bytes:
     """What it holds. Raises StoreError where it cannot be read."""
     try:
-        content = file.read_bytes()
-        return lzma.decompress(content) if file.suffix == ".xz" else content
-    except lzma.LZMAError as error:
-        raise StoreError(f"cannot read {file}: {error}; restore the file from a copy") from error
-    except OSError as error:
+        with opened(file) as lines:
+            return lines.read()
+    except (*DAMAGED, OSError) as error:
         raise cannot_read(file, error) from error
 
 
-def cannot_read(path: Path, error: OSError) -> StoreError:
+def cannot_read(path: Path, error: Exception) -> StoreError:
     """The error of a file that is there and cannot be read."""
-    return StoreError(f"cannot read {path}: {error.strerror}")
+    if isinstance(error, DAMAGED):
+        return StoreError(f"cannot read {path}: {error}; restore the file from a copy")
+    return StoreError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def describe_torn_tail(path: Path, size_bytes: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from vramprobe.architecture.images import parse_image_size
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.prediction import HasMemory, Prediction
 from vramprobe.predict.verdict import verdict
@@ -52,6 +53,14 @@ def candidates(spec: CellSpec) -> list[Options]:
     if spec.num_gpus > 1:
         found += [{"sharding": kind} for kind in ONE_GROUP]
     return found
+
+
+def smaller_images(spec: CellSpec) -> list[Options]:
+    """Images of half the width and height."""
+    if not spec.images or spec.image_size is None:
+        return []
+    width, height = parse_image_size(spec.image_size)
+    return [{"image_size": f"{max(width // 2, 1)}x{max(height // 2, 1)}"}]
 
 
 def _others(spec: CellSpec, of_model: bool) -> list[Options]:

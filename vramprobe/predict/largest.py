@@ -67,24 +67,25 @@ def largest_count(
     *,
     model: MemoryModel | None = None,
     allow_extrapolation: bool = False,
+    least: int = 1,
 ) -> Largest:
-    """The largest batch or length of ``spec``, whose own is not looked at.
+    """The largest batch or length of ``spec``, whose own is not looked at, from ``least`` on.
 
-    Raises VramprobeError where not even 1 fits, and OutOfRange far outside the range of ``model`` unless
+    Raises VramprobeError where not even ``least`` fits, and OutOfRange far outside the range of ``model`` unless
     ``allow_extrapolation``; an answer is no larger than what that range vouches for.
     """
     most, notes = _bounds(question, spec, None if allow_extrapolation else model)
     seen: dict[int, Judged] = {}
     judged = _once(question, spec, judge, seen)
-    tight = _last(lambda count: _over_tight(judged(count)), 1, most)
+    tight = _last(lambda count: _over_tight(judged(count)), least, most)
     if tight is None:
-        raise VramprobeError(_nothing_fits(question, spec, judged(1).verdict))
+        raise VramprobeError(_nothing_fits(question, spec, judged(least).verdict, least))
     # Below the fitted range the interval narrows as the cell comes nearer to it, so that less may be tight where more
     # fits: bisect from where the range begins, and look at each below it only if that does not fit.
-    start = min(tight, _start_of_range(question, spec, model))
+    start = min(tight, max(least, _start_of_range(question, spec, model)))
     fits = _last(lambda count: _over_fits(judged(count)), start, tight)
     if fits is None:
-        fits = next((count for count in range(start - 1, 0, -1) if _over_fits(judged(count)) <= 0), None)
+        fits = next((count for count in range(start - 1, least - 1, -1) if _over_fits(judged(count)) <= 0), None)
     if not allow_extrapolation:
         _refuse(judged, fits, tight)
     return _found(question, spec, judged, fits, tight, notes if tight == most else [], len(seen))
@@ -98,6 +99,7 @@ def largest_replayed(
     *,
     model: MemoryModel | None,
     allow_extrapolation: bool = False,
+    least: int = 1,
 ) -> Largest:
     """As largest_count, where ``judge`` replays the allocator: few of its answers, near what ``rough`` says at once.
 
@@ -110,10 +112,10 @@ def largest_replayed(
     def guess(count: int) -> float:
         return _over_tight(roughly(count))
 
-    tight = _near(lambda count: _over_tight(judged(count)), guess, 1, most)
+    tight = _near(lambda count: _over_tight(judged(count)), guess, least, most)
     if tight is None:
-        raise VramprobeError(_nothing_fits(question, spec, judged(1).verdict))
-    fits = _near(lambda count: _over_fits(judged(count)), guess, 1, tight)
+        raise VramprobeError(_nothing_fits(question, spec, judged(least).verdict, least))
+    fits = _near(lambda count: _over_fits(judged(count)), guess, least, tight)
     if not allow_extrapolation:
         _refuse(judged, fits, tight)
     return _found(question, spec, judged, fits, tight, notes if tight == most else [], len(seen))
@@ -322,9 +324,9 @@ def _made_for(question: Question, spec: CellSpec, count: int) -> list[str]:
     return [f"{spec.model} was made for {longest} positions; what is beyond would fit, whether or not it is of use"]
 
 
-def _nothing_fits(question: Question, spec: CellSpec, at_one: Verdict) -> str:
+def _nothing_fits(question: Question, spec: CellSpec, at_least: Verdict, least: int) -> str:
     other = f"seq_len {spec.seq_len}" if question == "batch_size" else f"batch_size {spec.batch_size}"
     advice = [] if spec.gradient_checkpointing else ["recompute layers (--gradient-checkpointing)"]
     advice += [] if spec.method == "qlora" else ["use method qlora"]
     advice.append("take a smaller model or more GPUs (--min-gpus)")
-    return f"not even {question} 1 with {other} fits on {at_one.gpu}: {at_one.reason}; {', or '.join(advice)}"
+    return f"not even {question} {least} with {other} fits on {at_least.gpu}: {at_least.reason}; {', or '.join(advice)}"

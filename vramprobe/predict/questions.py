@@ -65,11 +65,16 @@ def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
             raise SpecError(f"{name}: {value!r} given; allowed: {', '.join(allowed)}")
         if name in _BESIDE and "sharding" not in ranks:
             raise SpecError(f"{name} {value} is for several GPUs; give {_BESIDE[name]}")
-    if ranks and has_images(one.architecture):
-        raise SpecError(f"{one.model} has a vision tower, which is predicted on one GPU; leave {', '.join(ranks)} out")
+    if ranks and (reason := one_gpu_alone(one)):
+        raise SpecError(f"{reason}; leave {', '.join(ranks)} out")
     if ("sharding" in ranks) != ("num_gpus" in ranks):
         raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
     return one.model_copy(update=ranks)
+
+
+def one_gpu_alone(one: spec.CellSpec) -> str | None:
+    """Why no ranks of a cell are predicted; None where they are."""
+    return f"{one.model} has a vision tower, which is predicted on one GPU" if has_images(one.architecture) else None
 
 
 def given_fit(fit: str | Path | MemoryModel | None) -> MemoryModel | None:
@@ -146,7 +151,7 @@ def changes(
     those of :func:`predict`, of which ``replays`` is for several GPUs alone; these shard as ``sharding`` says, else as
     fsdp. Raises UnsupportedArchitecture where there is no arithmetic.
     """
-    from vramprobe.predict.changes import candidates, what_would_save
+    from vramprobe.predict.changes import candidates, smaller_images, what_would_save
 
     words, num_gpus = _without_recipe(options) | {"device": device}, options.get("num_gpus")
     own = {
@@ -168,7 +173,7 @@ def changes(
     alone = {name: value for name, value in options.items() if name not in _RANKS}
     spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus or 1})
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
-    found = what_would_save(with_options({}), candidates(spec), with_options, card)
+    found = what_would_save(with_options({}), [*candidates(spec), *smaller_images(spec)], with_options, card)
     if num_gpus is not None:
         return found
     return [

@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.choices import Offload, Sharding, meant
 from vramprobe.errors import OutOfRange, SpecError
-from vramprobe.predict.questions import cell, cell_on_ranks, given_fit, predicted, require_engine
+from vramprobe.predict.questions import cell, cell_on_ranks, given_fit, one_gpu_alone, predicted, require_engine
+from vramprobe.rules.images import BESIDE_AN_IMAGE
 from vramprobe.rules.sharding import SHARDINGS, cannot_shard, rules_of
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
     not even 1 fits. Without arithmetic for the architecture it asks for ``engine="trace"``, which takes about a dozen
     simulations of some seconds each.
     """
-    return _largest_count("batch_size", gpu, seq_len=seq_len, batch_size=1, **options)
+    return _largest_count("batch_size", gpu, 1, seq_len=seq_len, batch_size=1, **options)
 
 
 def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
@@ -39,7 +41,8 @@ def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
             f"cp_size {options['cp_size']}: the longest sequence is not looked for where ranks share each; predict "
             "lengths one by one"
         )
-    return _largest_count("seq_len", gpu, seq_len=1, batch_size=batch_size, **options)
+    least = max(1, BESIDE_AN_IMAGE * (options.get("images") or 0))
+    return _largest_count("seq_len", gpu, least, seq_len=least, batch_size=batch_size, **options)
 
 
 def largest_model(*, gpu: str, **options: Any) -> Largest:
@@ -79,6 +82,8 @@ def min_gpus(
 
     sharding, offload = meant("sharding", sharding), _known_offload(offload)
     one = cell(device=options.pop("device", None) or "cuda", **options)
+    if reason := one_gpu_alone(one):
+        raise UnsupportedArchitecture(f"{reason}, so no number of GPUs is looked for")
     return fewest.min_gpus(
         one.model_copy(update={"sharding": sharding, "offload": offload or "none"}),
         catalog.gpu_or_size(gpu),
@@ -109,12 +114,13 @@ def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options:
     ``options`` are those of min_gpus but the sharding. Raises SpecError where no kind does it, UnsupportedArchitecture
     where ranks cannot be counted, and what min_gpus raises.
     """
-    from vramprobe.architecture import UnsupportedArchitecture
     from vramprobe.predict.fewest import why_not
 
     offload = _known_offload(offload)
     words = {name: it for name, it in options.items() if name not in ("fit", "allow_extrapolation")}
     one = cell(**{"device": "cuda"} | words)
+    if reason := one_gpu_alone(one):
+        raise UnsupportedArchitecture(f"{reason}, so no number of GPUs is looked for")
     answers: list[MinGpus] = []
     left_out: dict[str, list[str]] = {}
     for kind in (name for name, rules in SHARDINGS.items() if rules.answers_min_gpus):
@@ -133,8 +139,7 @@ def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options:
     return Fewest(answers, left_out)
 
 
-def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **options: Any) -> Largest:
-    from vramprobe.architecture import UnsupportedArchitecture, architecture
+def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: int, **options: Any) -> Largest:
     from vramprobe.predict import largest
 
     allow, engine = options.get("allow_extrapolation", False), options.get("engine", "auto")
@@ -151,7 +156,7 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **optio
     if asked.replay is not None:
         try:
             return largest.largest_replayed(
-                question, one, asked.replay, asked.judge, model=asked.replays, allow_extrapolation=allow
+                question, one, asked.replay, asked.judge, model=asked.replays, allow_extrapolation=allow, least=least
             )
         except OutOfRange:
             if options.get("fit") is not None:
@@ -162,6 +167,7 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, **optio
         asked.judge,
         model=None if engine == "trace" else asked.model,
         allow_extrapolation=allow,
+        least=least,
     )
 
 

@@ -10,7 +10,7 @@ from vramprobe.errors import SpecError
 from vramprobe.rules import Cell
 
 #: Tokens of text that surround each image: its start and its end.
-_BESIDE_AN_IMAGE = 2
+BESIDE_AN_IMAGE = 2
 
 
 def reasons_against_images(spec: Cell) -> list[str]:
@@ -31,9 +31,9 @@ def reasons_against_images(spec: Cell) -> list[str]:
         ),
         (spec.torch_compile, f"{spec.model} has a vision tower, which is not run compiled; leave torch_compile out"),
         (
-            spec.seq_len < _BESIDE_AN_IMAGE * spec.images,
-            f"seq_len {spec.seq_len} is the text alone, which has {_BESIDE_AN_IMAGE} tokens beside each of "
-            f"{spec.images} images; use at least {_BESIDE_AN_IMAGE * spec.images}",
+            spec.seq_len < BESIDE_AN_IMAGE * spec.images,
+            f"seq_len {spec.seq_len} is the text alone, which has {BESIDE_AN_IMAGE} tokens beside each of "
+            f"{spec.images} images; use at least {BESIDE_AN_IMAGE * spec.images}",
         ),
     ]
     return [reason for broken, reason in rules if broken] + _against_size(spec)

@@ -13,7 +13,7 @@ from vramprobe.catalog import find_gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.predict import predict
 from vramprobe.predict.stack import on_stack
-from vramprobe.spec import resolve
+from vramprobe.spec import CellSpec, resolve
 
 #: The batch and the length of train.py.
 _SHAPE = {"batch_size": 4, "seq_len": 1024, "device": "cuda"}
@@ -28,15 +28,19 @@ def predicted_bytes(run: Run, pins: dict[str, str]) -> int | None:
     """Of a step of a run by transformers' Trainer; None also for TRL, whose defaults are each release's own."""
     if run.trainer != "trainer":
         return None
+    try:
+        return predict(spec_of(run, pins), gpu=find_gpu(CARD)).peak_allocated_bytes.value
+    except VramprobeError:
+        return None
+
+
+def spec_of(run: Run, pins: dict[str, str]) -> CellSpec:
+    """The cell that a run by transformers' Trainer is, under these releases. Raises VramprobeError."""
     is_fused = _release(pins["transformers"]) >= (4, 54) and _release(pins["torch"]) >= (2, 8)  # by default
     optimizer = {"optim": "adamw_torch_fused" if is_fused else "adamw_torch"}
     words = _METHODS[run.method] | _SHAPE | _adapters(run, pins) | optimizer
-    try:
-        spec = resolve(model=run.model, method=run.method, num_layers=run.num_layers, **words)
-        spec = on_stack(spec, ",".join(f"{name}-{pins[name]}" for name in ("transformers", "bitsandbytes")))
-        return predict(spec, gpu=find_gpu(CARD)).peak_allocated_bytes.value
-    except VramprobeError:
-        return None
+    spec = resolve(model=run.model, method=run.method, num_layers=run.num_layers, **words)
+    return on_stack(spec, ",".join(f"{name}-{pins[name]}" for name in ("transformers", "bitsandbytes")))
 
 
 def _adapters(run: Run, pins: dict[str, str]) -> dict[str, Any]:

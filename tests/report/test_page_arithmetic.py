@@ -12,9 +12,10 @@ from typing import get_args
 
 import pytest
 from grids import grid
+from page_cells import some_of_one_batch, some_options, some_ranks, some_replayed_rank
 
 from vramprobe import api, catalog, spec
-from vramprobe.choices import DEVICE_MAP, TENSOR_PARALLEL, CpRotation, Sharding
+from vramprobe.choices import DEVICE_MAP, TENSOR_PARALLEL
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import MemoryModel, Spread, shipped_fits
 from vramprobe.predict.verdict import verdict
@@ -22,7 +23,7 @@ from vramprobe.report.page import engine
 from vramprobe.report.page.translation import Module, TranslationError, translate
 from vramprobe.report.page.translation.calls import BUILTIN_METHODS
 from vramprobe.report.page.translation.expressions import BUILTINS
-from vramprobe.rules.sharding import DTENSOR_OPTIMIZERS, FSDP2, HYBRID, ONE_GROUP
+from vramprobe.rules.sharding import HYBRID, ONE_GROUP
 
 #: make test asks a part of the random questions, make test-all the whole.
 PART, WHOLE = 8, 1
@@ -45,43 +46,6 @@ def part(request):
 def enough(counts, kinds, part, num=5):
     """Whether each of these kinds was among the questions, so often or, of a part of them, once."""
     return min(counts[kind] for kind in kinds) >= max(num // part, 1)
-
-
-def some_options(rng):
-    """A random cell's words, some impossible."""
-    method = rng.choice(get_args(spec.Method))
-    words = {
-        "model": rng.choice([entry.name for entry in catalog.list_models()]),
-        "method": method,
-        "device": rng.choice(["cuda", "cuda", "cpu"]),
-        "batch_size": rng.choice([1, 2, 3, 16]),
-        "seq_len": rng.choice([1, 128, 1000, 2048, 8192]),
-        "gradient_checkpointing": rng.random() < 0.5,
-        "optim": rng.choice(get_args(spec.Optim)),
-        "grad_accum": rng.choice([1, 4, 9]),
-        "attn": rng.choice([None, "eager", "flash_attention_2"]),
-        "dtype": rng.choice([None, "fp32"]),
-        "autocast": rng.choice([None, "bf16", "none"]),
-        "fused_linear_cross_entropy": rng.random() < 0.25,
-    }
-    if method != "full":
-        words |= {
-            "lora_r": rng.choice([8, 64]),
-            "lora_dropout": rng.choice([None, 0.1]),
-            "lora_targets": rng.choice(["all-linear", "q_v"]),
-            "lora_dtype": rng.choice([None, "bf16"]),
-        }
-    if method == "qlora":
-        words |= {
-            "quant": rng.choice([None, "fp4", "int8", "nf4-single"]),
-            "kbit_prep": rng.choice(get_args(spec.KbitPrep)),
-        }
-    words["dora"] = rng.random() < (0.02 if method == "full" else 0.3)
-    if rng.random() < 0.1:
-        words["num_layers"] = rng.choice([1, 2, 5, 30])
-    if rng.random() < 0.3:
-        words |= {"num_gpus": rng.choice([2, 3, 8, 1000]), "sharding": rng.choice(get_args(Sharding))}
-    return {name: value for name, value in words.items() if value is not None}
 
 
 def on_one_gpu(options):
@@ -212,46 +176,11 @@ def require_largest(answers, cell):
         assert largest[kind] == ask(gpu="RTX-4090", engine="formula", fit="none", **cell, **other).fits.value
 
 
-def some_of_one_batch(rng, sharding):
-    """A random cell whose cards have one batch; some impossible."""
-    models = ["llama-3.2-1b", "qwen2.5-0.5b", "llama-3.1-8b", "mistral-7b-v0.3", "qwen3-0.6b", "gemma-2-2b"]
-    words = some_options(rng) | {"model": rng.choice(models), "device": "cuda", "seq_len": rng.choice([1, 512, 2048])}
-    words |= {"sharding": sharding, "num_gpus": rng.choice([2, 2, 3, 4, 8])}
-    words["fused_linear_cross_entropy"] = rng.random() < 0.05
-    if rng.random() < 0.9:
-        words.pop("attn", None)
-    if sharding == TENSOR_PARALLEL and rng.random() < 0.8:  # of what it takes; the rest is refused
-        words |= {"dora": False, "optim": rng.choice(DTENSOR_OPTIMIZERS)}
-        words |= {} if words["method"] == "full" else {"lora_targets": "q_v"}
-    for name, value in (("offload", "params"), ("cp_size", 2), ("shard_size", 2), ("cp_rotation", "alltoall")):
-        if rng.random() < 0.03:
-            words[name] = value
-    return words
-
-
 def said_or_refused(options):
     try:
         return said(api.predict(engine="formula", fit="none", gpu="RTX-4090", replays=False, **options))
     except VramprobeError as refusal:
         return str(refusal)
-
-
-def some_ranks(rng):
-    """A random rank's words: of groups, of shared sequences, offloaded; some impossible."""
-    model = rng.choice(["llama-3.2-1b", "qwen2.5-0.5b", "llama-3.1-8b", "mistral-7b-v0.3", "pythia-1b"])
-    words = some_options(rng) | {"model": model, "device": "cuda", "seq_len": rng.choice([512, 1000, 2048])}
-    words |= {"num_gpus": rng.choice([2, 8, 16, 64]), "optim": rng.choice(["adamw_torch", "adamw_torch_fused", "sgd"])}
-    words["fused_linear_cross_entropy"] = rng.random() < 0.05
-    words["sharding"] = rng.choice([*HYBRID, *HYBRID, *ONE_GROUP])
-    if (words["sharding"] in HYBRID and rng.random() < 0.5) or rng.random() < 0.05:
-        words["shard_size"] = rng.choice([2, 4, 5, 8])
-    if rng.random() < 0.3:
-        words |= {"cp_size": rng.choice([2, 4]), "sharding": rng.choice([*FSDP2, "fsdp1"])}
-        words["cp_rotation"] = rng.choice(get_args(CpRotation))
-        words.pop("attn", None)
-    elif rng.random() < 0.5:
-        words["offload"] = rng.choice(["params", "optimizer"])
-    return words
 
 
 def test_the_page_evaluates_a_fit_of_a_gpu(answers, part):
@@ -333,18 +262,6 @@ def replayed_alike(answers, asked):
 
 def given_back(answer):
     return ["given back"] if "gives its cached blocks back" in answer["verdict"]["reason"] else []
-
-
-def some_replayed_rank(rng):
-    """A random rank's words, of a few layers; some impossible."""
-    models = ["llama-3.2-1b", "qwen2.5-0.5b", "llama-3.1-8b", "mistral-7b-v0.3", "gemma-2-2b", "pythia-1b"]
-    words = some_options(rng) | {"model": rng.choice(models), "device": "cuda", "seq_len": rng.choice([512, 2048])}
-    words |= {"sharding": rng.choice([*ONE_GROUP, *HYBRID]), "num_gpus": rng.choice([2, 8, 16]), "dora": False}
-    words |= {"num_layers": rng.choice([2, 5, 12]), "fused_linear_cross_entropy": False}
-    words["optim"] = rng.choice(["adamw_torch", "adamw_torch_fused", "sgd", "adamw_bnb_8bit"])
-    if words["sharding"] in HYBRID:
-        words |= rng.choice([{"num_gpus": 16}, {"num_gpus": 8, "shard_size": rng.choice([2, 4])}])
-    return words
 
 
 def test_the_page_predicts_under_older_libraries_what_predict_does(answers):

@@ -1,0 +1,244 @@
+"""The gate of recipes: any answer against the oracles: ``python benchmarks/truth/recipes.py`` rebuilds recipes.md.
+
+An answer is a function of one cell, ``answer(oracle) -> (allocated, reserved)`` in bytes, null where it has none;
+``tests/oracles/oracles.py`` says what an oracle holds. recipes.md has today's arithmetic as the baseline, from the
+frozen rows (seconds). ``--answer MODULE:FUNCTION`` prints the same tables for another, ``--differing`` also each cell
+that it has otherwise; ``--kind`` takes these kinds alone. ``--check`` says whether recipes.md is what the rows give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import as_markdown, write_or_check
+from tests.oracles import oracles
+from tests.oracles.oracles import Oracle
+from vramprobe.errors import VramprobeError
+
+PAGE = Path(__file__).with_suffix(".md")
+Sizes = tuple[int | None, int | None]
+Answer = Callable[[Oracle], Sizes]
+#: Of the cells with the largest differences so many are named.
+_WORST = 12
+
+
+class Compared(NamedTuple):
+    """One cell's answer beside its reference: bytes, of each tier that both have."""
+
+    oracle: Oracle
+    answered: Sizes
+    reference: Sizes
+
+    def percent(self, tier: int) -> float | None:
+        """How far the answer is off; None where one of both is not known."""
+        answered, reference = self.answered[tier], self.reference[tier]
+        return None if answered is None or not reference else 100 * (answered / reference - 1)
+
+    def is_equal(self, tier: int) -> bool:
+        return self.answered[tier] == self.reference[tier]
+
+
+def arithmetic(oracle: Oracle) -> Sizes:
+    """What predict said by arithmetic, frozen; what it simulated is not arithmetic's."""
+    today = oracle.today
+    return (today.allocated_bytes, today.reserved_bytes) if today.engine == "formula" else (None, None)
+
+
+def predict(oracle: Oracle) -> Sizes:
+    """What predict said by whatever engine it took, frozen."""
+    return oracle.today.allocated_bytes, oracle.today.reserved_bytes
+
+
+def of_run(oracle: Oracle) -> Sizes:
+    """What a run took; its reserved memory where no limit of the GPU held it down."""
+    run = oracle.run
+    if run is None or run.outcome != "ok":
+        return None, None
+    return run.allocated_bytes, None if run.retries else run.reserved_bytes
+
+
+def compared(cells: Iterable[Oracle], answer: Answer, reference: Answer) -> list[Compared]:
+    """The cells that have a reference, each with its answer."""
+    found = []
+    for oracle in cells:
+        sizes = reference(oracle)
+        if sizes != (None, None):
+            found.append(Compared(oracle, _asked(answer, oracle), sizes))
+    return found
+
+
+def _asked(answer: Answer, oracle: Oracle) -> Sizes:
+    try:
+        return answer(oracle)
+    except VramprobeError:
+        return None, None
+
+
+def group_of(oracle: Oracle) -> str:
+    """A line of the table: the kind, of ranks the sharding."""
+    return f"ranks, {oracle.spec.sharding}" if oracle.kind == "ranks" else oracle.kind
+
+
+def is_of_one_gpu(oracle: Oracle) -> bool:
+    """Whether the gate counts it as a cell on a single emulated GPU."""
+    run = oracle.run
+    return run is not None and run.instrument == "emulated" and oracle.spec.num_gpus == 1 and not oracle.is_a_command
+
+
+def table(found: Sequence[Compared]) -> list[str]:
+    """A line for each kind, then the gate's own."""
+    by_group: dict[str, list[Compared]] = {}
+    for one in found:
+        by_group.setdefault(group_of(one.oracle), []).append(one)
+    lines = [[name, *_line(several)] for name, several in sorted(by_group.items())]
+    gate = {
+        "**one GPU**": [one for one in found if is_of_one_gpu(one.oracle)],
+        "**several GPUs**": [one for one in found if one.oracle.spec.num_gpus > 1],
+    }
+    lines += [[name, *_line(several)] for name, several in gate.items() if several]
+    tiers = [f"{tier}: {what}" for tier in ("allocated", "reserved") for what in ("equal", "median, 90 %, worst")]
+    return as_markdown(["kind", "cells", "answered", *tiers], "lrrrrrr", lines)
+
+
+def _line(several: Sequence[Compared]) -> list[str]:
+    answered = sum(one.answered != (None, None) for one in several)
+    cells = [str(len(several)), str(answered)]
+    for tier in (0, 1):
+        own = [one for one in several if one.percent(tier) is not None]
+        off = sorted(abs(one.percent(tier) or 0) for one in own)
+        equal = sum(one.is_equal(tier) for one in own)
+        cells.append(f"{equal} of {len(own)}" if own else "–")
+        spread = (statistics.median(off), off[math.ceil(0.9 * len(off)) - 1], off[-1]) if off else ()
+        cells.append(", ".join(f"{one:.3f} %" for one in spread) or "–")
+    return cells
+
+
+def furthest(found: Sequence[Compared], tier: int) -> list[str]:
+    """The cells with the largest differences."""
+    own = [one for one in found if one.percent(tier)]
+    own.sort(key=lambda one: -abs(one.percent(tier) or 0))
+    lines = [_named(one, tier) for one in own[:_WORST]]
+    return as_markdown(["cell", "kind", "GPU", "run, bytes", "answer, %"], "lllrr", lines)
+
+
+def _named(one: Compared, tier: int) -> list[str]:
+    oracle = one.oracle
+    off = f"{one.percent(tier):+.4f}"
+    return [oracle.spec.cell_id, group_of(oracle), oracle.gpu or "CPU", f"{one.reference[tier]:,}", off]
+
+
+def limits(cells: Iterable[Oracle], answer: Answer) -> list[str]:
+    """At a GPU's limit: whether the answer's reserved memory lies within what a verdict is held against, and how the
+    run ended."""
+    counts: dict[tuple[str, str], dict[tuple[bool, str], int]] = {}
+    for oracle in cells:
+        run, usable = oracle.run, oracle.today.usable_bytes
+        if run is None or usable is None or (oracle.kind != "boundary" and run.outcome != "oom"):
+            continue
+        allocated, reserved = _asked(answer, oracle)
+        needed = allocated if reserved is None else reserved
+        if needed is not None:
+            own = counts.setdefault((oracle.kind, oracle.gpu or "CPU"), {})
+            key = (needed <= usable, run.outcome)
+            own[key] = own.get(key, 0) + 1
+    ends = [(within, outcome) for within in (True, False) for outcome in ("ok", "oom")]
+    lines = [[*names, *(own.get(end, 0) for end in ends)] for names, own in sorted(counts.items())]
+    head = [f"{place}, {end}" for place in ("within", "beyond") for end in ("ran", "ran out")]
+    return as_markdown(["kind", "GPU", *head], "llrrrr", lines)
+
+
+def tables(cells: Sequence[Oracle], answer: Answer, *, baseline: bool = False) -> list[str]:
+    """All tables of one answer; ``baseline``: it is the arithmetic that the last one compares with."""
+    found = compared(cells, answer, of_run)
+    lines = [
+        "Against runs: bytes that the run took are right. *Equal*: to the byte, of the cells with both figures.",
+        "",
+        *table(found),
+        "",
+        "Furthest off in allocated memory:",
+        "",
+        *furthest(found, 0),
+        "",
+        "Furthest off in reserved memory:",
+        "",
+        *furthest(found, 1),
+        "",
+        "At a GPU's limit: reserved memory within or beyond what the GPU has beside 1 GiB for the CUDA context, and",
+        "how the run ended. A run beyond it can end well, as the emulated context is smaller and as the allocator",
+        "gives cached blocks back; a run within it may not run out.",
+        "",
+        *limits(cells, answer),
+    ]
+    if not baseline:
+        rest = [one for one in cells if of_run(one) == (None, None)]
+        lines += ["", "Against arithmetic, where no run was kept:", "", *table(compared(rest, answer, arithmetic))]
+    return lines
+
+
+def page(cells: Sequence[Oracle]) -> str:
+    """recipes.md."""
+    ran = sum(of_run(one) != (None, None) for one in cells)
+    lines = [
+        "# Recipes: the gate and its baseline",
+        "",
+        "Recorded and extended logs are to replace the arithmetic of `vramprobe/terms`. This page says how near an",
+        f"answer is to {len(cells):,} frozen cells ([tests/oracles](../../tests/oracles/README.md)): {ran:,} have a",
+        "run (emulated, those of kind cpu measured on a CPU; no GPU was measured), the others what arithmetic said.",
+        "By `python benchmarks/truth/recipes.py`; `--answer MODULE:FUNCTION` prints the tables of another answer.",
+        "",
+        "## Arithmetic, the baseline",
+        "",
+        "What `vramprobe predict` said by arithmetic, with the fit that ships and the allocator's replay. Kinds",
+        "`techniques` and `releases` are whole training scripts, which a cell only resembles. Where cells are not",
+        "answered, arithmetic has no such family, and `predict` simulates or refuses.",
+        "",
+        *tables(cells, arithmetic, baseline=True),
+        "",
+        "## With the simulation, where arithmetic has no answer",
+        "",
+        "What `vramprobe predict` said by the simulation on fake tensors (seconds each).",
+        "",
+        *table(compared([one for one in cells if one.today.engine == "trace"], predict, of_run)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def differing(found: Iterable[Compared]) -> list[str]:
+    """A line for each cell whose answer is not its reference, or that has none."""
+    lines = []
+    for one in found:
+        sizes = [f"{mine} for {theirs}" for mine, theirs in zip(one.answered, one.reference, strict=True) if theirs]
+        if any(theirs and mine != theirs for mine, theirs in zip(one.answered, one.reference, strict=True)):
+            lines.append(f"{group_of(one.oracle)}, {one.oracle.gpu}, {one.oracle.spec.cell_id}: {', '.join(sizes)}")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answer", metavar="MODULE:FUNCTION")
+    parser.add_argument("--kind", action="append", default=[])
+    parser.add_argument("--differing", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    words = parser.parse_args()
+    cells = [one for one in oracles.cells() if not words.kind or one.kind in words.kind]
+    if words.answer or words.kind or words.differing:
+        module, _, name = (words.answer or f"{__name__}:arithmetic").partition(":")
+        answer = getattr(importlib.import_module(module), name)
+        print("\n".join(tables(cells, answer)))
+        if words.differing:
+            print("\n".join(["", *differing(compared(cells, answer, of_run))]))
+        return
+    write_or_check({PAGE: page(cells)}, "truth/recipes.py", check=words.check)
+
+
+if __name__ == "__main__":
+    main()

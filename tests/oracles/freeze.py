@@ -1,0 +1,176 @@
+"""Freeze what predict says today, beside the runs that are kept: ``python tests/oracles/freeze.py`` (about 10 minutes).
+
+It asks predict of the cells that the rows have (``--choose``: chosen anew, by rule) and writes cells.jsonl.xz and
+questions.jsonl.xz; the same repository gives the same rows. ``--check`` writes nothing and names what predict says
+otherwise now. Needs torch for the cells that are simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, then tests/
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.oracles import oracles
+from tests.oracles.inverse import answered, asked
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import find_gpu
+from vramprobe.errors import OutOfRange, VramprobeError
+from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.replayed import replayed
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.questions import predicted
+from vramprobe.predict.verdict import verdict
+from vramprobe.spec import CellSpec
+from vramprobe.terms.sharding.ranks import is_logged
+
+#: Of these kinds of runs so many are kept, of the others all.
+SAMPLES = {"held out": 350, "fitted": 150}
+Row = dict[str, Any]
+
+
+def today(spec: CellSpec, gpu: str | None) -> Row:
+    """What predict says of a cell, as the command line does: with the fit that ships, the replay, retries."""
+    card = None if gpu is None else find_gpu(gpu)
+    try:
+        found = _predicted(spec, card)
+    except VramprobeError as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    said: Row = {
+        "engine": found.engine,
+        "allocated_bytes": found.peak_allocated_bytes.value,
+        "reserved_bytes": found.reserved_bytes and found.reserved_bytes.value,
+        "load_bytes": _load_bytes(spec, card) if found.engine == "formula" else None,
+        "phase": found.peak_phase,
+        "terms": found.terms,
+        "constant_bytes": found.constant_bytes,
+        "host_bytes": found.host_bytes,
+        "cards": found.cards and [one.model_dump(mode="json") for one in found.cards],
+        "retries": found.within and found.within.num_alloc_retries,
+    }
+    if card is not None and card.total_bytes:
+        judged = verdict(found, card)
+        said |= {"verdict": judged.verdict, "usable_bytes": judged.usable_bytes}
+        said |= {"needed_bytes": judged.needed_bytes.value, "needed_high_bytes": judged.needed_bytes.high}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _predicted(spec: CellSpec, card: Any) -> Prediction:
+    """By arithmetic, or by the simulation where there is none."""
+    words: Row = {"gpu": card, "allow_extrapolation": False}
+    fit = shipped_fit(spec.device, card) if spec.sharding is None else None
+    try:
+        return predicted(spec, fit, engine="formula", replays=True, retries=True, **words)
+    except OutOfRange:
+        return predicted(spec, None, engine="formula", **words)
+    except UnsupportedArchitecture:
+        if spec.sharding is not None or spec.other_head:
+            raise
+        return predicted(spec, fit, engine="trace", **words)
+
+
+def _load_bytes(spec: CellSpec, card: Any) -> int | None:
+    if spec.device != "cuda" or (spec.num_gpus > 1 and not is_logged(spec)):
+        return None
+    return replayed(spec, card).load_bytes
+
+
+def _place(kind: str, gpu: str | None, spec: CellSpec) -> str:
+    """A number that decides whether a cell is among a sample, the same whatever else there is."""
+    return hashlib.sha256(f"{kind} {gpu} {spec.fingerprint}".encode()).hexdigest()
+
+
+def chosen() -> Iterator[tuple[str, str | None, CellSpec, Row | None]]:
+    """Each cell on each GPU once, first those that ran."""
+    from tests.oracles.recorded import recorded
+    from tests.oracles.unrecorded import drawn, listed
+
+    by_kind: dict[str, list] = {}
+    for one in recorded():
+        by_kind.setdefault(one.kind, []).append(one)
+    found: dict[tuple[str | None, str], tuple] = {}
+    for kind, several in by_kind.items():
+        sample = sorted(several, key=lambda one: _place(kind, one.gpu, one.spec))[: SAMPLES.get(kind)]
+        for one in sample:
+            found.setdefault((one.gpu, one.spec.fingerprint), tuple(one))
+    for kind, gpu, spec in [*listed(), *drawn(_is_counted)]:
+        found.setdefault((gpu, spec.fingerprint), (kind, gpu, spec, None))
+    yield from sorted(found.values(), key=lambda one: (one[0], one[1] or "", one[2].cell_id, one[2].fingerprint))
+
+
+def _is_counted(spec: CellSpec, gpu: str | None) -> bool:
+    """Whether arithmetic answers."""
+    try:
+        predicted(spec, None, engine="formula", gpu=gpu and find_gpu(gpu), allow_extrapolation=False)
+    except VramprobeError:
+        return False
+    return True
+
+
+def frozen() -> Iterator[tuple[str, str | None, CellSpec, Row | None]]:
+    """The cells that the rows have now."""
+    for row, one in zip(oracles.rows(oracles.CELLS), oracles.cells(), strict=True):
+        yield one.kind, one.gpu, one.spec, row["run"]
+
+
+def answered_rows(cells: Iterable[tuple[str, str | None, CellSpec, Row | None]]) -> list[Row]:
+    """A row for each cell, without those that neither ran nor are answered for."""
+    found = []
+    for kind, gpu, spec, run in cells:
+        said = today(spec, gpu)
+        if run is not None or "refused" not in said:
+            found.append({"kind": kind, "gpu": gpu, "cell": spec.model_dump(mode="json"), "run": run, "today": said})
+    return found
+
+
+def changed(cells: list[oracles.Oracle]) -> list[str]:
+    """Which of these cells predict answers otherwise than it did, and in what."""
+    found = []
+    for one in cells:
+        said = dataclasses.asdict(oracles.Today(**today(one.spec, one.gpu)))
+        before = dataclasses.asdict(one.today)
+        names = [name for name, value in before.items() if said[name] != value]
+        if names:
+            found.append(f"{one.kind}, {one.gpu}, {one.spec.cell_id}: {', '.join(names)}")
+    return found
+
+
+def changed_answers(questions: list[oracles.Question]) -> list[str]:
+    """Which of these questions are answered otherwise than they were."""
+    return [f"{one.ask} {one.words}" for one in questions if answered(one.ask, one.words) != one.answer]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--choose", action="store_true", help="choose the cells anew, too")
+    parser.add_argument("--only", choices=("cells", "questions"), help="these alone")
+    parser.add_argument("--check", action="store_true", help="name what predict says otherwise now")
+    words = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # before torch is loaded, for what is simulated
+    if words.check:
+        found = [] if words.only == "questions" else changed(list(oracles.cells()))
+        found += [] if words.only == "cells" else changed_answers(oracles.questions())
+        sys.exit("\n".join(found) if found else 0)
+    if words.only != "questions":
+        made = answered_rows(chosen() if words.choose else frozen())
+        oracles.write(oracles.CELLS, made)
+        print(json.dumps(Counter(row["kind"] for row in made), indent=1), len(made))
+    if words.only != "cells":
+        answers = [{"ask": ask, "words": cell, "answer": answered(ask, cell)} for ask, cell in asked()]
+        oracles.write(oracles.QUESTIONS, answers)
+
+
+if __name__ == "__main__":
+    main()

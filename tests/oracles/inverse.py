@@ -1,0 +1,130 @@
+"""Questions whose answers are frozen beside the cells: inverse ones, changes, recommendations, plans, GRPO, vLLM.
+
+In: a name of ``vramprobe.api`` and its words. Out: the answer as JSON, cut to what a person reads first. Used by
+freeze.py and the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import date
+from itertools import product
+from typing import Any
+
+from vramprobe import api
+from vramprobe.errors import VramprobeError
+
+Words = dict[str, Any]
+CKPT: Words = {"gradient_checkpointing": True}
+MODELS = ("qwen2.5-0.5b", "llama-3.2-1b", "llama-3.1-8b", "gemma-3-4b", "qwen3-30b-a3b", "llama-3.1-70b")
+METHODS: tuple[Words, ...] = ({"method": "full"} | CKPT, {"method": "lora"} | CKPT, {"method": "qlora"} | CKPT)
+CARDS = ("RTX-4090", "A100-80GB-SXM", "B200")
+_RANKS: Words = {"model": "llama-3.1-8b", "gpu": "H100-SXM", "sharding": "fsdp", "num_gpus": 8}
+#: Of a list no more than so many.
+_FIRST = 12
+#: Prices older than three months are named, so a day is fixed.
+_DAY = date(2026, 11, 27)
+
+
+def asked() -> Iterator[tuple[str, Words]]:
+    """Every question: a function of the API, its words."""
+    for model, words, gpu in product(MODELS, METHODS, CARDS):
+        cell = {"model": model, "gpu": gpu} | words
+        yield "max_batch_size", cell | {"seq_len": 2048}
+        yield "max_seq_len", cell | {"batch_size": 1}
+    for words in METHODS:
+        yield "max_batch_size", _RANKS | words | {"seq_len": 2048}
+        yield "max_seq_len", _RANKS | words | {"batch_size": 1}
+        for gpu in CARDS:
+            yield "largest_model", {"gpu": gpu, "batch_size": 1, "seq_len": 2048} | words
+    for model, words, gpu in product(MODELS[1:4], METHODS, CARDS[:2]):
+        yield "changes", {"model": model, "gpu": gpu, "batch_size": 1, "seq_len": 8192} | words
+    for words, gpu in product(METHODS, CARDS[:2]):
+        yield "min_gpus_by_sharding", {"model": MODELS[1], "gpu": gpu, "batch_size": 1, "seq_len": 4096} | words
+        yield "min_gpus", {"model": MODELS[2], "gpu": gpu, "sharding": "fsdp", "batch_size": 1, "seq_len": 4096} | words
+    for model in (*MODELS[1:3], MODELS[-1]):
+        yield "recommend", {"model": model, "seq_len": 2048, "tokens": "50M"}
+    yield "recommend", {"model": MODELS[2], "method": "qlora", "seq_len": 4096, "tokens": "100M", "budget": 20.0}
+    yield "recommend", {"model": MODELS[2], "method": "full", "seq_len": 4096, "tokens": "1B", "deadline": "24h"}
+    yield "recommend", {"model": MODELS[2], "method": "lora", "seq_len": 2048, "budget": 10.0, "most": "tokens"}
+    for sweep, gpu in (("24gb", "RTX-4090"), ("80gb", "H100-SXM"), ("48gb", "L40S"), ("h200", "H200")):
+        yield "plan", {"path": sweep, "gpu": gpu, "engine": "formula"}
+    for model, sleep in product(MODELS[:3], (False, True)):
+        yield "grpo", {"model": model, "gpu": "H100-SXM", "method": "lora", "sleep": sleep, "searches": False} | CKPT
+    for model in MODELS[:4]:
+        yield "serve", {"model": model, "gpu": "H100-SXM", "max_model_len": 4096}
+
+
+def answered(ask: str, words: Words) -> Any:
+    """What the product answers, or the error that it gives in place of it."""
+    more: Words = {"today": _DAY} if ask == "recommend" else {}
+    try:
+        found = getattr(api, ask)(**words, **more)
+    except VramprobeError as error:
+        return {"refused": f"{type(error).__name__}: {error}"}
+    return _CUT.get(ask, _whole)(found)
+
+
+def _whole(found: Any) -> Any:
+    return found.model_dump(mode="json")
+
+
+def _largest(found: Any) -> Any:
+    said = {name: one and _of_answer(one) for name, one in (("fits", found.fits), ("tight", found.tight))}
+    return said | {"notes": found.notes, "not_judged": len(found.not_judged)}
+
+
+def _of_answer(one: Any) -> Any:
+    reserved = one.prediction.reserved_bytes
+    sizes = {
+        "allocated_bytes": one.prediction.peak_allocated_bytes.value,
+        "reserved_bytes": reserved and reserved.value,
+    }
+    return {"value": one.value, **sizes, "verdict": one.verdict.verdict}
+
+
+def _fewest(found: Any) -> Any:
+    return {"answers": [_whole(one) for one in found.answers], "left_out": found.left_out}
+
+
+def _changes(found: Any) -> Any:
+    return [one.model_dump(mode="json") for one in found[:_FIRST]]
+
+
+def _recommended(found: Any) -> Any:
+    whole = found.model_dump(mode="json")
+    whole["options"] = whole.get("options", [])[:_FIRST]
+    return _rounded(whole)
+
+
+def _rounded(value: Any) -> Any:
+    """Seconds and dollars to nine digits, which do not depend on the machine."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list) else value
+
+
+def _planned(found: Any) -> Any:
+    return [
+        {
+            "cell": row.spec.cell_id,
+            "action": row.action,
+            "verdict": row.verdict,
+            "allocated_bytes": row.prediction and row.prediction.peak_allocated_bytes.value,
+            "reserved_bytes": row.prediction and row.prediction.reserved_bytes and row.prediction.reserved_bytes.value,
+        }
+        for row in found.rows
+    ]
+
+
+_CUT: dict[str, Callable[[Any], Any]] = {
+    "max_batch_size": _largest,
+    "max_seq_len": _largest,
+    "largest_model": _largest,
+    "min_gpus_by_sharding": _fewest,
+    "changes": _changes,
+    "recommend": _recommended,
+    "plan": _planned,
+}

@@ -1,0 +1,147 @@
+"""The oracles: predict still says what was frozen, runs have the origin that they name, the gate's page is current."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import lzma
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from grids import exhaustive
+
+from benchmarks.truth import recipes
+from tests.oracles import freeze, oracles
+from vramprobe.choices import Loss, Optim, Quant, Sharding, Trainer
+from vramprobe.errors import SpecError
+
+ROOT = Path(__file__).parents[2]
+#: In ``make test`` one of so many cells is predicted anew, without those that load torch.
+PART = 60
+MOST_BYTES = 1_500_000
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[oracles.Oracle]:
+    return list(oracles.cells())
+
+
+@cache
+def journal(name: str) -> list[dict[str, Any]]:
+    """The rows of a table or the records of a journal of the repository."""
+    path = ROOT / name
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+    text = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    return [one for one in map(json.loads, text.splitlines()) if one.get("line") != "started"]
+
+
+def kept(run: oracles.Run) -> list[dict[str, Any]]:
+    """What the file that a run names has of it."""
+    where = run.origin["where"].items()
+    return [row for row in journal(run.origin["file"]) if all(str(row[name]) == value for name, value in where)]
+
+
+def numbers(row: dict[str, Any]) -> set[str]:
+    """The figures of a table's row or of a record's peak."""
+    return {str(value) for value in {**row, **(row.get("peak") or {})}.values()}
+
+
+def test_each_run_is_in_the_file_that_it_names_with_these_figures(cells: list[oracles.Oracle]) -> None:
+    runs = [one.run for one in cells if one.run is not None]
+    assert len(runs) > 2000
+    for run in runs:
+        found = kept(run)
+        assert found, run.origin
+        figures = {str(size) for size in (run.allocated_bytes, run.reserved_bytes, run.load_bytes) if size is not None}
+        assert any(figures <= numbers(row) for row in found), run.origin
+
+
+def test_a_figure_that_its_file_does_not_have_is_noticed(cells: list[oracles.Oracle]) -> None:
+    run = next(one.run for one in cells if one.run is not None and one.run.allocated_bytes)
+    assert not any(str(run.allocated_bytes + 1) in numbers(row) for row in kept(run))
+    assert not kept(dataclasses.replace(run, origin=run.origin | {"where": dict.fromkeys(run.origin["where"], "no")}))
+
+
+def test_each_cell_reads_back_with_every_option_and_is_there_once(cells: list[oracles.Oracle]) -> None:
+    names = set(cells[0].spec.model_dump())
+    for one in cells:
+        assert set(one.cell) == names
+        assert (one.gpu is None) == (one.cell["device"] == "cpu")
+        assert one.spec.model_dump(mode="json") == one.cell
+    assert len({(one.gpu, json.dumps(one.cell)) for one in cells}) == len(cells)
+
+
+def test_every_sharding_trainer_loss_optimizer_and_format_is_among_them(cells: list[oracles.Oracle]) -> None:
+    for name, kind in (
+        ("sharding", Sharding),
+        ("trainer", Trainer),
+        ("loss", Loss),
+        ("optim", Optim),
+        ("quant", Quant),
+    ):
+        assert set(get_args(kind)) <= {one.cell[name] for one in cells if one.today.engine == "formula"}
+
+
+def test_predict_says_of_a_part_what_it_said(cells: list[oracles.Oracle]) -> None:
+    some = [one for one in cells if one.today.engine == "formula"][::PART]
+    assert freeze.changed(some) == []
+
+
+def test_another_figure_is_named(cells: list[oracles.Oracle]) -> None:
+    one = next(one for one in cells if one.today.engine == "formula")
+    other = dataclasses.replace(one, today=dataclasses.replace(one.today, allocated_bytes=1, verdict="unknown"))
+    assert freeze.changed([other]) == [f"{one.kind}, {one.gpu}, {one.spec.cell_id}: allocated_bytes, verdict"]
+
+
+def test_a_part_of_the_questions_is_answered_as_it_was() -> None:
+    quick = [one for one in oracles.questions() if one.ask in ("serve", "grpo", "min_gpus")]
+    assert len(quick) >= 10
+    assert freeze.changed_answers(quick[::3]) == []
+
+
+@exhaustive
+@pytest.mark.timeout(7200)
+def test_predict_says_of_all_what_it_said(cells: list[oracles.Oracle]) -> None:
+    assert freeze.changed(cells) == []
+
+
+@exhaustive
+@pytest.mark.timeout(3600)
+def test_all_questions_are_answered_as_they_were() -> None:
+    assert freeze.changed_answers(oracles.questions()) == []
+
+
+def test_the_files_are_small() -> None:
+    assert sum(path.stat().st_size for path in (oracles.CELLS, oracles.QUESTIONS)) <= MOST_BYTES
+
+
+def test_the_gates_page_is_what_the_rows_give(cells: list[oracles.Oracle]) -> None:
+    assert recipes.PAGE.read_text() == recipes.page(cells)
+
+
+def test_the_gate_counts_an_answer_by_its_bytes(cells: list[oracles.Oracle]) -> None:
+    """An answer that is the run's own is equal in all; one byte more in none; one that is refused has no answer."""
+
+    def own(one: oracles.Oracle) -> recipes.Sizes:
+        return recipes.of_run(one)
+
+    def more(one: oracles.Oracle) -> recipes.Sizes:
+        allocated, reserved = recipes.of_run(one)
+        return allocated and allocated + 1, reserved
+
+    def none(one: oracles.Oracle) -> recipes.Sizes:
+        raise SpecError("no")
+
+    some = [one for one in cells if one.kind == "losses"]
+    lines = [recipes.table(recipes.compared(some, answer, recipes.of_run))[-1] for answer in (own, more, none)]
+    count = len(some)
+    start = f"| **one GPU** | {count} | "
+    assert lines[0].startswith(f"{start}{count} | {count} of {count} | 0.000 %, 0.000 %, 0.000 % | {count} of {count}")
+    assert lines[1].startswith(f"{start}{count} | 0 of {count} | 0.000 %")
+    assert lines[2] == f"{start}0 | – | – | – | – |"
+    assert len(recipes.differing(recipes.compared(some, none, recipes.of_run))) == count

@@ -62,7 +62,6 @@ def today(spec: CellSpec, gpu: str | None) -> Row:
     if card is not None and card.total_bytes:
         judged = verdict(found, card)
         said |= {"verdict": judged.verdict, "usable_bytes": judged.usable_bytes}
-        said |= {"needed_bytes": judged.needed_bytes.value, "needed_high_bytes": judged.needed_bytes.high}
     return {name: value for name, value in said.items() if value is not None}
 
 

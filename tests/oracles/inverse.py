@@ -20,8 +20,6 @@ MODELS = ("qwen2.5-0.5b", "llama-3.2-1b", "llama-3.1-8b", "gemma-3-4b", "qwen3-3
 METHODS: tuple[Words, ...] = ({"method": "full"} | CKPT, {"method": "lora"} | CKPT, {"method": "qlora"} | CKPT)
 CARDS = ("RTX-4090", "A100-80GB-SXM", "B200")
 _RANKS: Words = {"model": "llama-3.1-8b", "gpu": "H100-SXM", "sharding": "fsdp", "num_gpus": 8}
-#: Of a list no more than so many.
-_FIRST = 12
 #: Prices older than three months are named, so a day is fixed.
 _DAY = date(2026, 11, 27)
 
@@ -62,16 +60,17 @@ def answered(ask: str, words: Words) -> Any:
         found = getattr(api, ask)(**words, **more)
     except VramprobeError as error:
         return {"refused": f"{type(error).__name__}: {error}"}
-    return _CUT.get(ask, _whole)(found)
+    return _CUT[ask](found)
 
 
-def _whole(found: Any) -> Any:
-    return found.model_dump(mode="json")
+def _sizes(found: Any) -> Any:
+    """The whole numbers of an answer, of GRPO those of its stages, too."""
+    whole = found.model_dump(mode="json")
+    return {name: value for name, value in whole.items() if type(value) is int or name == "stages"}
 
 
 def _largest(found: Any) -> Any:
-    said = {name: one and _of_answer(one) for name, one in (("fits", found.fits), ("tight", found.tight))}
-    return said | {"notes": found.notes, "not_judged": len(found.not_judged)}
+    return {name: one and _of_answer(one) for name, one in (("fits", found.fits), ("tight", found.tight))}
 
 
 def _of_answer(one: Any) -> Any:
@@ -84,26 +83,39 @@ def _of_answer(one: Any) -> Any:
 
 
 def _fewest(found: Any) -> Any:
-    return {"answers": [_whole(one) for one in found.answers], "left_out": found.left_out}
+    return {name: getattr(found, name) for name in ("sharding", "num_gpus", "tight_num_gpus", "host_bytes")}
+
+
+def _by_sharding(found: Any) -> Any:
+    return [_fewest(one) for one in found.answers]
 
 
 def _changes(found: Any) -> Any:
-    return [one.model_dump(mode="json") for one in found[:_FIRST]]
+    return [one.model_dump(mode="json") for one in found]
 
 
 def _recommended(found: Any) -> Any:
-    whole = found.model_dump(mode="json")
-    whole["options"] = whole.get("options", [])[:_FIRST]
-    return _rounded(whole)
+    """Of each answer, or of the most that is asked for, the GPUs, the setting, its verdict's bytes, hours, dollars."""
+    if not hasattr(found, "answers"):
+        return {"value": found.value, **_option(found.option)}
+    return [{"question": one.question, **_option(one.option)} for one in found.answers if one.option is not None]
 
 
-def _rounded(value: Any) -> Any:
-    """Seconds and dollars to nine digits, which do not depend on the machine."""
-    if isinstance(value, float):
-        return float(f"{value:.9g}")
-    if isinstance(value, dict):
-        return {name: _rounded(one) for name, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, list) else value
+def _option(one: Any) -> Any:
+    setting = {"sharding", "batch_size", "grad_accum", "gradient_checkpointing"}
+    figures = {name: _rounded(figure and figure.value) for name, figure in (("hours", one.hours), ("usd", one.usd))}
+    return {
+        **one.model_dump(mode="json", include={"method", "gpu", "num_gpus"}),
+        **one.setting.model_dump(mode="json", include=setting),
+        "verdict": one.setting.verdict.verdict,
+        "needed_bytes": one.setting.verdict.needed_bytes.value,
+        **figures,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """To nine digits, which do not depend on the machine."""
+    return None if value is None else float(f"{value:.9g}")
 
 
 def _planned(found: Any) -> Any:
@@ -123,8 +135,11 @@ _CUT: dict[str, Callable[[Any], Any]] = {
     "max_batch_size": _largest,
     "max_seq_len": _largest,
     "largest_model": _largest,
-    "min_gpus_by_sharding": _fewest,
+    "min_gpus": _fewest,
+    "min_gpus_by_sharding": _by_sharding,
     "changes": _changes,
     "recommend": _recommended,
     "plan": _planned,
+    "grpo": _sizes,
+    "serve": _sizes,
 }

@@ -49,9 +49,7 @@ class Today(Figures):
     terms: dict[str, int] | None = None  # bytes by cause at the peak, as predict prints them
     constant_bytes: int = 0  # what the terms lack of the allocated peak
     verdict: str | None = None
-    needed_bytes: int | None = None  # held against ``usable_bytes`` of the GPU, with an interval up to ``needed_high``
-    needed_high_bytes: int | None = None
-    usable_bytes: int | None = None
+    usable_bytes: int | None = None  # of the GPU, beside what is set aside for the CUDA context and NCCL
     host_bytes: int | None = None
     refused: str | None = None  # the error that a person got
 

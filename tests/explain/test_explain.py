@@ -319,6 +319,18 @@ def test_a_step_that_fails_after_others_points_to_its_batch() -> None:
     assert not any("steps went well" in line for line in explained(bar.format(88) + loading))
 
 
+def test_expandable_segments_are_no_advice_where_the_log_has_them() -> None:
+    text = LOG.replace("74.10 GiB is allocated", "64.10 GiB is allocated").replace("503.92 MiB", "10.40 GiB")
+    assert any("expandable_segments:True (" in line for line in explained(text))
+    command = "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64,expandable_segments:True python train.py\n"
+    assert not any("expandable_segments:True (" in line for line in explained(command + text))
+    hint = (
+        text.rstrip()
+        + " reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True\n"
+    )
+    assert any("expandable_segments:True (" in line for line in explained(hint))
+
+
 def test_a_model_that_cannot_be_used_is_a_note_and_never_the_end() -> None:
     for name, note in (("Qwen/Qwen3.5-9B", "only logits can be named"), ("google/gemma-4-31B", "")):
         lines = explained(LOG.replace("meta-llama/Llama-3.1-8B", name))

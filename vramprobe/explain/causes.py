@@ -187,6 +187,8 @@ def _cause(oom: OutOfMemory, is_expandable: bool) -> tuple[Cause, str]:
         return "size", "the free memory would hardly hold the request, and the driver keeps some of it"
     if free is not None and free >= asked:
         return "unknown", "the free memory would hold the request: other processes or ranks changed it meanwhile"
+    if fits:
+        return "unknown", f"{fits}, although its segments are expandable: of another stream or pool"
     if free is not None and unused is not None:
         return "size", f"even with all unused memory the request lacks {format_bytes(asked - free - unused)}"
     if free is not None:

@@ -48,6 +48,9 @@ _SETTINGS = {
     "seq_len": re.compile(
         r"(?:cutoff_len|max_length|max_seq_length|max_seq_len|sequence_len|model_max_length)['\"]?[=:\s]+['\"]?(\d+)"
     ),
+    "expandable": re.compile(
+        r"(?<!setting )PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?[=:\s]+['\"]?\S*(expandable_segments:True)"
+    ),
     "num_gpus": re.compile(r"(?:nproc[_-]per[_-]node|num_processes|world_size)['\"]?[=:\s]+['\"]?(\d+)"),
 }
 _SETTINGS_BYTES = 8 * 2**20  # of the log's beginning, where settings are looked for

@@ -130,6 +130,7 @@ def _of_log(log: logs.Log, factors: Factors | None, notes: tuple[str, ...]) -> R
         first.form,
         host_copy=host_copy(first.frames),
         is_logits=any(name.startswith("logits") for name in tensors),
+        is_expandable="expandable" in log.settings,
     )
     engine = next((one for one in log.failures if one.oom.owner == "engine"), None)
     if engine is not None and engine is not first:  # which adds its own advice to PyTorch's message

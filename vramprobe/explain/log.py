@@ -55,18 +55,8 @@ _SETTINGS = {
 }
 _SETTINGS_BYTES = 8 * 2**20  # of the log's beginning, where settings are looked for
 _SETTING_WORDS = (
-    *(
-        "model_name",
-        "base_model",
-        "--model",
-        "model_id",
-        "batch_size",
-        "len",
-        "max_",
-        "nproc",
-        "num_proc",
-        "world_size",
-    ),
+    *("model_name", "base_model", "--model", "model_id", "batch_size", "_len", "nproc", "num_proc", "world_size"),
+    "ALLOC_CONF",
 )
 #: Each line of a known message or a traceback, and the first of a table, holds one of these; a test goes through the
 #: forms. Few and rare: a trainer writes "memory" in each of its lines, and each word costs 0.5 ms per MiB of log.
@@ -90,6 +80,7 @@ WORDS = (
 #: And what is looked at besides in the log's beginning: parts of tables of memory, and messages that nobody knows.
 _BROAD_WORDS = ("emory", "lloc", "MiB", "0000:", ":00.0")
 _BROAD_BYTES = 2 * 2**20
+_MEMORY_WORDS = ("emory", "lloc", "ALLOC", "oom", "OOM")
 #: A line that speaks of memory that ran out, in whatever form.
 _SPEAKS = re.compile(
     r"(?i)out of (?:\w+ ){0,2}memory|\boom\b|(?:insufficient|not enough|no available|exhausted) (?:\w+ ){0,2}memory|"
@@ -197,7 +188,7 @@ class _Reader:
             stream.is_mixed = stream.is_open
             stream.is_open = True
             stream.frames = stream.frames if stream.is_mixed else []
-        frames = [match for one in _FRAMES if "." in text for match in one.finditer(text)]
+        frames = [match for one in _FRAMES for match in one.finditer(text)] if ".py" in text or 'File "' in text else []
         if frames:
             self._add_frames(frames, text, stream)
         if form is not None:
@@ -224,11 +215,12 @@ class _Reader:
             stream.is_open, stream.frames, stream.source_due = False, [], 0
         log.summaries.read(text)
         log.readings.read(text)
-        if len(log.unknown) < _MAX_UNKNOWN and _SPEAKS.search(text):
+        if len(log.unknown) < _MAX_UNKNOWN and any(word in text for word in _MEMORY_WORDS) and _SPEAKS.search(text):
             log.unknown.append(self.lines.line_number())
-        for name, pattern in _SETTINGS.items():
-            if name not in log.settings and (found := pattern.search(text)):
-                log.settings[name] = found[1]
+        if self.lines.num_bytes <= _SETTINGS_BYTES and any(word in text for word in _SETTING_WORDS):
+            for name, pattern in _SETTINGS.items():
+                if name not in log.settings and (found := pattern.search(text)):
+                    log.settings[name] = found[1]
 
     def _close_message(self, rank: str | None, stream: _Stream) -> None:
         """Note an error once: launchers print a rank's message again."""

@@ -13,7 +13,7 @@ from vramprobe.units import MIB
 _GPU = re.compile(r"^\|\s+(\d+)\s+\S.*\|.*\|")
 _MEMORY = re.compile(r"^\|.*?(\d+)MiB\s*/\s*(\d+)MiB")
 _PROCESS = re.compile(r"^\|\s+(\d+)\s+(?:\S+\s+\S+\s+)?(\d+)\s+(?:C|G|C\+G|M\+C)\s+.*\s(\d+)MiB\s*\|")
-_HEADER = re.compile(r"\bmemory\.used \[MiB\]")
+_HEADER = "memory.used [MiB]"
 _NUMBER = re.compile(r"\s*(\d+)(?: MiB)?\s*$")
 
 
@@ -41,7 +41,7 @@ class Readings:
         """Take one line; most are of something else."""
         if line.startswith("|"):
             self._read_table(line)
-        elif _HEADER.search(line):
+        elif _HEADER in line:
             self._columns = [name.strip() for name in line.split(",")]
         elif self._columns and line.count(",") == len(self._columns) - 1:
             self._read_csv(line)

@@ -26,15 +26,20 @@ def print_step_time(console: Console, time: StepTime) -> None:
         f"\nstep time [bold]{short_seconds(time.seconds)}[/] predicted ({low} to {high}, 80 %), by counting step "
         f"{time.step} for {time.gpu}"
     )
+    sharing = time.parallel.get("tensor", 1) * time.parallel.get("pipeline", 1)
+    shared = f" on {sharing} GPUs that share a model ({_shared(time)})" if sharing > 1 else ""
     for rate, amount, what in (
         (time.tokens_per_second, time.tokens, "tokens"),
         (time.samples_per_second, time.samples, "samples"),
     ):
         if rate is not None and amount is not None:
             console.print(
-                f"     {rate:,.{0 if rate >= 100 else 2}f} {what}/s per GPU predicted, {amount:,} {what} a step"
+                f"     {rate:,.{0 if rate >= 100 else 2}f} {what}/s per GPU predicted, {amount * sharing:,} {what} a "
+                f"step{shared}"
             )
     console.print(f"     {time.mfu:.1%} MFU, {time.hfu:.1%} HFU predicted; {short_count(time.flops)} FLOPs a step")
+    if time.bubble_share is not None:
+        _print_bubble(console, time)
     print_unclaimed(console, time)
     console.print("\npredicted time by class, which overlap:")
     top = max(time.by_class.values(), default=0.0) or 1.0
@@ -46,6 +51,22 @@ def print_step_time(console: Console, time: StepTime) -> None:
         console.print("\npredicted kernel time by line, forward and backward:")
         for one in time.by_line:
             console.print(f"  {short_seconds(one.seconds):>9}  {escape(f'{one.line} {one.function}')}", soft_wrap=True)
+
+
+def _shared(time: StepTime) -> str:
+    return ", ".join(f"{name} {size}" for name, size in time.parallel.items() if name != "virtual")
+
+
+def _print_bubble(console: Console, time: StepTime) -> None:
+    """That a pipeline's waiting is not in the time, and how much it would be."""
+    assert time.bubble_share is not None
+    chunks = time.parallel.get("virtual", 1)
+    schedule = f"interleaved 1F1B ({chunks} chunks a stage)" if chunks > 1 else "1F1B"
+    console.print(
+        f"     waiting for other stages is not in it: with {time.parallel['pipeline']} equal stages and "
+        f"{time.num_micro_steps} micro-batches {schedule} adds {time.bubble_share:.0%}, "
+        f"{short_seconds(time.seconds * time.bubble_share)}; a slower stage adds more"
+    )
 
 
 def print_time_difference(console: Console, time: TimeDifference) -> None:

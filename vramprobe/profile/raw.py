@@ -190,6 +190,7 @@ class RawRank:
     plays: tuple[Mapping[str, Any], ...] = ()  # which batch was trained on in which step after those of num_steps
     kept: tuple[Mapping[str, Any], ...] = ()  # collections with tensors of many steps (hook/kept_lists.py)
     trainer: RawTrainer | None = None
+    parallel: Mapping[str, int] = field(default_factory=dict)  # how ranks share the model (hook/parallel.py)
     end: RawEnd | None = None
     history: RawHistory | None = None
 
@@ -352,8 +353,13 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
             into["kept"] = tuple(content.get("lists") or ())
         case "batch":
             into["plays"] = (*into.get("plays", ()), content)
-        case "values" | "verification" | "evaluation" | "count" | "batches":
+        case "count":
+            sizes = into.get("parallel", {})
+            into["count"] = content | {"num_sharing": sizes.get("tensor", 1) * sizes.get("pipeline", 1)}
+        case "values" | "verification" | "evaluation" | "batches":
             into[kind] = content
+        case "parallel":
+            into["parallel"] = {str(name): int(size) for name, size in content.get("sizes", {}).items()}
         case "trainer":
             into["trainer"] = _made(RawTrainer, content, where)
         case "end":
@@ -371,7 +377,19 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         chosen = history.device if history else process.device_index if process.device_index in cards else highest
         phases = [one for one in phases if one.device == chosen]
     lists = {name: tuple(found[name]) for name in ("moved", "host", "mapped", "asleep", "ooms", "warnings")}
-    names = ("num_steps", "values", "verification", "evaluation", "count", "batches", "plays", "kept", "trainer", "end")
+    names = (
+        "num_steps",
+        "values",
+        "verification",
+        "evaluation",
+        "count",
+        "batches",
+        "plays",
+        "kept",
+        "trainer",
+        "end",
+        "parallel",
+    )
     others = {name: found[name] for name in names if name in found}
     if "batches" in found:
         others["num_steps"] = found["batches"]["steps"]

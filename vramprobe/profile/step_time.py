@@ -29,10 +29,21 @@ def step_time(run: RawRun, warn: Callable[[str], None]) -> StepTime | None:
         return None
     folder = (run.launcher or {}).get("folder")
     try:
-        return max((time_on(gpu, raw, folder) for raw in counted), key=lambda one: one.seconds)
+        times = [time_on(gpu, raw, folder) for raw in counted]
     except SpecError as error:
         warn(f"no step time: {error}")
         return None
+    slowest = max(times, key=lambda one: one.seconds)
+    if slowest.tokens is not None:
+        return slowest
+    first = next((one for one in times if one.tokens is not None), slowest)  # of a pipeline's stages, that which embeds
+    return slowest.model_copy(update=_rates(first.tokens, first.samples, slowest.seconds))
+
+
+def _rates(tokens: int | None, samples: int | None, seconds: float) -> dict[str, float | None]:
+    amounts = {"tokens": tokens, "samples": samples}
+    rates = {f"{name}_per_second": None if one is None else one / seconds for name, one in amounts.items()}
+    return amounts | rates
 
 
 def counted_ranks(run: RawRun) -> list[RawRank]:
@@ -49,10 +60,6 @@ def time_on(gpu: Gpu, raw: RawRank, folder: str | None) -> StepTime:
     for frame, seconds in found.by_line:
         place = places.of_stack([frame])
         lines.append(LineSeconds(line=place.line or "", function=place.module or frame[2], seconds=seconds))
-    per_second = {
-        f"{name}_per_second": None if amount is None else amount / found.seconds
-        for name, amount in (("tokens", found.tokens), ("samples", found.samples))
-    }
     return StepTime(
         gpu=gpu.short_name,
         rank=raw.process.rank,
@@ -61,9 +68,9 @@ def time_on(gpu: Gpu, raw: RawRank, folder: str | None) -> StepTime:
         low_seconds=found.low_seconds,
         high_seconds=found.high_seconds,
         condition=found.condition,
-        tokens=found.tokens,
-        samples=found.samples,
-        **per_second,
+        **_rates(found.tokens, found.samples, found.seconds),
+        parallel=dict(raw.parallel),
+        num_micro_steps=max((one.micro_step or 1 for one in raw.phases if one.step == count.step), default=1),
         mfu=found.mfu,
         hfu=found.hfu,
         by_class=found.by_class,
@@ -92,6 +99,7 @@ def count_of(content: Mapping[str, Any]) -> Count:
             ),
             message_bytes=tuple(size / calls for _, _, calls, size in content["moved"]),
             rows=tuple(_row(row) for row in content["rows"]),
+            num_sharing=int(content.get("num_sharing", 1)),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise StoreError(f"a count of a step is not whole: {type(error).__name__}: {error}") from None

@@ -40,10 +40,12 @@ class StepTime(_Frozen):
     low_seconds: float
     high_seconds: float
     condition: str  # of the speed model's interval
-    tokens: int | None = None
+    tokens: int | None = None  # of one GPU: its share, where several work on the same ones
     samples: int | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
+    parallel: dict[str, int] = {}  # tensor, context, pipeline: ranks that share a model; virtual: chunks of a stage
+    num_micro_steps: int = 1
     mfu: float  # without recomputation, over the card's 16-bit peak
     hfu: float  # with it
     by_class: dict[str, float]  # seconds
@@ -53,6 +55,15 @@ class StepTime(_Frozen):
     num_launches: int  # products by cuBLAS among them
     unclaimed_share: float  # of the launches that the driver counted
     unclaimed: list[UnclaimedLaunches] = []
+
+    @property
+    def bubble_share(self) -> float | None:
+        """What waiting for other stages adds to the step, of its seconds, where all are alike: 1F1B's bubble, which
+        interleaved chunks divide; null without a pipeline. It is not in ``seconds``."""
+        stages = self.parallel.get("pipeline", 1)
+        if stages < 2:
+            return None
+        return (stages - 1) / (self.num_micro_steps * self.parallel.get("virtual", 1))
 
 
 class CardTime(_Frozen):

@@ -70,7 +70,8 @@ class Row:
 @dataclass(frozen=True, kw_only=True)
 class Count:
     """One step of one process. ``num_launches``: by the driver, without cuBLAS's; ``link_bytes`` by kind of collective:
-    (bytes that this rank sends, ranks); ``message_bytes``: of each of these the mean payload of a call."""
+    (bytes that this rank sends, ranks); ``message_bytes``: of each of these the mean payload of a call;
+    ``num_sharing``: how many ranks the same tokens go through, as under tensor and pipeline parallelism."""
 
     step: int
     num_launches: int
@@ -79,6 +80,7 @@ class Count:
     unclaimed: tuple[tuple[str, int], ...] = ()
     link_bytes: tuple[tuple[str, int, int], ...] = ()
     message_bytes: tuple[float, ...] = ()
+    num_sharing: int = 1
 
     @property
     def unclaimed_share(self) -> float:
@@ -94,7 +96,7 @@ class CountedTime:
     low_seconds: float
     high_seconds: float
     condition: Condition
-    tokens: int | None
+    tokens: int | None  # of one GPU: its share of those that several work on
     samples: int | None
     mfu: float
     hfu: float
@@ -148,6 +150,7 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
     seconds = math.hypot(replayed(phases), by_class["collectives"], copied_beside)
     seconds += by_class["copies"] - copied_beside + by_class["rest"]
     tokens, samples, shortest = _tokens(count.rows)
+    tokens, samples = (one and round(one / count.num_sharing) for one in (tokens, samples))
     condition = _condition(gpu, count, by_class, shortest, fit)
     factor = math.exp(fit.half_widths[condition])
     peak = seconds_of.peak * seconds

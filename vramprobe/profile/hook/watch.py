@@ -20,6 +20,7 @@ from .host import HostPeaks
 from .journal import complain, hook_folders
 from .kept_lists import kept_lists
 from .marks import Marks
+from .parallel import parallel_sizes
 from .phases import Phases, rank, used_bytes
 from .stop import Stop
 from .trace import Trace
@@ -71,6 +72,7 @@ class Watch:
         self.phases.on_step.append(self._trace.step_ended)
         self.phases.on_step.append(self._look_for_copies)
         self.phases.on_step.append(self._look_for_growth)
+        self.phases.on_step.append(self._say_how_ranks_share)
         self.phases.on_left.append(self._scope_left)
         if self._values is not None and asked.get("speed"):
             from .count.step import StepCount
@@ -224,6 +226,14 @@ class Watch:
     def _look_for_growth(self, step):
         if step in _GROWTH_IS_SOUGHT_AT and self.phases.grows() and (lists := kept_lists(step - 2)):
             self.line("kept", step=step, lists=lists)
+
+    def _say_how_ranks_share(self, step):
+        if step == 1 and (rank()["world_size"] or 1) > 1:
+            try:
+                if sizes := parallel_sizes(self._modules.values()):
+                    self.line("parallel", sizes=sizes)
+            except Exception as error:  # of a release whose groups are kept otherwise
+                complain(error)
 
     def _hold_what_was_loaded(self):
         """In loading no forward has shown a module: the weights are those of every module there is."""

@@ -1,0 +1,54 @@
+"""How the ranks of a run share a model: sizes of tensor, context and pipeline parallelism, by the program's own groups.
+
+In: Megatron's groups, torch's named device meshes, a transformers model's ``tp_size``. Out: a line ``parallel`` at the
+end of the first step; nothing where ranks only replicate or shard.
+"""
+
+import gc
+import sys
+
+_NAMES = {  # a mesh's dimension: ours
+    "tp": "tensor",
+    "tensor": "tensor",
+    "tensor_parallel": "tensor",
+    "cp": "context",
+    "sp": "context",
+    "context_parallel": "context",
+    "pp": "pipeline",
+    "pipeline": "pipeline",
+}
+
+
+def parallel_sizes(modules):
+    """By kind, those above 1; ``virtual``: a pipeline rank's chunks of layers, where its schedule interleaves them."""
+    found = {}
+    for name, size in (*_of_meshes(), *_of_megatron(), *_of_models(modules)):
+        if size and size > found.get(name, 1):
+            found[name] = int(size)
+    return found
+
+
+def _of_meshes():
+    module = sys.modules.get("torch.distributed.device_mesh")
+    kind = getattr(module, "DeviceMesh", ())
+    for mesh in [one for one in gc.get_objects() if isinstance(one, kind)] if kind else ():
+        for at, name in enumerate(getattr(mesh, "mesh_dim_names", None) or ()):
+            if name in _NAMES:
+                yield _NAMES[name], mesh.size(at)
+
+
+def _of_megatron():
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return
+    yield "tensor", state.get_tensor_model_parallel_world_size()
+    yield "context", state.get_context_parallel_world_size()
+    yield "pipeline", state.get_pipeline_model_parallel_world_size()
+    yield "virtual", state.get_virtual_pipeline_model_parallel_world_size()
+
+
+def _of_models(modules):
+    for module in modules:
+        size = getattr(module, "tp_size", None)
+        if isinstance(size, int):
+            yield "tensor", size

@@ -46,6 +46,9 @@ def print_profile(record: ProfileRecord) -> None:
         print_answers(console, record.answers)
     else:
         _print_outcome(console, record.outcome, max((rank.num_steps for rank in record.ranks), default=0))
+    for rank in record.ranks:
+        if rank.doing is not None:
+            _print_folded(console, "", f"  {rank_name(rank)} was last seen in {rank.doing}", 0, 4)
     if record.replaced:
         console.print("\nreplaced by --empty-weights:")
         _print_lines(console, [f"{one.kind} of {one.what}: {one.by}" for one in record.replaced])
@@ -183,7 +186,7 @@ def _print_ranks(console: Console, record: ProfileRecord) -> None:
 def _peak_said(rank: RankProfile) -> str:
     peak = rank.peak
     if peak is None:
-        return "no memory seen"
+        return "no phase of it came to an end" if rank.doing else "no memory seen"
     return (
         f"{format_bytes(peak.allocated_bytes)} allocated, {format_bytes(peak.reserved_bytes)} reserved, "
         f"in {_phase(peak)}"

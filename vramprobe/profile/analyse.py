@@ -101,6 +101,7 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
             "step_peaks": step_peaks(raw.phases, raw.num_steps, seen),
             "growth": growth_of(raw, seen, context_bytes, homes),
             "engine": workers.get(raw.process.pid),
+            "doing": raw.doing.said(homes) if raw.doing and (raw.end is None or _is_cut(launcher)) else None,
         }
         found.append(profile.model_copy(update=more))
         if unmapped := rollout.unmapped_bytes(raw):
@@ -126,6 +127,8 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
     first = run.ranks[0] if run.ranks else None
     if first is None:
         warnings.append("no process used a GPU through torch: nothing was seen")
+        homes = [launcher["folder"]] if launcher.get("folder") else []
+        warnings += [f"a process was last seen {one.said(homes)}" for one in run.doing]
     warnings += library_notes(_libraries(launcher))
     if launcher.get("exit_status") and not launcher.get("stopped"):
         warnings += filter(None, [why_not(_tail(launcher))])
@@ -263,9 +266,14 @@ def _outcome(run: RawRun, seen: Sequence[ranks.Seen | None], warnings: list[str]
     for raw, history in zip(run.ranks, seen, strict=True):
         if raw.ooms and _ended_by(raw):
             return _oom(raw, history, launcher)
-    if number in _BY_SOMEBODY or status == 130:
+    if _is_cut(launcher):
         return ProfileInterrupted(signal=number)
     return _error(run, status, number)
+
+
+def _is_cut(launcher: Mapping[str, Any]) -> bool:
+    """Whether somebody ended the command."""
+    return launcher.get("signal") in _BY_SOMEBODY or launcher.get("exit_status") == 130
 
 
 def _error(run: RawRun, status: int | None, number: int | None) -> ProfileError:

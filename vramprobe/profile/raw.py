@@ -12,11 +12,12 @@ import pickle
 from array import array
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from vramprobe.errors import StoreError
+from vramprobe.profile.doing import Doing, doing_of
 from vramprobe.profile.engines.phases import as_served
 from vramprobe.records.store import bytes_of, whole_lines
 from vramprobe.records.traffic import KINDS
@@ -192,6 +193,7 @@ class RawRank:
     trainer: RawTrainer | None = None
     parallel: Mapping[str, int] = field(default_factory=dict)  # how ranks share the model (hook/parallel.py)
     end: RawEnd | None = None
+    doing: Doing | None = None  # when it was last heard of
     history: RawHistory | None = None
 
     @property
@@ -230,6 +232,7 @@ class RawRun:
     warnings: tuple[str, ...] = ()
     replaced: tuple[Mapping[str, Any], ...] = ()  # by which kind (weights …) and what, of all processes
     engine_logs: Mapping[int, EngineLog] = field(default_factory=dict)  # by process
+    doing: tuple[Doing, ...] = ()  # of processes that had not used a GPU when they were last heard of
     uncaught: tuple[RawUncaught, ...] = ()  # of all processes, torch or not, the first to fail first
 
 
@@ -249,8 +252,18 @@ def read_run(folder: Path) -> RawRun:
         warnings=tuple(warnings),
         replaced=_lines_of(folder / "replaced"),
         engine_logs=_engine_logs(_lines_of(folder / "engine")),
+        doing=_without_a_gpu(folder),
         uncaught=_uncaught(folder / "uncaught"),
     )
+
+
+def _without_a_gpu(folder: Path) -> tuple[Doing, ...]:
+    paths = [path for path in sorted(folder.glob("*.doing")) if not path.with_suffix(".jsonl").exists()]
+    return tuple(one for path in paths if (one := _doing(path)) is not None)
+
+
+def _doing(path: Path) -> Doing | None:
+    return doing_of(path.read_text(errors="replace")) if path.exists() else None
 
 
 def _uncaught(path: Path) -> tuple[RawUncaught, ...]:
@@ -314,7 +327,8 @@ def _processes(path: Path, warnings: list[str]) -> list[RawRank]:
     ranks = []
     for at, one in enumerate(found):
         is_last = at == len(found) - 1
-        ranks.append(_on_its_card(one, history if is_last else None))
+        rank = _on_its_card(one, history if is_last else None)
+        ranks.append(replace(rank, doing=_doing(path.with_suffix(".doing"))) if is_last else rank)
     return ranks
 
 

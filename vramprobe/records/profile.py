@@ -164,6 +164,7 @@ class RankProfile(_Frozen):
     num_ooms: int | None = None
     batches: DataBatches | None = None  # of the run's own data; their steps are not in num_steps, and are in the peak
     growth: MemoryGrowth | None = None  # null where steps leave nothing behind, and without their history
+    doing: str | None = None  # when it was last heard of, of a process that did not end by itself
     traffic: list[Moved] | None = None  # of the last whole step; null where nobody counts, as on real GPUs
 
     @property

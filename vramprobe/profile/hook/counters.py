@@ -45,6 +45,10 @@ class Counters:
         hidden = self._own.get(device, {}).get(("allocated_bytes", "all"), 0)
         return max(self._stats(device)["allocated_bytes"]["all"]["peak"], hidden)
 
+    def allocated_now(self):
+        """The most that a card has allocated at this moment, bytes; asked by another thread than the program's."""
+        return max((self._stats(one)["allocated_bytes"]["all"]["current"] for one in self.cards()), default=0)
+
     def _seen_by_others(self, device):
         stats, kept = self._stats(device), self._kept.get(device, {})
         for (stat, pool), peak in kept.items():

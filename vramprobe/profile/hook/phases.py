@@ -8,6 +8,7 @@ forward, whoever announced it or not.
 import os
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -27,6 +28,7 @@ class Phases:
         self._thread = threading.get_ident()
         self.steps = 0  # whole ones
         self.backwards = 0  # of all micro-steps
+        self.num_phases = Counter()  # that have ended, by name
         self.started = False  # whether a forward has begun
         self.name, self._start_ns = "load", time.time_ns()
         self._micro_step = 0
@@ -162,6 +164,7 @@ class Phases:
 
     def _close(self, name):
         now_ns = time.time_ns()
+        self.num_phases[name] += 1
         step = self.step if name != "load" else None
         micro_step = self._micro_step + (name == "forward") if name in ("forward", "backward") else None
         for device in self._counters.cards() if self._writes else ():

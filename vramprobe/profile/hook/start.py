@@ -14,6 +14,7 @@ from vramprobe_values import compiled, one_rank
 from vramprobe_values.imports import when_imported
 
 from . import engine_log, loading_threads, settle
+from .doing import note_doing
 from .journal import FOLDER_VARIABLE, Journal, complain
 from .uncaught import note_uncaught
 
@@ -51,6 +52,7 @@ def _start(folder, torch):
                 from .count import kernels
 
                 kernels.watch()
+        note_doing(folder, _watches)
         _name_phases(folder, asked)
         torch.cuda._lazy_call(lambda: _watch(folder, asked))
     except Exception as error:  # somebody else's process goes on without

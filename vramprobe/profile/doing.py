@@ -1,0 +1,70 @@
+"""What a process was doing when it was last heard of, in words: phase and progress, compiling, the program's line.
+
+In: the text of a ``.doing`` file (hook/doing.py). Out: a Doing, or None for a torn one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vramprobe.profile.places import Places
+from vramprobe.units import format_bytes
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/")
+_NAMES = {None: "before its first use of a GPU", "load": "loading", "other": "between phases"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doing:
+    """``stack``: of the main thread, innermost first."""
+
+    phase: str | None
+    step: int | None
+    num_steps: int
+    num_phases: int  # of this name, that have ended
+    allocated_bytes: int | None
+    stack: tuple[tuple[str, int, str], ...]
+
+    def said(self, homes: Sequence[str]) -> str:
+        """``evaluation, 640 so far, 0 steps done, 1.20 GiB allocated, compiling, at train.py:12 main``."""
+        words = [_NAMES.get(self.phase, self.phase or "")]
+        if self.step is not None:
+            words[0] += f" of step {self.step}"
+        if self.phase in ("evaluation", "generation") and self.num_phases:
+            words.append(f"{self.num_phases:,} so far")
+        if self.phase is not None:
+            words.append(f"{self.num_steps:,} step{'' if self.num_steps == 1 else 's'} done")
+        if self.allocated_bytes:
+            words.append(f"{format_bytes(self.allocated_bytes)} allocated")
+        if any(part in file for file, _, _ in self.stack for part in _COMPILERS):
+            words.append("compiling")
+        place = Places((), list(homes)).of_stack(self.stack)
+        return ", ".join([*words, f"at {place.line} {place.function}"] if place.line else words)
+
+
+def doing_of(text: str) -> Doing | None:
+    """What the file says."""
+    first, _, dumped = text.partition("\n")
+    try:
+        said = json.loads(first)
+        main, thread, stack = said["main_thread"], None, []
+    except (ValueError, KeyError, TypeError):
+        return None
+    for line in dumped.splitlines():
+        if (begun := _THREAD.match(line)) is not None:
+            thread = int(begun[1], 16)
+        elif thread == main and (frame := _FRAME.match(line)) is not None:
+            stack.append((frame[1], int(frame[2]), frame[3]))
+    return Doing(
+        phase=said.get("phase"),
+        step=said.get("step"),
+        num_steps=said.get("num_steps") or 0,
+        num_phases=said.get("num_phases") or 0,
+        allocated_bytes=said.get("allocated_bytes"),
+        stack=tuple(stack),
+    )

@@ -297,6 +297,18 @@ def test_a_program_that_leaves_otherwise(tmp_path: Path, what: str) -> None:
     assert [line["step"] for line in lines(tmp_path, "step")][:1] == [1]  # what was seen until then is kept
 
 
+def test_a_stop_leaves_no_words_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As Megatron's timers: a context of the program logs the exception that it is left by."""
+    context = (
+        "import contextlib, logging, traceback\n@contextlib.contextmanager\ndef timed():\n    try: yield\n"
+        "    except BaseException: print(traceback.format_exc()); logging.warning(traceback.format_exc()); raise\n"
+    )
+    loop = TRAIN.replace("    loss =", "  with timed():\n    loss =")
+    assert profiled(tmp_path, context + loop, steps=3).stopped
+    said = capfd.readouterr()
+    assert "SystemExit" not in said.out + said.err
+
+
 @exhaustive
 def test_a_program_that_catches_the_end_is_ended(tmp_path: Path) -> None:
     script = "try:\n" + textwrap.indent(TRAIN, "    ") + "except BaseException:\n    print('caught')\n"

@@ -31,7 +31,7 @@ def parallel_sizes(modules):
 def _of_meshes():
     module = sys.modules.get("torch.distributed.device_mesh")
     kind = getattr(module, "DeviceMesh", ())
-    for mesh in [one for one in gc.get_objects() if isinstance(one, kind)] if kind else ():
+    for mesh in [one for one in gc.get_objects() if issubclass(type(one), kind)] if kind else ():
         for at, name in enumerate(getattr(mesh, "mesh_dim_names", None) or ()):
             if name in _NAMES:
                 yield _NAMES[name], mesh.size(at)

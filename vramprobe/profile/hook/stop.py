@@ -70,10 +70,10 @@ class Stop:
 
 
 def _say_nothing_more():
-    """Close stderr: what a context of the program says of this exit, as Megatron's timers do with its whole traceback,
-    says nothing of the program."""
+    """Close stdout and stderr: what a context of the program says of this exit, as Megatron's timers do with its whole
+    traceback, says nothing of the program."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.flush()
+        sys.stdout.flush(), sys.stderr.flush()
         nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 2)
+        os.dup2(nothing, 1), os.dup2(nothing, 2)
         os.close(nothing)

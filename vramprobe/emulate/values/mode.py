@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from . import host_zeros
 from .host_reads import HostReads
 from .known import MASKS, Known
-from .operators import Operator
+from .operators import TRUSTED, Operator, tensors_in
 from .policy import Policy
 from .results import FAKE, Results
 
@@ -78,7 +78,7 @@ class TrueValues(TorchDispatchMode):
                 return NotImplemented  # the subclass takes itself apart, with this mode still on
         if func is DETACH and COUNTS_VERSIONS and torch.is_inference_mode_enabled():
             return self._over_the_same_storage(args[0])
-        if operator.composite and torch.is_inference_mode_enabled():  # there composite operators arrive whole
+        if operator.composite and (torch.is_inference_mode_enabled() or self._splits()):  # there they arrive whole
             with self.on_this_thread():
                 return func.decompose(*args, **kwargs)
         if operator.keeps_zeros and self._has_host and not getattr(args[0], "is_cuda", False):
@@ -94,7 +94,7 @@ class TrueValues(TorchDispatchMode):
                 done, out = self.host.run(func, operator, args, kwargs)
                 if done:
                     return out
-            elif operator.parts:
+            elif operator.parts and any(map(self._on_device, tensors_in(args, kwargs))):
                 out = self._launch_in_parts(func, operator.parts, args, kwargs)
                 if operator.pure and not operator.trusted:
                     return out  # what its parts made is known, each by itself
@@ -134,7 +134,19 @@ class TrueValues(TorchDispatchMode):
             return self.observer(partial(self._run_in_parts, func, key), func, args, kwargs)
         return self._run_in_parts(func, key, *args, **kwargs)
 
+    def _splits(self):
+        """Whether this runs within an operator of torch's own whose parts are followed."""
+        return getattr(self._thread, "splits", False)
+
     def _run_in_parts(self, func, key, *args, **kwargs):
+        before, self._thread.splits = self._splits(), func.namespace in TRUSTED
+        try:
+            out = self._parts_of(func, key, args, kwargs)
+        finally:
+            self._thread.splits = before
+        return out
+
+    def _parts_of(self, func, key, args, kwargs):
         with self.on_this_thread():
             out = func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
         if type(out) is list and any(at is None for at in out):  # FlashAttention 3: undefined tensors, None in Python

@@ -114,8 +114,9 @@ COUNTED = {
     "aten::repeat_interleave",
     "aten::multinomial",
 }
-# Their kernels look at values of their own: whether an input is finite, whether a factorization succeeded.
-LOOKS_AT_VALUES = ("aten::linalg_", "aten::_linalg_")
+# Their kernels look at values of their own: is an input finite, did a factorization succeed, are two tensors close.
+LOOKS_AT_VALUES = {"aten::allclose", "aten::isin", "aten::matrix_exp", "aten::segment_reduce", "aten::histc"}
+LINEAR_ALGEBRA = ("aten::linalg_", "aten::_linalg_")  # the same, by the first letters of the name
 KERNELS = ("CUDA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 ROUTED = {
     "aten::topk",
@@ -152,7 +153,8 @@ class Operator:
             self.composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
         except RuntimeError:  # prim::device and its like are no operators of the dispatcher
             self.composite = False
-        may_have_parts = name.startswith(LOOKS_AT_VALUES) if self.trusted else func.namespace not in WITHOUT_KERNEL
+        looks = name in LOOKS_AT_VALUES or name.startswith(LINEAR_ALGEBRA)
+        may_have_parts = looks if self.trusted else func.namespace not in WITHOUT_KERNEL
         kernels = (KERNELS if self.trusted else KERNELS[:1]) if may_have_parts and not self.composite else ()
         self.parts = next((k for k in kernels if _has_kernel(func, k)), None)
         # Views and ops that hand out no new bytes: nothing to learn from them.

@@ -41,9 +41,9 @@ def install():
         return
     if not asked:
         return
-    from . import audio, folders, hub, processors, rows, videos
+    from . import audio, folders, hub, processors, rows, videos, yolo
 
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ |= {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "true"}
     told = Told(folder)
     repositories = hub.Repositories(folder, asked["models"], told)
     serve = {
@@ -57,6 +57,10 @@ def install():
         "transformers.models.auto.video_processing_auto": lambda module: processors.serve_videos(module, told=told),
         "transformers.video_processing_utils": lambda module: videos.serve(
             module, folder=folder, size=asked["video_size"], told=told
+        ),
+        "ultralytics.utils.downloads": lambda module: yolo.serve_weights(module, folder=folder, told=told),
+        "ultralytics.data.utils": lambda module: yolo.serve_data(
+            module, folder=folder, size=asked["image_size"], told=told
         ),
         **{name: functools.partial(folders.serve, kind=kind, repositories=repositories) for name, kind in _KINDS},
     }

@@ -450,3 +450,19 @@ def test_combinations_that_cannot_be_are_refused(words: list[str], said: str) ->
     done = CliRunner().invoke(verbs.app, ["profile", *words, "--", "python", "x.py"])
     assert isinstance(done.exception, SpecError)
     assert said in str(done.exception)
+
+
+def test_a_tied_head_is_not_saved_where_it_is_not_tied_yet(empty) -> None:
+    """As transformers 5.0.0 makes a model without memory: the head is a tensor of its own, to be tied on loading."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    config = transformers.Qwen3Config(
+        num_hidden_layers=1, hidden_size=64, intermediate_size=64, vocab_size=512, tie_word_embeddings=True,
+        architectures=["Qwen3ForCausalLM"],
+    )  # fmt: skip
+    model = empty.checkpoint.model_of(config)
+    model.lm_head.weight = torch.nn.Parameter(torch.empty(512, 64, device="meta"))
+    names = empty.checkpoint._saved(model)
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    config.tie_word_embeddings = False
+    assert "lm_head.weight" in empty.checkpoint._saved(empty.checkpoint.model_of(config))

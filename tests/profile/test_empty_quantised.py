@@ -150,7 +150,10 @@ def test_a_name_that_says_its_quantisation_is_served_from_its_base_model(empty, 
     assert (said["quantization_config"]["quant_method"], said["torch_dtype"]) == ("awq", "float16")
     by = {one["kind"]: one["by"] for one in replaced(home)}
     assert by["config"] == ("that of Qwen/Qwen2.5-0.5B in vramprobe's catalog, quantised as its name says: assumed")
-    assert by["weights"] == "empty files of Qwen2ForCausalLM, 0.49 billion parameters in float16, linear layers as awq"
+    assert (
+        by["weights"]
+        == "empty files of Qwen2ForCausalLM, 0.49 billion parameters as awq, what is not quantized in float16"
+    )
 
 
 def test_a_quantized_name_without_a_layout_is_refused_with_the_model_that_it_was_made_of(
@@ -174,3 +177,10 @@ def test_a_quantized_name_without_a_layout_is_refused_with_the_model_that_it_was
 )
 def test_a_format_without_shapes_is_named(quantization: dict[str, Any], expected: str, empty) -> None:
     assert empty.quantised.why_not(quantization) == expected
+
+
+def test_a_checkpoint_that_is_published_quantized_alone_is_so_by_its_id(empty, tmp_path: Path) -> None:
+    found, _ = repositories(empty, tmp_path, tmp_path)
+    config = found._entry("openai/gpt-oss-20b")[0]["quantised"]
+    assert (config["dtype"], config["quantization_config"]["quant_method"]) == ("bfloat16", "mxfp4")
+    assert not found._entry("unsloth/gpt-oss-20b-BF16")[0]["quantised"]  # of the same shape

@@ -27,6 +27,7 @@ from vramprobe.errors import SpecError, StoreError
 from vramprobe.profile import stand_ins
 from vramprobe.profile.from_outside import seen_from_outside
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
+from vramprobe.profile.host_full import free_host_bytes, warned_of_a_full_host
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
 from vramprobe.profile.requests import Client, Requests, require_free_port
@@ -95,6 +96,7 @@ def run(
     with (
         _environment(command, folder, options, emulate, policy, say) as (environment, emulator),
         seen_from_outside(emulated=emulator is not None) as cards,
+        warned_of_a_full_host(say, free=free_host_bytes),
     ):
         told["emulator"] = emulator
         write_told(folder, told)

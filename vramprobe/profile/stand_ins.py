@@ -17,6 +17,19 @@ from vramprobe.catalog.shipped import csv_rows, data_file, split
 #: (name in the process, folder, module), as emulate/values/hook.py takes hooks.
 HOOK = ("vramprobe_empty", str(Path(__file__).with_name("empty")), "start")
 DEFAULT_SEQ_LEN = 2048
+_MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+#: What a published config.json has besides the architecture that ships: the one checkpoint of these ids is quantized.
+_PUBLISHED_QUANTIZED = {
+    name: {"dtype": "bfloat16", "quantization_config": _MXFP4} for name in ("openai/gpt-oss-20b", "openai/gpt-oss-120b")
+}
 DEFAULT_AUDIO_SECONDS = 30.0  # the window of Whisper, and of encoders made from it
 
 
@@ -40,6 +53,7 @@ def stand_ins(
             "config": str(data_file(f"models/{entry.name}.json")),
             "dtype": entry.dtype,
             "pooling": None,
+            "quantised": _PUBLISHED_QUANTIZED.get(entry.hf_id, {}),
         }
         for name in filter(None, (entry.name, entry.hf_id)):
             models.setdefault(name.lower(), about)

@@ -165,6 +165,7 @@ class Repositories:
         entry, end = self._known[match.known], match.quantized
         if match.known == repo_id.lower() and not entry.get("is_shared"):
             return entry, "that of vramprobe's catalog"
+        entry = {**entry, "quantised": {}}
         if not end:
             return entry, f"that of {entry['hf_id']} in vramprobe's catalog, taken for alike by its name"
         if (config := model_names.QUANTIZED[end]) is None:
@@ -244,9 +245,9 @@ def _write_weights(folder, config, read, known):
     said = str(config.get("dtype") or config.get("torch_dtype") or known or "").removeprefix("torch.")
     model, dtype, quantization = checkpoint.model_of(read), said or _ASSUMED_DTYPE, config.get("quantization_config")
     count = checkpoint.write(model, folder, dtype, quantization=quantization)
+    of = f"as {quantization['quant_method']}, what is not quantized in {dtype}" if quantization else f"in {dtype}"
     assumed = "" if said else ", assumed"
-    form = f", linear layers as {quantization['quant_method']}" if quantization else ""
-    return f"empty files of {type(model).__name__}, {count / 1e9:.2f} billion parameters in {dtype}{assumed}{form}"
+    return f"empty files of {type(model).__name__}, {count / 1e9:.2f} billion parameters {of}{assumed}"
 
 
 def _write_tokenizer(folder, config, read):

@@ -236,7 +236,7 @@ uint64_t moment_next(void); /* of an event that is recorded */
 uint64_t moment_now(void);  /* of the last one: what is submitted now is behind it */
 void moment_awaited(uint64_t moment); /* by the host */
 void all_work_awaited(void);
-bool moment_is_done(uint64_t moment);
+bool moment_is_done(uint64_t moment, bool only_asks); /* only_asks: a thread that submits nothing */
 bool moment_was_awaited(uint64_t moment);
 
 /* ---- what torch's watchdog thread is told of collectives (watchdog.c) --------------------------------------------- */

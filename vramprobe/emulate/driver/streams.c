@@ -153,7 +153,7 @@ API status emu_cudaStreamQuery(void *stream) {
   TRY(context_enter());
   struct stream *s = checked(stream);
   if (active(s)) s->capture->invalid = true;
-  return fail(!s ? INVALID_HANDLE : s->capture ? CAPTURE_UNSUPPORTED : moment_is_done(s->moment) ? OK : NOT_READY);
+  return fail(!s ? INVALID_HANDLE : s->capture ? CAPTURE_UNSUPPORTED : moment_is_done(s->moment, !records) ? OK : NOT_READY);
 }
 API status emu_cudaDeviceSynchronize(void) {
   TRY(context_enter());
@@ -211,7 +211,7 @@ API status emu_cuStreamSynchronize(void *stream) {
 API status emu_cuStreamQuery(void *stream) {
   TRY_DRIVER(context_current(NULL));
   struct stream *s = checked(stream);
-  return !s ? INVALID_HANDLE : moment_is_done(s->moment) ? OK : NOT_READY;
+  return !s ? INVALID_HANDLE : moment_is_done(s->moment, !records) ? OK : NOT_READY;
 }
 API status emu_cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
   UNUSED(flags);
@@ -286,7 +286,7 @@ static status query_event(void *event) {
   TRY_DRIVER(not_captured(e));
   bool done;
   if (!records && watched_asked(&e->watched, &done)) return done ? OK : NOT_READY;
-  return moment_is_done(e->moment) ? OK : NOT_READY;
+  return moment_is_done(e->moment, !records) ? OK : NOT_READY;
 }
 static status wait_for_event(void *event) {
   struct event *e = checked_event(event);
@@ -297,7 +297,7 @@ static status wait_for_event(void *event) {
 static status elapsed(float *milliseconds, void *from, void *to) {
   struct event *a = checked_event(from), *b = checked_event(to);
   if (!a || !b || !a->timed || !b->timed || !a->recorded || !b->recorded) return INVALID_HANDLE;
-  if (!moment_is_done(a->moment) || !moment_is_done(b->moment)) return NOT_READY;
+  if (!moment_is_done(a->moment, !records) || !moment_is_done(b->moment, !records)) return NOT_READY;
   *milliseconds = (float)(b->milliseconds - a->milliseconds);
   return OK;
 }

@@ -13,7 +13,7 @@ from test_card_times import COUNT, ROW
 
 from vramprobe.cli.display_step_time import print_step_time
 from vramprobe.profile.analyse import analyse
-from vramprobe.profile.hook.parallel import parallel_sizes
+from vramprobe.profile.hook.parallel import missing_kernels, parallel_sizes
 from vramprobe.records.step_time import StepTime
 
 
@@ -77,3 +77,13 @@ def test_groups_are_those_of_megatron_of_meshes_and_of_models(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", SimpleNamespace(**state))
     assert parallel_sizes([SimpleNamespace(tp_size=8)]) == {"tensor": 8, "context": 4, "pipeline": 2}
     assert mesh is not None
+
+
+def test_megatron_without_its_libraries_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing_kernels() is None
+    monkeypatch.setitem(sys.modules, "megatron.core", SimpleNamespace())
+    assert "without Transformer Engine and Apex:" in (missing_kernels() or "")
+    monkeypatch.setitem(sys.modules, "apex", SimpleNamespace())
+    assert "without Transformer Engine:" in (missing_kernels() or "")
+    monkeypatch.setitem(sys.modules, "transformer_engine", SimpleNamespace())
+    assert missing_kernels() is None

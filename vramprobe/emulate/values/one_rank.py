@@ -37,6 +37,7 @@ _BROUGHT = {
 }
 
 remarks = []  # what was answered otherwise than the other ranks would have
+_noted = set()  # collectives of which a reading line has been named
 on_leave = []  # called in a process that turns out to be another rank's
 
 
@@ -329,7 +330,8 @@ def _received(tensor, said, is_like_ours):
 
 def note_read(said, is_assumed, place):
     """The host reads such a tensor: the line that does, where it may steer the program."""
-    if is_assumed or place["branches"]:
+    if said not in _noted and (is_assumed or place["branches"]):
+        _noted.add(said)
         _remark(
             f"{place['line']} reads {said}, and got this rank's own values instead, which may lead it another way than "
             "with all ranks: run them all, or the rank that sends (often --only-rank 0)"

@@ -19,6 +19,21 @@ _NAMES = {  # a mesh's dimension: ours
 }
 
 
+#: What Megatron has kernels from, and runs without.
+_KERNELS = {"transformer_engine": "Transformer Engine", "apex": "Apex"}
+
+
+def missing_kernels():
+    """One sentence where Megatron runs without the libraries that its published runs have; None elsewhere."""
+    missing = [name for module, name in _KERNELS.items() if sys.modules.get(module) is None]
+    if "megatron.core" not in sys.modules or not missing:
+        return None
+    return (
+        f"Megatron runs without {' and '.join(missing)}: its softmax, norms, gradient accumulation and optimizer in "
+        "PyTorch allocate in place of their kernels, which other runs have (docs/megatron.md)"
+    )
+
+
 def parallel_sizes(modules):
     """By kind, those above 1; ``virtual``: a pipeline rank's chunks of layers, where its schedule interleaves them."""
     found = {}

@@ -20,7 +20,7 @@ from .host import HostPeaks
 from .journal import complain, hook_folders
 from .kept_lists import kept_lists
 from .marks import Marks
-from .parallel import parallel_sizes
+from .parallel import missing_kernels, parallel_sizes
 from .phases import Phases, rank, used_bytes
 from .stop import Stop
 from .trace import Trace
@@ -228,7 +228,11 @@ class Watch:
             self.line("kept", step=step, lists=lists)
 
     def _say_how_ranks_share(self, step):
-        if step == 1 and (rank()["world_size"] or 1) > 1:
+        if step != 1:
+            return
+        if not self.place_among_ranks[0] and (missing := missing_kernels()) is not None:  # said by one rank
+            self.line("warning", message=missing)
+        if (rank()["world_size"] or 1) > 1:
             try:
                 if sizes := parallel_sizes(self._modules.values()):
                     self.line("parallel", sizes=sizes)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from command_line import vramprobe
 from emulated import require_emulation
-from grids import grid
+from grids import exhaustive, grid
 
 from vramprobe import api, catalog
 from vramprobe.emulate.build import cache_folder
@@ -70,11 +70,41 @@ def test_predict_records_once_and_answers_from_the_cache(tmp_path: Path, monkeyp
     assert "is no recipe of this vramprobe" in said[0]
 
 
+@exhaustive
+def test_the_largest_batch_is_found_by_few_recordings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The answer's verdict is its own recording's; arithmetic, which knows this model, finds the same batch."""
+    require_emulation()
+    monkeypatch.setattr(recorded, "find_recipe", _with_cache(tmp_path))
+    options = {"model": "smollm2-135m", "method": "lora", "seq_len": 512, "gpu": "RTX-4090"}
+    said: list[str] = []
+    by_recipe = api.max_batch_size(engine="recipe", say=said.append, **options)
+    by_arithmetic = api.max_batch_size(engine="formula", **options)
+    assert by_recipe.tight.value == pytest.approx(by_arithmetic.tight.value, abs=1)
+    assert by_recipe.fits.prediction.engine == "recipe"
+    assert sum("run 1 of" in line for line in said) <= 6
+
+
+@exhaustive
+def test_sizes_over_shapes_are_those_of_a_recording() -> None:
+    """Rules from four batches of one length give the fifth's log to the byte."""
+    require_emulation()
+    gpu = catalog.find_gpu("H100-SXM")
+    options = {"model": "smollm2-135m", "method": "lora", "seq_len": 256, "gradient_checkpointing": True}
+    base, other = (recorded_as(api.cell(device="cuda", batch_size=rows, **options)) for rows in (2, 11))
+    recipe = unpack(record_packed(base, gpu, silent, shapes=[(3, 256), (5, 256), (8, 256)]), "test")
+    seen = unpack(record_packed(other, gpu, silent), "test")
+    assert recipe.rules.num_unexplained == 0
+    extended, whole = recipe.deep((11, 256)), seen.deep()
+    assert extended.phases == whole.phases
+    assert np.array_equal(extended.log.size_bytes, whole.log.size_bytes)
+    assert np.array_equal(extended.log.blocks, whole.log.blocks)
+
+
 def _with_cache(folder: Path) -> Any:
     from vramprobe.recipe import book
 
-    def find(spec: Any, gpu: Any, say: Any) -> Any:
-        return book.find_recipe(spec, gpu, say, folder=folder)
+    def find(spec: Any, gpu: Any, say: Any, **options: Any) -> Any:
+        return book.find_recipe(spec, gpu, say, folder=folder, **options)
 
     return find
 

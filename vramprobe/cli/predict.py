@@ -162,6 +162,7 @@ def _largest(
 ) -> None:
     from vramprobe import api
     from vramprobe.cli import display
+    from vramprobe.cli.emulate import say
 
     questions = {
         "--max-batch": (max_batch, api.max_batch_size),
@@ -171,7 +172,7 @@ def _largest(
     asked, ask = next((name, ask) for name, (is_asked, ask) in questions.items() if is_asked)
     card, words = _card(gpu, asked), _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
     with display.working("simulating" if engine == "trace" else "predicting"):
-        largest = ask(gpu=card, engine=engine, **ranks, **words)
+        largest = ask(gpu=card, engine=engine, say=say, **ranks, **words)
     if json_output:
         print_json(largest.model_dump(mode="json"))
     else:

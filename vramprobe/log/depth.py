@@ -64,14 +64,23 @@ class Growth:
     blocks: tuple[tuple[int, int], ...]
     ranks: np.ndarray | None  # (3, len(codes)) int64
 
-    def at(self, times: int) -> Script:
-        """The phase with each block in it ``times`` times; ranks are -1 where they do not continue."""
-        length = len(self.codes) - sum(size for _, size in self.blocks)
-        origin, copy = _layout(length, self.blocks, times)
+    def at(self, times: int, sizes: np.ndarray | None = None) -> Script:
+        """The phase with each block in it ``times`` times; ranks are -1 where they do not continue.
+
+        ``sizes``: bytes of each event of :attr:`codes` where they are not its kind's.
+        """
+        origin, copy = self.layout(times)
+        sizes = None if sizes is None else sizes[origin]
         if self.ranks is None:
-            return Script(self.kinds, self.codes[origin], np.full(len(origin), -1))
+            return Script(self.kinds, self.codes[origin], np.full(len(origin), -1), sizes)
         once, more_copies, later_copy = self.ranks[:, origin]
-        return Script(self.kinds, self.codes[origin], once + more_copies * (times - 1) + later_copy * copy)
+        ranks = once + more_copies * (times - 1) + later_copy * copy
+        return Script(self.kinds, self.codes[origin], ranks, sizes)
+
+    def layout(self, times: int) -> tuple[np.ndarray, np.ndarray]:
+        """For each event of the phase with so many copies, its position in :attr:`codes` and the number of its copy."""
+        length = len(self.codes) - sum(size for _, size in self.blocks)
+        return _layout(length, self.blocks, times)
 
 
 def growth_of(runs: Sequence[Script]) -> Growth | None:

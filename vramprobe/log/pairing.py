@@ -39,17 +39,20 @@ class Script:
 
     The libraries free some in the order of a hash table; the caching allocator comes to the same either way.
     ``codes``: 1 plus the position of the block's kind; negative for a free. ``ranks``: for a free, the number of living
-    blocks of its kind that were allocated later; else 0.
+    blocks of its kind that were allocated later; else 0. ``sizes``: bytes of each event's block where they are not its
+    kind's, as at another batch shape.
     """
 
     kinds: Kinds
     codes: np.ndarray  # int64
     ranks: np.ndarray  # int64
+    sizes: np.ndarray | None = None  # int64
 
     @property
     def size_bytes(self) -> np.ndarray:
         """Bytes of each event, negative for a free."""
-        return np.sign(self.codes) * self.kinds.size_bytes[np.abs(self.codes) - 1]
+        sizes = self.kinds.size_bytes[np.abs(self.codes) - 1] if self.sizes is None else self.sizes
+        return np.sign(self.codes) * sizes
 
     @property
     def causes(self) -> np.ndarray:
@@ -79,9 +82,11 @@ def scripts_of(logs: Sequence[Log], kind_of_layer: Callable[[int], int] = lambda
 
 def log_from(scripts: Sequence[Script], marks: Sequence[PhaseMark]) -> Log:
     """Return the events of phases that follow each other; blocks are numbered in order. Raises Unpaired."""
-    kinds = scripts[0].kinds
     whole = Script(
-        kinds, np.concatenate([one.codes for one in scripts]), np.concatenate([one.ranks for one in scripts])
+        scripts[0].kinds,
+        np.concatenate([one.codes for one in scripts]),
+        np.concatenate([one.ranks for one in scripts]),
+        np.concatenate([np.abs(one.size_bytes) for one in scripts]),
     )
     stops = np.cumsum([len(script.codes) for script in scripts])
     return Log(
@@ -163,5 +168,5 @@ def _blocks(script: Script) -> np.ndarray:
         elif 0 <= rank < len(same):
             blocks.append(same.pop(-1 - rank))
         else:
-            raise Unpaired(f"a free of {script.kinds.size_bytes[abs(code) - 1]} B")
+            raise Unpaired(f"a free of kind {abs(code)}")
     return np.array(blocks, dtype=np.int64)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from vramprobe import catalog
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.catalog.libraries import DECIDING
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.log.depth import Deep
 from vramprobe.log.reserved import reserve
+from vramprobe.log.shapes import Shape
 from vramprobe.measure.observation import Observation, peak_of
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction
@@ -28,6 +29,9 @@ from vramprobe.units import format_bytes
 
 #: The card whose kernels a cell meets where none is named, as in the arithmetic.
 DEFAULT_CARD = "A100-80GB-SXM"
+
+#: What is recorded to answer for others: the first at several depths, the last to hold the rules against.
+_COUNTS = {"batch_size": (2, 3, 5, 8), "seq_len": (1024, 1536, 2560, 4096)}
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,34 @@ def predict(
     emulated here, CannotRecord for a cell that does not run, SpecError for one that is not for one NVIDIA GPU.
     """
     require_recordable(spec, gpu)
-    recipe = find_recipe(spec, gpu or catalog.find_gpu(DEFAULT_CARD), say)
-    answer = _answer(recipe, spec)
+    return _predicted(find_recipe(spec, _card(gpu), say), spec, model)
+
+
+def over_shapes(
+    spec: CellSpec,
+    question: Literal["batch_size", "seq_len"],
+    *,
+    gpu: catalog.Gpu,
+    model: MemoryModel | None = None,
+    say: Callable[[str], None] = lambda words: None,
+) -> Callable[[CellSpec], Prediction]:
+    """Return what predicts ``spec`` with any other value of ``question``, from one recipe of a few batch shapes.
+
+    Near, not exact: another value may be in another branch, so that its own recording decides. Raises as
+    :func:`predict`, and CannotRecord where already the recorded shapes are in two branches.
+    """
+    require_recordable(spec, gpu)
+    counts = _COUNTS[question]
+    if question == "seq_len" and (most := spec.learned_positions) is not None:
+        counts = tuple(min(count, most * count // counts[-1]) for count in counts)
+    cells = [spec.model_copy(update={question: count}) for count in counts]
+    shapes = [(one.batch_size, one.seq_len) for one in cells]
+    recipe = find_recipe(cells[0], _card(gpu), say, shapes=shapes[1:])
+    return lambda one: _predicted(recipe, one, model, (one.batch_size, one.seq_len))
+
+
+def _predicted(recipe: Recipe, spec: CellSpec, model: MemoryModel | None, shape: Shape | None = None) -> Prediction:
+    answer = _answer(recipe, spec, shape)
     peak, alive = answer.peak, answer.at_peak
     terms = {name.removesuffix("_bytes"): size for name, size in alive.parts().items() if size}
     terms |= {"block_remainders": left} if (left := peak.allocated_bytes - alive.total_bytes) > 0 else {}
@@ -73,6 +103,10 @@ def predict(
     )
 
 
+def _card(gpu: catalog.Gpu | None) -> catalog.Gpu:
+    return gpu or catalog.find_gpu(DEFAULT_CARD)
+
+
 def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
     """Raise SpecError for a cell that the recipe engine does not record."""
     if spec.device != "cuda":
@@ -83,8 +117,8 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
         raise SpecError(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; use --engine trace")
 
 
-def _answer(recipe: Recipe, spec: CellSpec) -> _Answer:
-    deep: Deep = recipe.deep()
+def _answer(recipe: Recipe, spec: CellSpec, shape: Shape | None) -> _Answer:
+    deep = recipe.deep(shape)
     if deep.log is None:
         raise VramprobeError(f"the recipe of {spec.cell_id} does not pair its frees: a fault of vramprobe's; report it")
     phases = reserve(deep.phases, deep.log, parse_alloc_conf(spec.alloc_conf or "")).phases

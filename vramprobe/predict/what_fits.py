@@ -6,6 +6,7 @@ simulation where that is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec
@@ -28,8 +29,8 @@ def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
     """The largest batch of a cell that fits on ``gpu``; ``options`` are those of :func:`predict`.
 
     Exact, by bisection; on CUDA by the allocator's replay, near what arithmetic alone says. Raises VramprobeError where
-    not even 1 fits. Without arithmetic for the architecture it asks for ``engine="trace"``, which takes about a dozen
-    simulations of some seconds each.
+    not even 1 fits. Without arithmetic for the architecture, by recordings on an emulated ``gpu``: about a minute, of
+    which ``say`` hears.
     """
     return _largest_count("batch_size", gpu, 1, seq_len=seq_len, batch_size=1, **options)
 
@@ -143,16 +144,17 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
     from vramprobe.predict import largest
 
     allow, engine = options.get("allow_extrapolation", False), options.get("engine", "auto")
-    # An inverse question of the simulation takes a minute, so nobody falls into it by chance.
-    asked = _asked(gpu, options, engine="trace" if engine == "trace" else "formula")
-    one = cell_on_ranks(**asked.words)
-    if engine != "trace":
+    if engine == "auto":
         try:
-            architecture(one.architecture)
-        except UnsupportedArchitecture as error:
-            raise UnsupportedArchitecture(
-                f"{error}. The trace engine can answer, by about a dozen simulations of some seconds each: engine trace"
-            ) from None
+            architecture(cell_on_ranks(**_asked(gpu, options, engine="formula").words).architecture)
+        except UnsupportedArchitecture:
+            if options.get("sharding") is not None:
+                raise
+            engine = "recipe"
+    asked = _asked(gpu, options, engine="formula" if engine == "auto" else engine)
+    one = cell_on_ranks(**asked.words)
+    if engine == "recipe":
+        return _largest_recorded(question, one, gpu, asked, options.get("say", lambda words: None))
     if asked.replay is not None:
         try:
             return largest.largest_replayed(
@@ -169,6 +171,31 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
         allow_extrapolation=allow,
         least=least,
     )
+
+
+def _largest_recorded(
+    question: Literal["batch_size", "seq_len"],
+    one: spec.CellSpec,
+    gpu: str,
+    asked: _Asked,
+    say: Callable[[str], None],
+) -> Largest:
+    """By recordings, few of them: near what one recipe of several shapes says of all."""
+    from vramprobe.predict import largest, recorded
+    from vramprobe.predict.verdict import verdict
+    from vramprobe.recipe.book import CannotRecord
+
+    card = catalog.find_gpu(gpu)
+    try:
+        rough = recorded.over_shapes(one, question, gpu=card, model=asked.model, say=say)
+    except CannotRecord:  # its events are others from shape to shape, so each count is recorded
+        return largest.largest_count(question, one, asked.judge, allow_extrapolation=True)
+
+    def judge(other: spec.CellSpec) -> largest.Judged:
+        prediction = rough(other)
+        return largest.Judged(prediction, verdict(prediction, card))
+
+    return largest.largest_replayed(question, one, asked.judge, judge, model=None, allow_extrapolation=True)
 
 
 class _Asked(NamedTuple):
@@ -193,6 +220,7 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:
         model, replays = shipped_fit("cuda", card, of_one_card=True), shipped_fit("cuda", card)
     words.pop("engine", None)
+    say = words.pop("say", lambda words: None)
     allow = words.pop("allow_extrapolation", False)
     sharding, words["device"] = words.get("sharding"), words.get("device") or "cuda"
     require_engine(engine, sharding)
@@ -200,7 +228,7 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     def judge_by(model: MemoryModel | None, *, replays: bool) -> Judge:
         def judge(one: spec.CellSpec) -> Judged:
             try:
-                asked = {"engine": engine, "gpu": card, "allow_extrapolation": allow}
+                asked = {"engine": engine, "gpu": card, "allow_extrapolation": allow, "say": say}
                 prediction, refusal = predicted(one, model, **asked, replays=replays), None
             except OutOfRange as error:
                 prediction, refusal = error.prediction, error
@@ -208,7 +236,7 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
 
         return judge
 
-    is_replayed = engine != "trace" and words["device"] != "cpu"
+    is_replayed = engine == "formula" and words["device"] != "cpu"
     by_fit = sharding is None and replays is not None and replays.reserved_over_replayed is not None
     if not is_replayed or not (by_fit or (sharding is not None and fit is None)):
         return _Asked(words, judge_by(model, replays=False), model)

@@ -1,27 +1,31 @@
 """Recipes that were recorded before, and recording of those that were not.
 
 In: a CellSpec and an NVIDIA GPU. Out: its Recipe, from the user's cache or recorded now on the emulated GPU, and then
-kept. A recipe is found by the cell, the GPU's kind and the stack that recorded it. No torch.
+kept. A recipe is found by the cell, the GPU, the stack that recorded it and the emulator. No torch.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import rmtree
 
 from vramprobe.catalog import Gpu
 from vramprobe.emulate.build import cache_errors, cache_folder, emulator_version
-from vramprobe.emulate.enter import Entrance, entrance, installation_to_use
+from vramprobe.emulate.enter import entrance, installation_to_use
 from vramprobe.errors import StoreError, VramprobeError
+from vramprobe.log.shapes import Shape
 from vramprobe.recipe.recipe import FORMAT, Recipe, unpack
+from vramprobe.recipe.recording import Request
 from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec
 
+Say = Callable[[str], None]
 #: Of the card that a recording runs on, so that nothing ends it: what a card holds is the replay's question.
 _ROOMY_BYTES = 1 << 40  # the most that an emulated card may have
 
@@ -31,22 +35,26 @@ class CannotRecord(VramprobeError):
 
 
 def find_recipe(
-    spec: CellSpec, gpu: Gpu, say: Callable[[str], None] = lambda words: None, *, folder: Path | None = None
+    spec: CellSpec,
+    gpu: Gpu,
+    say: Say = lambda words: None,
+    *,
+    shapes: Sequence[Shape] = (),
+    folder: Path | None = None,
 ) -> Recipe:
     """Return the cell's recipe on ``gpu``, recorded now if it is not in the cache; ``say`` hears of the progress.
 
-    ``folder``: the cache; the user's by default.
-
-    Raises CannotRecord, NotEmulatable where no GPU can be emulated here.
+    ``shapes``: further rows and lengths, so that the recipe answers for others. ``folder``: the cache; the user's by
+    default. Raises CannotRecord, NotEmulatable where no GPU can be emulated here.
     """
     spec = recorded_as(spec)
-    path = (folder or cache_folder() / "recipes") / f"{_key(spec, gpu)}.recipe"
+    path = (folder or cache_folder() / "recipes") / f"{_key(spec, gpu, shapes)}.recipe"
     if path.exists():
         try:
             return unpack(path.read_bytes(), str(path))
         except StoreError as damaged:
             say(f"{damaged}; recording it again")
-    packed = record_packed(spec, gpu, say)
+    packed = record_packed(spec, gpu, say, shapes=shapes)
     with cache_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -55,51 +63,83 @@ def find_recipe(
 
 
 def recorded_as(spec: CellSpec) -> CellSpec:
-    """The cell as it is recorded: what decides no allocation left at its default."""
+    """The cell as it is recorded: what decides no allocation is left at its default."""
     return spec.model_copy(update={"weights": "random", "limit_vram": None, "alloc_conf": None, "timing_steps": 1})
 
 
-def _key(spec: CellSpec, gpu: Gpu) -> str:
-    """What decides a recording: the cell, the kind of GPU, the libraries that run it, the emulator."""
+def record_packed(spec: CellSpec, gpu: Gpu, say: Say, *, shapes: Sequence[Shape] = (), whole: bool = False) -> bytes:
+    """Return the packed recipe, recorded in a process that sees the emulated GPU; ``whole``: without extension."""
+    if gpu.short_name not in _RECORDERS:
+        _RECORDERS[gpu.short_name] = _Recorder(gpu, say)
+    return _RECORDERS[gpu.short_name].record(spec, say, tuple(shapes), whole=whole)
+
+
+def _key(spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape]) -> str:
+    """What decides a recording: the cell, the GPU, the libraries that run it, the emulator."""
     python = installation_to_use()
     ready = Path(python.python).parent.parent / "vramprobe-ready.json"
     stack = ready.read_text() if ready.is_file() else python.torch_version
-    words = [FORMAT, spec.model_dump(mode="json"), gpu.short_name, stack, emulator_version()]
+    words = [FORMAT, spec.model_dump(mode="json"), gpu.short_name, list(shapes), stack, emulator_version()]
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def record_packed(spec: CellSpec, gpu: Gpu, say: Callable[[str], None], *, whole: bool = False) -> bytes:
-    """Return the packed recipe, recorded in a process that sees the emulated GPU; ``whole``: without extension."""
-    way = entrance(gpu.short_name, say=say, total_bytes=_ROOMY_BYTES)
-    try:
-        with tempfile.TemporaryDirectory(prefix="vramprobe-recipe-") as folder:
-            return _recorded_in(way, Path(folder), spec, say, ["whole"] * whole)
-    finally:
-        rmtree(way.machine, ignore_errors=True)
+class _Recorder:
+    """A process that sees one emulated GPU and records cell after cell; it ends with this one."""
 
+    def __init__(self, gpu: Gpu, say: Say) -> None:
+        way = entrance(gpu.short_name, say=say, total_bytes=_ROOMY_BYTES)
+        self._machine, self._folder = way.machine, Path(tempfile.mkdtemp(prefix="vramprobe-recipe-"))
+        self._log = self._folder / "log"
+        with self._log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [str(way.python), "-m", "vramprobe.recipe.recording"],
+                env=way.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
 
-def _recorded_in(way: Entrance, folder: Path, spec: CellSpec, say: Callable[[str], None], more: list[str]) -> bytes:
-    request, out, log = folder / "spec.json", folder / "recipe", folder / "log"
-    request.write_text(spec.model_dump_json())
-    words = [str(way.python), "-m", "vramprobe.recipe.recording", str(request), str(out), *more]
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(
-            words, env=way.environment, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True
-        ) as process,
-    ):
+    def record(self, spec: CellSpec, say: Say, shapes: tuple[Shape, ...], *, whole: bool) -> bytes:
+        """Return the packed recipe. Raises CannotRecord; whatever ends this early ends the process."""
+        out = self._folder / "recipe"
         try:
-            failure = None
-            for line in process.stdout:
+            self._process.stdin.write(Request(spec, out, shapes, whole).to_json_line())
+            self._process.stdin.flush()
+            for line in self._process.stdout:
                 answer = json.loads(line)
-                failure = answer.get("error", failure)
-                if "say" in answer:
-                    say(answer["say"])
-            process.wait()
-        except BaseException:
-            process.kill()
+                if "error" in answer:
+                    raise CannotRecord(answer["error"])
+                if "done" in answer:
+                    return out.read_bytes()
+                say(answer["say"])
+        except CannotRecord:
             raise
-    if out.exists():
-        return out.read_bytes()
-    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-    raise CannotRecord(failure or f"the recording's process ended with {process.returncode}: {last[0][:300]}")
+        except BaseException:
+            self.close()
+            raise
+        last = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        status = self.close()
+        raise CannotRecord(f"the recording's process ended with {status}: {last[0][:300]}")
+
+    def close(self) -> int:
+        """End the process and take away what it left; its exit status."""
+        for name in [name for name, one in _RECORDERS.items() if one is self]:
+            del _RECORDERS[name]
+        self._process.stdin.close()
+        self._process.terminate()
+        status = self._process.wait()
+        self._process.stdout.close()
+        for folder in (self._machine, self._folder):
+            rmtree(folder, ignore_errors=True)
+        return status
+
+
+#: The recording processes of this one, by GPU: the libraries are loaded once.
+_RECORDERS: dict[str, _Recorder] = {}
+
+
+@atexit.register
+def _close_recorders() -> None:
+    for recorder in list(_RECORDERS.values()):
+        recorder.close()

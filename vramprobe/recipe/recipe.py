@@ -1,6 +1,7 @@
 """A Recipe: what was recorded of a cell on shallow models, and how its phases grow with depth.
 
-In: scripts of three depths. Out: a Recipe, its bytes for a file, the Log at the cell's own depth. No torch.
+In: logs of three depths, and of a few batch shapes. Out: a Recipe, its bytes for a file, the Log at the cell's own
+depth and at another shape. No torch.
 """
 
 from __future__ import annotations
@@ -8,24 +9,29 @@ from __future__ import annotations
 import io
 import json
 import lzma
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from vramprobe.errors import StoreError
+from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log_and_phases
 from vramprobe.log.log import Log, PhaseMark
-from vramprobe.log.pairing import Kinds, scripts_of
+from vramprobe.log.pairing import Kinds, Script, scripts_of
+from vramprobe.log.shapes import Shape, ShapeRules, shape_rules
 from vramprobe.recipe.pattern import LayerPattern
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How each phase of a cell grows from the shallowest run; ``times`` copies of a period give the cell's own depth.
+
+    ``rules``: how the bytes of all growths' events, one after the other, follow from rows and length; None where one
+    shape was recorded.
 
     ``facts``: what was seen on the live models (records/record.py, ModelFacts), at the cell's depth. ``owned_bytes``:
     the tensors' own account by cause, there. ``stack``: package → version, with the emulator's. ``depths``: the layers
@@ -34,6 +40,7 @@ class Recipe:
 
     marks: tuple[PhaseMark, ...]
     growths: tuple[Growth, ...]
+    rules: ShapeRules | None = None
     times: int
     depths: tuple[int, ...]
     checked: int | None
@@ -41,9 +48,50 @@ class Recipe:
     owned_bytes: dict[str, int]
     stack: dict[str, str]
 
-    def deep(self) -> Deep:
-        """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth."""
-        return log_and_phases(self.marks, [growth.at(self.times) for growth in self.growths])
+    def deep(self, shape: Shape | None = None) -> Deep:
+        """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth.
+
+        ``shape``: rows and length of another batch, in the branch that was recorded.
+        """
+        if shape is None or self.rules is None:
+            return log_and_phases(self.marks, [growth.at(self.times) for growth in self.growths])
+        stops = np.cumsum([len(growth.codes) for growth in self.growths])[:-1]
+        sizes = np.split(self.rules.sizes(*shape), stops)
+        scripts = [growth.at(self.times, own) for growth, own in zip(self.growths, sizes, strict=True)]
+        return log_and_phases(self.marks, scripts)
+
+
+class OtherBranch(VramprobeError):
+    """At one of the recorded shapes the events are others, or in another order, than at the cell's own."""
+
+
+def rules_over(
+    logs: Mapping[Shape, Log], growths: Sequence[Growth], pattern: LayerPattern | None, times: int
+) -> ShapeRules:
+    """Return how sizes follow from rows and length; ``logs`` are of one depth, with ``times`` copies of a period.
+
+    Raises OtherBranch where the events are not the same at all shapes.
+    """
+    kind_of_layer = pattern.kind if pattern else lambda layer: layer
+    bare = scripts_of([replace(log, size_bytes=np.sign(log.size_bytes)) for log in logs.values()], kind_of_layer)
+    for shape, scripts in zip(logs, bare, strict=True):
+        if not all(map(_is_same, scripts, bare[0])):
+            raise OtherBranch(
+                f"at {shape[0]} x {shape[1]} the events are not those at {' x '.join(map(str, min(logs)))}"
+            )
+    sizes = {}
+    for shape, scripts in zip(logs, scripts_of(list(logs.values()), kind_of_layer), strict=True):
+        parts = []
+        for growth, script in zip(growths, scripts, strict=True):
+            own = np.zeros(len(growth.codes), dtype=np.int64)
+            own[growth.layout(times)[0]] = np.abs(script.size_bytes)
+            parts.append(own)
+        sizes[shape] = np.concatenate(parts)
+    return shape_rules(sizes)
+
+
+def _is_same(one: Script, other: Script) -> bool:
+    return np.array_equal(one.codes, other.codes) and np.array_equal(one.ranks, other.ranks)
 
 
 def recipe_of(
@@ -69,7 +117,7 @@ def recipe_of(
         if growth is None or growth.ranks is None:
             raise NotLinear(f"{mark.name} (step {mark.step})")
         expected = growth.at(3)
-        if not (np.array_equal(expected.codes, runs[3].codes) and np.array_equal(expected.ranks, runs[3].ranks)):
+        if not _is_same(expected, runs[3]):
             raise NotLinear(f"{mark.name} (step {mark.step}) at {depths[3]} layers")
         growths.append(growth)
     times = (pattern.num_layers - depths[0]) // pattern.period
@@ -90,6 +138,8 @@ def pack(recipe: Recipe) -> bytes:
         "marks": [asdict(mark) | {"events": 0} for mark in recipe.marks],
         "blocks": [growth.blocks for growth in recipe.growths],
         "lengths": [len(growth.codes) for growth in recipe.growths],
+        "rules": recipe.rules
+        and [{name: str(one) for name, one in rule.items()} for rule in recipe.rules.coefficients],
         **{name: getattr(recipe, name) for name in ("times", "depths", "checked", "facts", "owned_bytes", "stack")},
     }
     arrays = {
@@ -98,6 +148,8 @@ def pack(recipe: Recipe) -> bytes:
         "codes": np.concatenate([growth.codes for growth in recipe.growths]).astype(np.int32),
         "ranks": np.concatenate([growth.ranks for growth in recipe.growths], axis=1).astype(np.int32),
     }
+    if recipe.rules is not None:
+        arrays |= {"rule_of": recipe.rules.rule_of, "fallback": recipe.rules.fallback}
     buffer = io.BytesIO()
     np.savez(buffer, words=np.array(json.dumps(words)), **arrays)
     return lzma.compress(buffer.getvalue())
@@ -114,9 +166,13 @@ def unpack(packed: bytes, name: str) -> Recipe:
             stops = np.cumsum(words.pop("lengths"))[:-1]
             codes = np.split(file["codes"].astype(np.int64), stops)
             ranks = np.split(file["ranks"].astype(np.int64), stops, axis=1)
+            rules = words.pop("rules")
+            if rules is not None:
+                exact = tuple({name: Fraction(one) for name, one in rule.items()} for rule in rules)
+                rules = ShapeRules(file["rule_of"], exact, file["fallback"])
         blocks = [tuple((at, size) for at, size in one) for one in words.pop("blocks")]
         marks = tuple(PhaseMark(**mark | {"events": range(0)}) for mark in words.pop("marks"))
         growths = tuple(Growth(kinds, *parts) for parts in zip(codes, blocks, ranks, strict=True))
-        return Recipe(marks=marks, growths=growths, **words | {"depths": tuple(words["depths"])})
+        return Recipe(marks=marks, growths=growths, rules=rules, **words | {"depths": tuple(words["depths"])})
     except (lzma.LZMAError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{name} is no recipe of this vramprobe ({type(error).__name__}); delete it") from error

@@ -1,8 +1,8 @@
-"""Record a cell on shallow models of its architecture, in a process that sees an emulated GPU.
+"""Record cells on shallow models of their architecture, in a process that sees an emulated GPU.
 
-``python -m vramprobe.recipe.recording SPEC.json RECIPE [whole]`` says on stdout, a line of JSON each, what it does, and
-at the end ``{"error": …}`` where it cannot. Each run is a child of a fork server (measure/launcher.py). Never measures:
-every number is emulated, and the whole model's is extended from them.
+``python -m vramprobe.recipe.recording`` takes a request a line on stdin (:class:`Request`, as JSON) and says on stdout,
+a line of JSON each, what it does, then ``{"done": null}`` or ``{"error": …}``. The runs are children of one fork server
+(measure/launcher.py). Never measures: every number is emulated, and the whole model's is extended from them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from vramprobe.catalog import cut_depth, depth_of
 from vramprobe.emulate.build import emulator_version
@@ -19,10 +23,11 @@ from vramprobe.errors import VramprobeError
 from vramprobe.log.depth import NotLinear
 from vramprobe.log.file import read_log
 from vramprobe.log.log import Log
+from vramprobe.log.shapes import Shape
 from vramprobe.measure.isolation import new_ticket, require_packages, run_isolated, scratch_folder
 from vramprobe.measure.launcher import Launchers
 from vramprobe.recipe.pattern import LayerPattern, layer_pattern
-from vramprobe.recipe.recipe import Recipe, pack, recipe_of
+from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.records.whole_file import replacing
@@ -30,94 +35,140 @@ from vramprobe.spec import CellSpec
 
 _NUM_DEPTHS = 4  # three to make the recipe from, one to hold it against
 _TIMEOUT_SECONDS = 600.0
+_OWNED = {"weights_bytes", "gradients_bytes", "optimizer_state_bytes", "batch_bytes"}
 
 
 class NotRecorded(VramprobeError):
     """A cell that does not run on the emulated GPU; the message says what it ended with."""
 
 
-def record(spec: CellSpec, say: Callable[[str], None], *, whole: bool = False) -> Recipe:
-    """Return the recipe of ``spec``: from three depths, checked on a fourth, or from the whole model where they differ.
+@dataclass(frozen=True)
+class Request:
+    """A cell to record, and the file for its recipe.
 
-    ``whole``: from the whole model in any case.
-
-    Raises NotRecorded for a cell that does not run, MissingDependency for a package that it needs.
+    ``shapes``: rows and lengths to record beside the cell's own, so that sizes follow from them. ``whole``: record the
+    whole model and extend nothing.
     """
-    require_packages([spec])
-    pattern = layer_pattern(_with_defaults(spec))
-    depths = pattern.depths(_NUM_DEPTHS) if pattern and not whole else []
-    with scratch_folder() as folder, Launchers([spec.model_type], folder / "server.log") as launchers:
-        runs = _Runs(folder, launchers, spec)
+
+    spec: CellSpec
+    out: Path
+    shapes: tuple[Shape, ...] = ()
+    whole: bool = False
+
+    def to_json_line(self) -> str:
+        """One line."""
+        words = {"spec": self.spec.model_dump_json(), "out": str(self.out), "shapes": self.shapes, "whole": self.whole}
+        return json.dumps(words) + "\n"
+
+    @classmethod
+    def from_json_line(cls, line: str) -> Request:
+        """What :meth:`to_json_line` wrote."""
+        words = json.loads(line)
+        shapes = tuple((rows, length) for rows, length in words["shapes"])
+        return cls(CellSpec.model_validate_json(words["spec"]), Path(words["out"]), shapes, words["whole"])
+
+
+class Recording:
+    """Runs of cells, each in a process of its own; the libraries are loaded once."""
+
+    def __init__(self, folder: Path, launchers: Launchers) -> None:
+        self._folder, self._launchers = folder, launchers
+
+    def recipe(self, request: Request, say: Callable[[str], None]) -> Recipe:
+        """Return the cell's recipe: from three depths, checked on a fourth, or from the whole model where they differ.
+
+        Raises NotRecorded for a cell that does not run, MissingDependency for a package that it needs, OtherBranch
+        where its events are others at one of the shapes.
+        """
+        spec = request.spec
+        require_packages([spec])
+        with ThreadPoolExecutor(1) as beside:
+            started = beside.submit(self._launchers.launcher_of(spec).start)  # which loads the libraries, meanwhile
+            pattern = layer_pattern(_with_defaults(spec))
+            started.result()
+        depths = pattern.depths(_NUM_DEPTHS) if pattern and not request.whole else []
         if depths:
             try:
-                return runs.recipe(pattern, depths, say)
+                return self._extended(request, pattern, depths, say)
             except NotLinear as reason:
                 say(f"its layers do not repeat ({reason})")
-        return runs.recipe(None, [depth_of(spec.architecture)], say)
+        return self._extended(request, None, [depth_of(spec.architecture) or 0], say)
 
-
-class _Runs:
-    """Shallow runs of one cell, each in a process of its own."""
-
-    def __init__(self, folder: Path, launchers: Launchers, spec: CellSpec) -> None:
-        self._folder, self._launchers, self._spec = folder, launchers, spec
-
-    def recipe(self, pattern: LayerPattern | None, depths: list[int | None], say: Callable[[str], None]) -> Recipe:
-        """Return what runs of these depths say; one depth is the whole model's. Raises NotLinear, NotRecorded."""
+    def _extended(
+        self, request: Request, pattern: LayerPattern | None, depths: Sequence[int], say: Callable[[str], None]
+    ) -> Recipe:
+        """What runs of these depths say; one depth is the whole model's. Raises NotLinear."""
+        spec, count = request.spec, len(depths) + len(request.shapes)
         runs = []
         for number, depth in enumerate(depths, 1):
-            say(f"recording run {number} of {len(depths)}" + (f": {depth} layers" if depth else ""))
-            runs.append(self._run(depth if pattern else None))
+            say(f"recording {spec.model}: run {number} of {count}" + (f", {depth} layers" if pattern else ""))
+            runs.append(self._run(spec, depth if pattern else None))
         logs, records = [log for log, _ in runs], [record for _, record in runs]
         facts = [record.facts.model_dump() for record in records]
         owned = [record.ledger.model_dump(include=_OWNED) for record in records]
         versions = {name: version for name, version in records[0].environment.versions.items() if version}
-        return Recipe(
+        recipe = Recipe(
             marks=logs[0].marks,
-            depths=tuple(depth or 0 for depth in depths),
+            depths=tuple(depths),
             stack=versions | {"emulator": emulator_version()},
             **recipe_of(logs, pattern, depths, facts, owned),
         )
+        if not request.shapes:
+            return recipe
+        times = 1 if pattern else 0
+        by_shape = {(spec.batch_size, spec.seq_len): logs[times]}
+        for number, (rows, length) in enumerate(request.shapes, len(depths) + 1):
+            say(f"recording {spec.model}: run {number} of {count}, {rows} x {length} tokens")
+            other = spec.model_copy(update={"batch_size": rows, "seq_len": length})
+            by_shape[rows, length] = self._run(other, depths[times] if pattern else None)[0]
+        return replace(recipe, rules=rules_over(by_shape, recipe.growths, pattern, times))
 
-    def _run(self, depth: int | None) -> tuple[Log, RunRecord]:
+    def _run(self, spec: CellSpec, depth: int | None) -> tuple[Log, RunRecord]:
         """One run of load and two steps, with so many layers. Raises NotRecorded."""
-        spec = self._spec
         if depth is not None:
             spec = spec.model_copy(update={"architecture": cut_depth(spec.architecture, depth)})
-        ticket = new_ticket(self._folder, recording=self._folder / f"{depth}.npz")
-        record = run_isolated(
-            spec, self._launchers.launcher_of(spec), ticket, self._folder / "cell.log", _TIMEOUT_SECONDS
-        )
-        if record.facts is None or not ticket.recording.exists():
+        recording = self._folder / "log.npz"
+        recording.unlink(missing_ok=True)
+        launcher = self._launchers.launcher_of(spec)
+        ticket, log = new_ticket(self._folder, recording=recording), self._folder / "cell.log"
+        record = run_isolated(spec, launcher, ticket, log, _TIMEOUT_SECONDS)
+        ticket.tear()
+        if record.facts is None or not recording.exists():
             raise NotRecorded(f"{spec.cell_id} does not run on the emulated GPU: {describe_outcome(record.outcome)}")
-        return read_log(ticket.recording), record
+        return read_log(recording), record
 
 
-_OWNED = {"weights_bytes", "gradients_bytes", "optimizer_state_bytes", "batch_bytes"}
-
-
-def _with_defaults(spec: CellSpec) -> dict:
+def _with_defaults(spec: CellSpec) -> dict[str, Any]:
     """The cell's config with what transformers fills in where the file is silent."""
-    from vramprobe.workload.model import config_from_dict
+    from transformers import AutoConfig
 
-    return config_from_dict(spec.architecture).to_dict()
+    config = {name: value for name, value in spec.architecture.items() if name != "model_type"}
+    return AutoConfig.for_model(spec.model_type, **config).to_dict()
 
 
 def main() -> None:
-    """Record the cell whose spec is in the first file named; write the recipe to the second."""
+    """Answer requests until stdin closes."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries that print must not speak in the protocol
 
-    def say(words: str) -> None:
-        answers.write(json.dumps({"say": words}) + "\n")
+    def answer(**words: str | None) -> None:
+        answers.write(json.dumps(words) + "\n")
 
-    spec_path, out = map(Path, sys.argv[1:3])
-    try:
-        recipe = record(CellSpec.model_validate_json(spec_path.read_text()), say, whole=sys.argv[3:] == ["whole"])
-        with replacing(out) as part:
-            part.write_bytes(pack(recipe))
-    except VramprobeError as error:
-        answers.write(json.dumps({"error": str(error)}) + "\n")
+    requests = map(Request.from_json_line, sys.stdin)
+    first = next(requests, None)
+    if first is None:
+        return
+    with scratch_folder() as folder, Launchers([first.spec.model_type], folder / "server.log") as launchers:
+        recording = Recording(folder, launchers)
+        for request in chain([first], requests):
+            try:
+                packed = pack(recording.recipe(request, lambda words: answer(say=words)))
+                with replacing(request.out) as part:
+                    part.write_bytes(packed)
+            except VramprobeError as error:
+                answer(error=str(error))
+            else:
+                answer(done=None)
 
 
 if __name__ == "__main__":

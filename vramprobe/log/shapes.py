@@ -1,0 +1,102 @@
+"""Sizes as exact functions of rows and length, from logs of one cell at a few batch shapes.
+
+In: the bytes of each event at several (rows, length), where the events are the same ones in the same order. Out:
+ShapeRules, which give the bytes at any other. A size without a rule is named, not guessed. Pure Python and NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+Shape = tuple[int, int]  # rows, tokens of a row
+
+_FEATURES: dict[str, Callable[[int, int], int]] = {
+    "1": lambda rows, length: 1,
+    "rows": lambda rows, length: rows,
+    "length": lambda rows, length: length,
+    "tokens": lambda rows, length: rows * length,
+    "scores": lambda rows, length: rows * length * length,
+    "square": lambda rows, length: length * length,
+}
+#: Which of them a size may be made of, the plainest first.
+_RULES = (
+    ("1",),
+    ("1", "tokens"),
+    ("1", "rows"),
+    ("1", "length"),
+    ("rows", "tokens"),
+    ("1", "square"),
+    ("1", "tokens", "scores"),
+    ("1", "rows", "length", "tokens"),
+)
+
+
+@dataclass(frozen=True)
+class ShapeRules:
+    """``rule_of``: for each event the position of its rule; -1 where its size follows none.
+
+    ``coefficients``: of each rule, exact, by feature of rows and length.
+    """
+
+    rule_of: np.ndarray  # int32
+    coefficients: tuple[Mapping[str, Fraction], ...]
+    fallback: np.ndarray  # int64: each event's bytes at the largest shape that was recorded
+
+    @property
+    def num_unexplained(self) -> int:
+        """Events whose size follows no rule."""
+        return int((self.rule_of < 0).sum())
+
+    def sizes(self, rows: int, length: int) -> np.ndarray:
+        """Bytes of each event at that shape; of an event without a rule those of the largest recorded shape."""
+        values = [
+            int(sum(factor * _FEATURES[name](rows, length) for name, factor in rule.items()))
+            for rule in self.coefficients
+        ]
+        return np.where(self.rule_of < 0, self.fallback, np.array([*values, 0], dtype=np.int64)[self.rule_of])
+
+
+def shape_rules(sizes: Mapping[Shape, np.ndarray]) -> ShapeRules:
+    """Return the rules that the sizes follow over all shapes, each the plainest that fits all of them exactly.
+
+    A rule is made from as many shapes as it has features and must give the others' sizes: one shape more at least.
+    """
+    shapes = list(sizes)
+    columns, column_of = np.unique(np.stack([sizes[shape] for shape in shapes]), axis=1, return_inverse=True)
+    rules = [_rule(shapes, [int(value) for value in column]) for column in columns.T]
+    known = [number for number, rule in enumerate(rules) if rule is not None]
+    position = np.full(len(rules), -1, dtype=np.int32)
+    position[known] = np.arange(len(known))
+    largest = max(shapes, key=lambda shape: shape[0] * shape[1])
+    return ShapeRules(position[column_of.ravel()], tuple(rules[number] for number in known), sizes[largest])
+
+
+def _rule(shapes: Sequence[Shape], values: Sequence[int]) -> Mapping[str, Fraction] | None:
+    for names in _RULES:
+        if len(names) < len(shapes) and (found := _solved(shapes, values, names)) is not None:
+            return found
+    return None
+
+
+def _solved(shapes: Sequence[Shape], values: Sequence[int], names: Sequence[str]) -> Mapping[str, Fraction] | None:
+    """The coefficients that give all values exactly, or None. Gaussian elimination over all equations."""
+    rows = [
+        [*(Fraction(_FEATURES[name](*shape)) for name in names), Fraction(value)]
+        for shape, value in zip(shapes, values, strict=True)
+    ]
+    for column in range(len(names)):
+        pivot = next((row for row in range(column, len(rows)) if rows[row][column]), None)
+        if pivot is None:
+            return None  # these shapes do not tell the features apart
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        rows[column] = [value / rows[column][column] for value in rows[column]]
+        for row in range(len(rows)):
+            if row != column and (factor := rows[row][column]):
+                rows[row] = [value - factor * own for value, own in zip(rows[row], rows[column], strict=True)]
+    if any(row[-1] for row in rows[len(names) :]):
+        return None
+    return {name: rows[number][-1] for number, name in enumerate(names)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,26 @@ from vramprobe import api, catalog
 from vramprobe.emulate.build import cache_folder
 from vramprobe.errors import SpecError
 from vramprobe.predict import recorded
-from vramprobe.recipe.book import record_packed, recorded_as
+from vramprobe.recipe.book import close_recorders, record_packed, recorded_as
 from vramprobe.recipe.recipe import unpack
 
 #: The cells that are recorded whole as well: a family, its options.
 CELLS = [
     ("smollm2-135m", {"method": "lora", "gradient_checkpointing": True}),
     ("smollm2-135m", {"method": "qlora"}),
-    ("smollm2-135m", {"method": "full", "optimizer": "adamw-8bit", "grad_accum": 2}),
-    ("gemma-3-270m", {"method": "lora", "gradient_checkpointing": True}),
-    ("qwen3-0.6b", {"method": "lora", "trainer": "dpo"}),
+    ("smollm2-135m", {"method": "full", "optim": "adamw-8bit", "grad_accum": 2}),
+    ("qwen2.5-0.5b", {"method": "lora", "trainer": "dpo"}),
+    ("qwen2.5-0.5b", {"method": "full", "recipe": "mixed"}),
     ("olmoe-1b-7b", {"method": "lora", "gradient_checkpointing": True}),
+    ("qwen3.5-27b", {"method": "lora", "gradient_checkpointing": True}),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ended() -> Iterator[None]:
+    """No recording process stays behind."""
+    yield
+    close_recorders()
 
 
 def silent(words: str) -> None:

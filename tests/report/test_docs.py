@@ -77,6 +77,8 @@ HOW = {
     "python benchmarks/truth/video.py": Way(more="--check", why="its runs take minutes on an emulated GPU"),
     "python benchmarks/truth/vision.py": Way(more="--check", why="its cells take minutes on an emulated GPU"),
     "python benchmarks/truth/llama4.py": Way(more="--check", why="its cells take minutes on an emulated GPU"),
+    "vramprobe predict --model qwen3.5-27b --method qlora --batch-size 1 --seq-len 4096 --gradient-checkpointing "
+    "--gpu RTX-4090": Way(elsewhere="tests/recipe/test_recorded.py", why="it records for a minute"),
     "vramprobe doctor": Way(elsewhere="tests/measure/test_doctor.py", why="half a minute"),
     "vramprobe measure --model smollm2-135m --method lora --batch-size 1 --seq-len 64 --save out/mine.jsonl": Way(
         more="--num-layers 1 --timing-steps 0 --device cpu", why="the whole model takes longer"

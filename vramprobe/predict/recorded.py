@@ -104,7 +104,8 @@ def _predicted(recipe: Recipe, spec: CellSpec, model: MemoryModel | None, shape:
 
 
 def _card(gpu: catalog.Gpu | None) -> catalog.Gpu:
-    return gpu or catalog.find_gpu(DEFAULT_CARD)
+    """The GPU whose kernels are recorded; an amount of memory has none of its own."""
+    return catalog.find_gpu(DEFAULT_CARD) if gpu is None or gpu.is_size else gpu
 
 
 def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
@@ -113,7 +114,7 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
         raise SpecError("a recipe is recorded on an emulated GPU, and device cpu was given; use --engine trace")
     if spec.sharding is not None or spec.num_gpus > 1:
         raise SpecError("a recipe is of one GPU, and sharding was given; use --engine formula")
-    if gpu is not None and gpu.vendor != "NVIDIA":
+    if _card(gpu).vendor != "NVIDIA":
         raise SpecError(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; use --engine trace")
 
 

@@ -7,6 +7,7 @@ kept. A recipe is found by the cell, the GPU, the stack that recorded it and the
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -28,6 +29,8 @@ from vramprobe.spec import CellSpec
 Say = Callable[[str], None]
 #: Of the card that a recording runs on, so that nothing ends it: what a card holds is the replay's question.
 _ROOMY_BYTES = 1 << 40  # the most that an emulated card may have
+
+_ENDING_SECONDS = 10.0
 
 
 class CannotRecord(VramprobeError):
@@ -126,9 +129,13 @@ class _Recorder:
         """End the process and take away what it left; its exit status."""
         for name in [name for name, one in _RECORDERS.items() if one is self]:
             del _RECORDERS[name]
-        self._process.stdin.close()
-        self._process.terminate()
-        status = self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()  # on which it ends, and its fork server with it
+        try:
+            status = self._process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
         self._process.stdout.close()
         for folder in (self._machine, self._folder):
             rmtree(folder, ignore_errors=True)
@@ -140,6 +147,7 @@ _RECORDERS: dict[str, _Recorder] = {}
 
 
 @atexit.register
-def _close_recorders() -> None:
+def close_recorders() -> None:
+    """End all recording processes of this one."""
     for recorder in list(_RECORDERS.values()):
         recorder.close()

@@ -1,0 +1,66 @@
+"""The cache and the recording process: what ends early leaves one clear line and nothing behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vramprobe import api, catalog
+from vramprobe.emulate.enter import Entrance
+from vramprobe.recipe import book
+from vramprobe.recipe.book import CannotRecord, close_recorders, record_packed, recorded_as
+
+SAYS = """#!/bin/sh
+read request
+echo '{"say": "recording run 1 of 4"}'
+"""
+
+
+def recorder(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path:
+    """In place of the recording process, ``script``; the emulated machine's folder."""
+    program, machine = folder / "python", folder / "machine"
+    program.write_text(SAYS + script)
+    program.chmod(0o755)
+    machine.mkdir()
+    way = Entrance(python=program, environment=dict(os.environ), machine=machine)
+    monkeypatch.setattr(book, "entrance", lambda *words, **options: way)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(book.tempfile, "tempdir", str(folder))
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("kill -9 $$", "the recording's process ended with -9"),
+        ("echo no memory left >&2; exit 3", "ended with 3: no memory left"),
+        ("""echo '{"error": "peft has no layer for it"}'; cat > /dev/null""", "peft has no layer for it"),
+    ],
+)
+def test_a_recording_that_ends_early_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, words: str
+) -> None:
+    machine = recorder(monkeypatch, tmp_path, script)
+    spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
+    said: list[str] = []
+    with pytest.raises(CannotRecord, match=words):
+        record_packed(spec, catalog.find_gpu("H100-SXM"), said.append)
+    assert said == ["recording run 1 of 4"]
+    close_recorders()
+    assert not machine.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["python"]
+
+
+def test_an_interrupted_recording_ends_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = recorder(monkeypatch, tmp_path, "cat > /dev/null")
+
+    def interrupt(words: str) -> None:
+        raise KeyboardInterrupt
+
+    spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
+    with pytest.raises(KeyboardInterrupt):
+        record_packed(spec, catalog.find_gpu("H100-SXM"), interrupt)
+    assert book._RECORDERS == {}
+    assert not machine.exists()

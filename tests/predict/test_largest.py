@@ -13,15 +13,16 @@ from factories import CONSTANT_BYTES, TRUE, specs, synthetic
 from grids import exhaustive
 
 from vramprobe import api
-from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import MemoryModel, shipped_fit
+from vramprobe.predict import recorded
 from vramprobe.predict.largest import Judged, Largest, _last, _near, largest_count
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.verdict import Verdict, verdict
+from vramprobe.recipe.book import CannotRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB
 
@@ -261,9 +262,37 @@ def test_an_option_that_is_wrong_for_every_model_is_that_error() -> None:
         api.largest_model(gpu="T4", method="lara", batch_size=1, seq_len=8)
 
 
-def test_without_arithmetic_the_other_engine_is_named() -> None:
-    with pytest.raises(UnsupportedArchitecture, match="dozen simulations of some seconds each: engine trace"):
-        api.max_batch_size(gpu="RTX-4090", model="t5-base", method="lora", seq_len=64)
+def test_without_arithmetic_few_counts_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One recipe of several shapes says about where, recordings of the counts themselves exactly."""
+    recordings: list[int] = []
+
+    def known(one: CellSpec, more: int) -> Prediction:
+        size = 4 * GIB + one.batch_size * GIB // 7 + more
+        return predict(resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=8)).model_copy(
+            update={
+                "peak_allocated_bytes": Interval(value=size, low=size, high=round(size * 1.005)),
+                "engine": "recipe",
+            }
+        )
+
+    def record(one: CellSpec, **_: Any) -> Prediction:
+        recordings.append(one.batch_size)
+        return known(one, GIB // 3)
+
+    monkeypatch.setattr(recorded, "over_shapes", lambda *words, **_: lambda one: known(one, 0))
+    monkeypatch.setattr(recorded, "predict", record)
+    found = api.max_batch_size(gpu="RTX-4090", model="t5-base", method="lora", seq_len=64)
+    usable = find_gpu("RTX-4090").total_bytes - GIB
+    assert found.tight.value == (usable - 4 * GIB - GIB // 3) * 7 // GIB
+    assert len(recordings) == len(set(recordings)) <= 8
+    recordings.clear()
+    monkeypatch.setattr(recorded, "over_shapes", other_branch)
+    assert api.max_batch_size(gpu="RTX-4090", model="t5-base", method="lora", seq_len=64).tight == found.tight
+    assert len(recordings) <= 10
+
+
+def other_branch(*words: Any, **options: Any) -> Any:
+    raise CannotRecord("at 3 x 64 tokens the step asks the allocator in another order")
 
 
 def test_the_trace_engine_is_asked_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

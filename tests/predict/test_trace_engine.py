@@ -19,11 +19,13 @@ from vramprobe.errors import SpecError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import Spread
 from vramprobe.model.replayed import replayed
+from vramprobe.predict import recorded
 from vramprobe.predict import trace_engine as engine
 from vramprobe.predict.grid import predict_grid
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict
+from vramprobe.recipe.book import CannotRecord
 from vramprobe.records import store
 from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec
@@ -117,19 +119,34 @@ def test_what_is_kept_is_not_simulated() -> None:
 WORDS = {"method": "lora", "batch_size": 1, "seq_len": 16, "num_layers": 2}
 
 
-def test_the_engine_is_chosen_by_the_user_or_by_the_architecture(tmp_path: Path) -> None:
+def test_the_engine_is_chosen_by_the_user_or_by_the_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model without arithmetic is recorded, and simulated where nothing can be recorded."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(UNKNOWN))
     words = WORDS | {"model": str(config)}
-    assert api.predict(**words).engine == "trace"
-    assert api.predict(**words, engine="trace", device="cpu").engine == "trace"
+    known = predict(spec_of(TINY_LLAMA)).model_copy(update={"engine": "recipe"})
+    monkeypatch.setattr(recorded, "predict", lambda one, **words: known)
+    assert api.predict(**words).engine == "recipe"
+    monkeypatch.setattr(recorded, "predict", cannot_record)
+    found = api.predict(**words)
+    assert found.engine == "trace"
+    assert "simulated, as no recipe could be recorded here: no layer of that name" in found.warnings
+    with pytest.raises(CannotRecord, match="no layer of that name"):
+        api.predict(**words, engine="recipe")
+    assert api.predict(**words, device="cpu").engine == "trace"
     with pytest.raises(UnsupportedArchitecture, match="stablelm"):
         api.predict(**words, engine="formula")
     config.write_text(json.dumps(TINY_LLAMA))
     assert api.predict(**words).engine == "formula"
     assert api.predict(**words, engine="trace").engine == "trace"
-    with pytest.raises(SpecError, match="engine: 'crystal ball' given; allowed: auto, formula, trace"):
+    with pytest.raises(SpecError, match="engine: 'crystal ball' given; allowed: auto, formula, recipe, trace"):
         api.predict(**words, engine="crystal ball")
+
+
+def cannot_record(one: CellSpec, **words: Any) -> Prediction:
+    raise CannotRecord("no layer of that name")
 
 
 def test_the_kernels_are_those_of_the_gpu() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from vramprobe import catalog, spec
 from vramprobe.architecture.images import has_images
 from vramprobe.choices import CpRotation, Offload, Sharding, meant
-from vramprobe.errors import OutOfRange, SpecError
+from vramprobe.errors import OutOfRange, SpecError, VramprobeError
 from vramprobe.rules.sharding import HYBRID
 
 if TYPE_CHECKING:
@@ -229,18 +229,23 @@ def _without_arithmetic(
     """By a recording where one is at hand or can be made here, else by the simulation, which says so."""
     from vramprobe.emulate.installation import NotEmulatable
     from vramprobe.emulate.toolchain import BuildError, NoCompiler
+    from vramprobe.recipe.book import CannotRecord
 
-    why = ""
-    if engine != "trace" and not (engine == "auto" and one.device == "cpu"):
+    why: VramprobeError | None = None
+    if engine == "recipe" or (engine == "auto" and one.device == "cuda"):
         from vramprobe.predict import recorded
 
         try:
             return recorded.predict(one, gpu=gpu, model=model, say=say)
-        except (NotEmulatable, NoCompiler, BuildError) as error:
+        except (NotEmulatable, NoCompiler, BuildError, CannotRecord) as error:
             if engine == "recipe" or one.other_head:  # which has no simulation
                 raise
-            why = f"no recipe could be recorded here ({error}); simulated instead"
+            why = error
     from vramprobe.predict import trace_engine as trace  # loads torch
 
-    found = trace.predict(one, gpu=gpu, model=model)
-    return found.model_copy(update={"warnings": [*found.warnings, why]}) if why else found
+    try:
+        found = trace.predict(one, gpu=gpu, model=model)
+    except VramprobeError as error:
+        raise (error if why is None else why) from None
+    note = [] if why is None else [f"simulated, as no recipe could be recorded here: {why}"]
+    return found.model_copy(update={"warnings": [*found.warnings, *note]})

@@ -79,20 +79,20 @@ class LogSource:
         torch.cuda.memory._record_memory_history(enabled=None)
         events, numbers = _events_of(trace)
 
-        def moved(position: int) -> int:
+        def before(position: int) -> int:
             return bisect_left(numbers, position - self._first)
 
-        def last(position: int) -> int:
-            return bisect_right(numbers, position - self._first) - 1
+        def at(position: int) -> int:  # behind where the cache was emptied between two phases, which is of neither
+            return max(before(position), bisect_right(numbers, position - self._first) - 1)
 
         return log_of(
             events,
             [
-                PhaseMark(one.name, one.step, one.micro_step, range(moved(one.events.start), moved(one.events.stop)))
+                PhaseMark(one.name, one.step, one.micro_step, range(at(one.events.start), before(one.events.stop)))
                 for one in self._marks
             ],
-            [OwnedBlocks(one.cause, one.step, last(one.position), one.blocks) for one in self._owned],
-            [one._replace(position=moved(one.position)) for one in self._layers],
+            [OwnedBlocks(one.cause, one.step, at(one.position), one.blocks) for one in self._owned],
+            [one._replace(position=at(one.position)) for one in self._layers],
         )
 
     def _position(self) -> int:

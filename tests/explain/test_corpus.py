@@ -44,6 +44,12 @@ def test_it_has_sixty_texts_of_twenty_programs_and_each_owner() -> None:
     assert {report["owner"] for report in REPORTS} == {form.owner for form in forms()}
 
 
+def test_the_page_says_how_many_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text(encoding="utf-8")
+    assert f"[{len(REPORTS)} texts]" in page
+    assert f"of {len({report['program'] for report in REPORTS})} programs" in page.replace("\n", " ")
+
+
 #: Forms that are a word and no more.
 WITHOUT_TEXT = {"LSF", "ROCm", "operating system", "Python"}
 

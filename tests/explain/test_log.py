@@ -218,6 +218,21 @@ def test_the_tables_of_nvidia_smi_and_its_csv() -> None:
     assert read_text(*csv).readings.used == {0: 12 * MIB, 1: 800 * MIB}
 
 
+def test_numbers_of_any_length_are_no_error() -> None:
+    many = "9" * 5000
+    lines = [
+        f"--per_device_train_batch_size {many}",
+        f"{many}/{many} [00:01<00:08]",
+        f'  File "a.py", line {many}, in f',
+        f"    x = torch.zeros({many}, {many})",
+        f"CUDA out of memory. Tried to allocate {many}.00 GiB. GPU {many} has a total capacity of {many}.00 GiB",
+        f"|   {many}   N/A  N/A  {many}   C   python   {many}MiB |",
+        f"PyTorch CUDA memory summary, device ID {many}",
+        f"triton OutOfResources: out of resource: shared memory, Required: {many}, Hardware limit: {many}.",
+    ]
+    assert len(read_text(*lines).failures) == 2
+
+
 def test_encodings_and_binaries() -> None:
     text = "\n".join(traceback(FORWARD))
     assert len(read(io.BytesIO(text.encode("utf-16"))).failures) == 1  # PowerShell's >

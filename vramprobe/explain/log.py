@@ -31,27 +31,27 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: What launchers, containers and loggers put before a line.
 _TIME = re.compile(r"^\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]? (?:std(?:out|err) [FP] )?")
 _LOGGER = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ")
-_RANK = re.compile(r"^\s*(?:\[(?:rank|default)?(\d+)\](?::|(?=\s|$))|(\d+):(?=\s|$)) ?")
-_RAY = re.compile(r"^\([\w.:-]+ pid=(\d+)[^)]*\) ?")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_RICH_FRAME = re.compile(r"│\s+(\S+\.py):(\d+) in (\S+)")
-_NOTEBOOK_FRAME = re.compile(r"^File (\S+\.py):(\d+), in (?:\w+\.)*(\w+)\(")
+_RANK = re.compile(r"^\s*(?:\[(?:rank|default)?(\d{1,9})\](?::|(?=\s|$))|(\d{1,9}):(?=\s|$)) ?")
+_RAY = re.compile(r"^\([\w.:-]+ pid=(\d{1,9})[^)]*\) ?")
+_FRAME = re.compile(r'File "([^"]+)", line (\d{1,9}), in (\S+)')
+_RICH_FRAME = re.compile(r"│\s+(\S+\.py):(\d{1,9}) in (\S+)")
+_NOTEBOOK_FRAME = re.compile(r"^File (\S+\.py):(\d{1,9}), in (?:\w+\.)*(\w+)\(")
 _OLD_NOTEBOOK_FRAME = re.compile(r"^(\S+\.py)() in (\w+)\(")
 _FRAMES = (_FRAME, _RICH_FRAME, _NOTEBOOK_FRAME, _OLD_NOTEBOOK_FRAME)
 _TRACEBACK = "Traceback (most recent call last)"
 _RAISED = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b")
-_PROGRESS = re.compile(rb"\b(\d+)/(\d+) \[\d*:?\d+:\d\d<")
+_PROGRESS = re.compile(rb"\b(\d{1,9})/(\d{1,9}) \[\d*:?\d+:\d\d<")
 _MAX_BARS = 200  # of a chunk's "<", from its end, that are looked at for a progress bar
 _SETTINGS = {
     "model": re.compile(r"(?:model_name_or_path|base_model|--model(?:_name)?|model_id)['\"]?[=:\s]+['\"]?([\w./-]+)"),
-    "batch_size": re.compile(r"(?:per_device_train_batch_size|micro_batch_size)['\"]?[=:\s]+['\"]?(\d+)"),
+    "batch_size": re.compile(r"(?:per_device_train_batch_size|micro_batch_size)['\"]?[=:\s]+['\"]?(\d{1,9})"),
     "seq_len": re.compile(
-        r"(?:cutoff_len|max_length|max_seq_length|max_seq_len|sequence_len|model_max_length)['\"]?[=:\s]+['\"]?(\d+)"
+        r"(?:cutoff_len|max_length|max_seq_length|max_seq_len|sequence_len|model_max_length)['\"]?[=:\s]+['\"]?(\d{1,9})"
     ),
     "expandable": re.compile(
         r"(?<!setting )PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?[=:\s]+['\"]?\S*(expandable_segments:True)"
     ),
-    "num_gpus": re.compile(r"(?:nproc[_-]per[_-]node|num_processes|world_size)['\"]?[=:\s]+['\"]?(\d+)"),
+    "num_gpus": re.compile(r"(?:nproc[_-]per[_-]node|num_processes|world_size)['\"]?[=:\s]+['\"]?(\d{1,9})"),
 }
 _SETTINGS_BYTES = 8 * 2**20  # of the log's beginning, where settings are looked for
 _SETTING_WORDS = (

@@ -18,9 +18,9 @@ from vramprobe.units import GIB, KIB, MIB, format_bytes
 
 Owner = Literal["device allocator", "driver", "engine", "kernel", "shared memory", "host"]
 _UNITS = {"K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB, "B": 1, "b": 1}  # by first letter; all are 1024-based
-_AMOUNT = r"-?\d[\d,]*(?:\.\d*)? ?(?:bytes|[kKMGT]i?B|[KMGT]\b|B\b)"
+_AMOUNT = r"-?\d[\d,]{0,30}(?:\.\d{0,12})? ?(?:bytes|[kKMGT]i?B|[KMGT]\b|B\b)"
 _PLACE = re.compile(r"\{(?:(\w+):)?([a-z]\w*)\}")  # {requested}, {GiB:free}, {text:device}
-_INSIDE = {"text": r"[\w.,%-]*\w", "int": r"\d+"}  # what is kept as text
+_INSIDE = {"text": r"[\w.,%-]*\w", "int": r"\d{1,18}"}  # what is kept as text
 #: Less than this is the rounding of three amounts that are printed to 0.01 GiB.
 ROUNDING_BYTES = 32 * MIB
 #: More than any GPU has: WSL's driver reports a process of 2**64 bytes. Only a request may be larger.
@@ -128,7 +128,7 @@ def _form(row: Mapping[str, Any], shared: Mapping[str, list[str]]) -> Form:
 
 def _group(place: re.Match[str]) -> str:
     unit, name = place[1], place[2]
-    inside = _AMOUNT if unit is None else _INSIDE.get(unit, r"-?\d[\d,]*(?:\.\d+)?")
+    inside = _AMOUNT if unit is None else _INSIDE.get(unit, r"-?\d[\d,]{0,30}(?:\.\d{0,12})?")
     return f"(?P<{name}{'' if unit is None else f'__{unit}'}>{inside})"
 
 
@@ -231,4 +231,4 @@ def _bytes(amount: str) -> int:
     number = re.match(r"-?[\d.,]+", amount)
     assert number is not None
     unit = amount[number.end() :].strip()[:1].upper() or "B"
-    return round(float(number[0].replace(",", "")) * _UNITS[unit])
+    return round(min(float(number[0].replace(",", "")), 1e30) * _UNITS[unit])

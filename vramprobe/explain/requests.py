@@ -41,7 +41,9 @@ _KINDS: dict[str, tuple[Kind, ...]] = {
     "recomputing a checkpointed layer": ("scores", "parameters"),
 }
 _ITEM_BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
-_SHAPE = re.compile(r"(?:empty_strided\w*|empty\w*|zeros|ones|full|randn?|new_\w+)\(\s*[(\[]?\s*(\d+(?:\s*,\s*\d+)*)")
+_SHAPE = re.compile(
+    r"(?:empty_strided\w*|empty\w*|zeros|ones|full|randn?|new_\w+)\(\s*[(\[]?\s*(\d{1,12}(?:\s*,\s*\d{1,12})*)"
+)
 _DTYPE = re.compile(r"torch\.(?:b?float|u?int)(64|32|16|8)|torch\.(half)\b")
 
 

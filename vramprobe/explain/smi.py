@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from vramprobe.units import MIB
 
-_GPU = re.compile(r"^\|\s+(\d+)\s+\S.*\|.*\|")
-_MEMORY = re.compile(r"^\|.*?(\d+)MiB\s*/\s*(\d+)MiB")
-_PROCESS = re.compile(r"^\|\s+(\d+)\s+(?:\S+\s+\S+\s+)?(\d+)\s+(?:C|G|C\+G|M\+C)\s+.*\s(\d+)MiB\s*\|")
+_GPU = re.compile(r"^\|\s+(\d{1,9})\s+\S.*\|.*\|")
+_MEMORY = re.compile(r"^\|.*?(\d{1,9})MiB\s*/\s*(\d{1,9})MiB")
+_PROCESS = re.compile(r"^\|\s+(\d{1,9})\s+(?:\S+\s+\S+\s+)?(\d{1,9})\s+(?:C|G|C\+G|M\+C)\s+.*\s(\d{1,9})MiB\s*\|")
 _HEADER = "memory.used [MiB]"
-_NUMBER = re.compile(r"\s*(\d+)(?: MiB)?\s*$")
+_NUMBER = re.compile(r"\s*(\d{1,9})(?: MiB)?\s*$")
 
 
 @dataclass

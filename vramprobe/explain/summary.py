@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from vramprobe.units import GIB, KIB, MIB, format_bytes, plural
 
 _UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB}
-_DEVICE = re.compile(r"memory summary, device ID (\d+)")
-_COUNTS = re.compile(r"OOMs: (\d+) .*Malloc retries: (\d+)")
-_CELL = r"\|\s*(\d+) (B|[KMGT]iB)\s*"
+_DEVICE = re.compile(r"memory summary, device ID (\d{1,18})")
+_COUNTS = re.compile(r"OOMs: (\d{1,18}) .*Malloc retries: (\d{1,18})")
+_CELL = r"\|\s*(\d{1,18}) (B|[KMGT]iB)\s*"
 _ROW = re.compile(rf"^\|\s*([A-Za-z][A-Za-z -]+?)\s*{_CELL}{_CELL}")
 #: Peaks that are shown, by the table's names.
 _PEAKS = {

@@ -9,6 +9,8 @@ _COLLECT_AFTER = 100_000
 
 def main() -> None:
     """Run the command line."""
+    if sys.platform == "win32":  # no fcntl, no signals between processes
+        sys.exit("vramprobe: it runs on Linux and macOS; on Windows run it in WSL (wsl --install), with a GPU, too")
     gc.set_threshold(_COLLECT_AFTER)
     try:
         from vramprobe.cli.verbs import main as run

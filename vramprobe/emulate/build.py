@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -61,10 +62,12 @@ class Build:
 
 def cache_folder() -> Path:
     """Where vramprobe keeps what it can make again: $VRAMPROBE_CACHE_DIR, else the user's cache folder."""
-    import platformdirs
-
-    named = os.environ.get(CACHE_VARIABLE)
-    return Path(named).absolute() if named else Path(platformdirs.user_cache_dir("vramprobe"))
+    if named := os.environ.get(CACHE_VARIABLE):
+        return Path(named).absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "vramprobe"
+    base = os.environ.get("XDG_CACHE_HOME", "")  # the XDG base directory specification: a relative one is ignored
+    return Path(base if os.path.isabs(base) else Path.home() / ".cache") / "vramprobe"
 
 
 def ensure_build(installation: Installation | None = None, say: Callable[[str], None] | None = None) -> Build:

@@ -172,6 +172,8 @@ def _with_a_cuda_build(command: list[str], say: _Say) -> tuple[Path, str]:
         find_installation(python)
     except (NotEmulatable, SpecError) as error:
         ready = find_environment()
+        if ready is None and isinstance(error, SpecError):
+            raise SpecError(f"{error}. `vramprobe emulate setup` installs trl and accelerate, once") from None
         if ready is None or os.path.isabs(command[0]) or not (ready.parent / command[0]).exists():
             raise
         why = "it is not on PATH" if isinstance(error, SpecError) else f"{python} has no CUDA build of torch"

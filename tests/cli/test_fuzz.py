@@ -1,0 +1,176 @@
+"""Any words of the command line end in an answer, one clear line or wrong usage: never in a traceback of ours.
+
+The verbs and their options are the command line's own list; verbs that start processes, torch or the network are named
+in ``_HEAVY``. Each example runs in this process, in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from vramprobe.choices import ALIASES, WORDS
+from vramprobe.cli.verbs import app
+from vramprobe.errors import VramprobeError
+
+hypothesis = pytest.importorskip("hypothesis")
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+VERBS = get_command(app).commands
+#: Verbs that load torch, start processes or ask the network.
+_HEAVY = {"measure", "simulate", "profile", "run", "emulate", "doctor", "calibrate-gpu", "launch", "collect", "status"}
+#: Those whose least answer takes seconds: they judge all records or claims.
+_SLOW = {"claims", "calibrate", "evaluate", "fit", "report"}
+LIGHT = sorted(set(VERBS) - _HEAVY - _SLOW)
+#: Options that would load torch or the network, or take minutes.
+_NOT_TRIED = {
+    "--engine",
+    "--push",
+    "--prices",
+    "--emulate",
+    "--from",
+    "--out",
+    "--help",
+    "--largest-model",
+    "--torch-compile",
+}
+_NUMBERS = [
+    "0",
+    "1",
+    "-1",
+    "2",
+    "7",
+    "512",
+    "2k",
+    "99999999999",
+    "99999999999999999999",
+    "1e9",
+    "-0.5",
+    "nan",
+    "inf",
+    "x",
+]
+_JUNK = [
+    "",
+    " ",
+    "-",
+    "--",
+    "ä",
+    "none",
+    "null",
+    "all",
+    "1,2",
+    "a=b",
+    "*",
+    "x" * 300,
+    "50M",
+    "12GiB",
+    "$(id)",
+    "{}",
+    "\t",
+]
+_MODELS = ["gpt2", "pythia-70m", "smollm2-135m", "Qwen/Qwen2.5-0.5B-Instruct", "gpt-9", "no/such"]
+_GPUS = ["RTX-4090", "T4", "3g.40gb", "24GiB", "MI300X", "H100", "GH200-144GB", "GTX-9"]
+_FILES = ["empty", "empty.txt", "bytes.bin", "words.txt", "table.csv", "list.json", "nowhere", "."]
+
+
+def made_files(folder: Path) -> None:
+    """One of each kind that a user may name by mistake."""
+    (folder / "empty").mkdir()
+    (folder / "empty.txt").touch()
+    (folder / "bytes.bin").write_bytes(bytes(range(256)))
+    (folder / "words.txt").write_text("no record\nCUDA out of memory\n")
+    (folder / "table.csv").write_text("length,count\n5,x\n")
+    (folder / "list.json").write_text("[1, {}]")
+
+
+def values_of(parameter: Any) -> st.SearchStrategy[str]:
+    """What may be typed for it: its own words, in other spellings too, and what is none of them."""
+    name = parameter.name
+    if name == "model":
+        return st.sampled_from([*_MODELS, *_JUNK, *_FILES])
+    if name in ("gpu", "limit_vram", "gpus"):
+        return st.sampled_from([*_GPUS, *_JUNK, *_NUMBERS])
+    if name in WORDS:
+        return st.sampled_from([*WORDS[name], *(word.upper() for word in WORDS[name]), *ALIASES, *_JUNK])
+    kind = str(parameter.bare_type)
+    if "Path" in kind or name in ("lengths", "records", "sweep"):
+        return st.sampled_from([*_FILES, *_JUNK, "quickstart", "p50=1 p99=2 max=3"])
+    if "int" in kind or "float" in kind:
+        return st.sampled_from(_NUMBERS)
+    return st.sampled_from([*_JUNK, *_NUMBERS, *_FILES]) | st.text(string.printable, max_size=8)
+
+
+@st.composite
+def command_lines(draw: st.DrawFn, verb: str) -> list[str]:
+    """The verb with some of its options, mostly with those that it needs."""
+    words = [verb]
+    for parameter in VERBS[verb].params:
+        flags = [flag for flag in parameter.opts if flag.startswith("--")]
+        if parameter.param_type_name == "argument":
+            words += [draw(values_of(parameter)) for _ in range(draw(st.integers(0, 2)))]
+        elif flags and flags[0] not in _NOT_TRIED and draw(st.integers(0, 99)) < (95 if parameter.required else 8):
+            is_flag = getattr(parameter, "is_flag", False)
+            words += [flags[0]] if is_flag else [f"{flags[0]}={draw(values_of(parameter))}"]
+    return words
+
+
+_CELL = ["--model=gpt2", "--method=lora", "--batch-size=1", "--seq-len=64"]
+#: A cell that is right but for what is drawn beside it, so that the options beside it are read.
+PLAIN = [
+    ("predict", _CELL),
+    ("techniques", [*_CELL, "--gpu=T4"]),
+    ("recommend", [*_CELL[:2], _CELL[3], "--tokens=1M", "--gpu=RTX-4090", "--max-gpus=1"]),
+]
+
+
+def run(words: list[str], folder: Path) -> None:
+    """Raise AssertionError with the words where they end in another exception than a user's error."""
+    found = CliRunner().invoke(app, words)
+    assert found.exception is None or isinstance(found.exception, VramprobeError | SystemExit), words
+    assert found.exit_code in (0, 1, 2), words
+
+
+def fuzzed(verb: str, base: list[str], number: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """``number`` command lines of the verb, each in one folder of files that no verb may write to."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    made_files(folder)
+
+    @settings(
+        max_examples=number, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
+    @given(command_lines(verb))
+    def each(words: list[str]) -> None:
+        drawn = [word for word in words[1:] if not any(word.startswith(one.split("=")[0] + "=") for one in base)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            run([verb, *base, *drawn], folder)
+
+    each()
+
+
+@pytest.mark.parametrize("verb", LIGHT)
+def test_no_words_of_a_verb_end_in_a_traceback(verb: str, tmp_path_factory) -> None:
+    fuzzed(verb, [], 20, tmp_path_factory)
+
+
+@pytest.mark.parametrize(("verb", "base"), PLAIN)
+def test_nothing_beside_a_right_cell_ends_in_a_traceback(verb: str, base: list[str], tmp_path_factory) -> None:
+    fuzzed(verb, base, 20, tmp_path_factory)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("verb", "base"), [*((verb, []) for verb in LIGHT), *PLAIN])
+def test_a_thousand_words_of_each_verb(verb: str, base: list[str], tmp_path_factory) -> None:
+    fuzzed(verb, base, 1000, tmp_path_factory)
+
+
+def test_every_verb_is_tried_or_said_why_not() -> None:
+    assert set(VERBS) >= _HEAVY | _SLOW
+    assert len(LIGHT) >= 10

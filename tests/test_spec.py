@@ -415,7 +415,7 @@ def test_a_limit_is_an_amount_or_a_gpu(given: str, canonical: str, num_bytes: in
 
 
 def test_a_limit_that_is_neither_says_what_is_allowed() -> None:
-    with pytest.raises(SpecError, match=r"limit_vram: 'lots' given.*24GiB.*nor is it a GPU"):
+    with pytest.raises(SpecError, match=r"limit_vram: 'lots' given.*24GiB, nor a GPU"):
         make_spec(device="cuda", limit_vram="lots")
 
 

@@ -14,7 +14,7 @@ import json
 import re
 from typing import Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
 from vramprobe import catalog
 from vramprobe.architecture.images import DEFAULT_IMAGE_SIZE, Image, image_of, parse_image_size
@@ -46,6 +46,7 @@ from vramprobe.units import parse_bytes, parse_length, short_bytes
 
 _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
 _VERSION_OF_IDENTITY = 1
+_LARGEST_NUMBER = 2**31 - 1  # of a cell's counts
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -128,6 +129,14 @@ class CellSpec(BaseModel):
         except SpecError as error:
             raise ValueError(str(error)) from None
         return f"{width}x{height}"
+
+    @field_validator("*")
+    @classmethod
+    def _no_more_than_sizes_are(cls, value: Any, info: ValidationInfo) -> Any:
+        """Products of two still count bytes; no machine holds what is beyond."""
+        if info.field_name != "seed" and isinstance(value, int) and abs(value) > _LARGEST_NUMBER:
+            raise ValueError(f"must be at most {_LARGEST_NUMBER:,}")
+        return value
 
     @field_validator("steps")
     @classmethod
@@ -321,8 +330,8 @@ class CellSpec(BaseModel):
 
 def resolve(
     *,
-    model: str,
-    method: str,
+    model: str | None = None,
+    method: str | None = None,
     device: str,
     recipe: str | None = None,
     quant: str | None = None,
@@ -347,6 +356,9 @@ def resolve(
     """
     if unknown := sorted(set(rest) - set(option_names())):
         raise SpecError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(option_names())}")
+    needed = {"model": model, "method": method, **{name: rest.get(name) for name in ("batch_size", "seq_len")}}
+    if missing := [name for name, value in needed.items() if value is None]:
+        raise SpecError(f"{', '.join(missing)}: missing; a cell needs {', '.join(needed)}")
     for name, value, kind in (("model", model, str), ("num_layers", num_layers, int), ("lora_r", lora_r, int)):
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise SpecError(f"{name}: {value!r} given; must be {'text' if kind is str else 'a whole number'}")

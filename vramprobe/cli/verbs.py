@@ -250,10 +250,10 @@ class _Notes(logging.Handler):
             print(f"note: {text}", file=sys.stderr)
 
 
-def _leave_stdout() -> None:
-    """Exit with 1 where nothing more can be said on stdout, not even the interpreter's last flush."""
+def _leave_stdout(status: int) -> None:
+    """Exit where nothing more can be said on stdout, not even the interpreter's last flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    sys.exit(1)
+    sys.exit(status)
 
 
 def _app_for(words: list[str]) -> typer.Typer:
@@ -279,6 +279,8 @@ def _print_what_can_be() -> None:
     """Put ? for a character that a terminal or file of an older encoding lacks: a table is worth more than its bars."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    if not os.environ.get("COLUMNS", "80").isdecimal() or int(os.environ.get("COLUMNS", "80")) < 1:
+        del os.environ["COLUMNS"]  # rich would print nothing in none
 
 
 def main() -> None:
@@ -296,8 +298,15 @@ def main() -> None:
     except VramprobeError as error:
         print(f"vramprobe: {error}", file=sys.stderr)
         sys.exit(1)
+    except OverflowError:
+        print("vramprobe: sizes beyond 2^63 bytes, which no machine holds; give smaller ones", file=sys.stderr)
+        sys.exit(1)
     except BrokenPipeError:
-        _leave_stdout()
+        _leave_stdout(0)
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        _leave_stdout(0)  # typer and rich exit with 1 where a pipe's reader (head, less) has all that it wants
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             print(f"vramprobe: no path is so long: {str(error.filename)[:60]}…; give a shorter one", file=sys.stderr)
@@ -305,4 +314,4 @@ def main() -> None:
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         print(f"vramprobe: the output could not be written: {error.strerror}", file=sys.stderr)
-        _leave_stdout()
+        _leave_stdout(1)

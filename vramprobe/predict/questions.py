@@ -34,6 +34,7 @@ _RANKS = {
     "cp_rotation": get_args(CpRotation),
     "offload": get_args(Offload),
 }
+_MOST_RANKS = 2**20
 #: What else is needed by those that are for several GPUs.
 _BESIDE = {
     "offload": "sharding and num_gpus",
@@ -59,8 +60,8 @@ def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
         del ranks["offload"]
     one = cell(device=device, **options)
     for name, value in ranks.items():
-        if (allowed := _RANKS[name]) is None and value < 1:
-            raise SpecError(f"{name}: {value} given; must be at least 1")
+        if (allowed := _RANKS[name]) is None and not 1 <= value <= _MOST_RANKS:
+            raise SpecError(f"{name}: {value} given; must be from 1 to {_MOST_RANKS:,}")
         if allowed is not None and value not in allowed:
             raise SpecError(f"{name}: {value!r} given; allowed: {', '.join(allowed)}")
         if name in _BESIDE and "sharding" not in ranks:

@@ -127,7 +127,7 @@ def read_offers(path: Path) -> list[Offer]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SpecError(f"{path} cannot be read as a CSV file of prices: {error}; {_columns()}") from None
     if missing := [name for name in _REQUIRED if name not in columns]:
-        raise SpecError(f"{path} has no column {', '.join(missing)}; {_columns()}")
+        raise SpecError(f"{path} has no column {', '.join(missing)}, but {', '.join(columns)}; {_columns()}")
     if unknown := [name for name in columns if name not in (*_REQUIRED, *_OPTIONAL)]:
         raise SpecError(f"{path}: unknown column {', '.join(map(repr, unknown))}; {_columns()}")
     offers = [_offer(path, line, row) for line, row in enumerate(rows, start=2)]
@@ -137,7 +137,7 @@ def read_offers(path: Path) -> list[Offer]:
 
 
 def _columns() -> str:
-    return f"its columns are {', '.join(_REQUIRED)}, and if you like {', '.join(_OPTIONAL)}"
+    return f"a file of prices has the columns {', '.join(_REQUIRED)}, and if you like {', '.join(_OPTIONAL)}"
 
 
 def _offer(path: Path, line: int, row: dict[str, Any]) -> Offer:
@@ -150,7 +150,7 @@ def _offer(path: Path, line: int, row: dict[str, Any]) -> Offer:
         raise SpecError(f"{where}: terms {values['terms']!r} given; allowed: {', '.join(_TERMS)}")
     try:
         gpu = catalog.find_gpu(values["gpu"]).short_name
-    except UnknownName as error:
+    except (UnknownName, SpecError) as error:
         raise SpecError(f"{where}: {error}") from None
     named = {name: value for name, value in values.items() if value}
     named |= {"terms": _TERMS[terms], "gpu": gpu, "num_gpus": named.pop("n_gpus", "")}

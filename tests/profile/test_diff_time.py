@@ -8,7 +8,7 @@ import pytest
 from profile_factory import training, write_launcher
 from rich.console import Console
 
-from vramprobe.cli.display_step_time import print_time_difference
+from vramprobe.cli.display_step_time import print_step_time, print_time_difference
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.diff import compare
 from vramprobe.profile.summary import markdown
@@ -98,3 +98,10 @@ def test_it_is_shown_as_predicted_and_in_the_summary(record: ProfileRecord) -> N
 
 def test_without_a_counted_step_there_is_no_difference_in_time(record: ProfileRecord) -> None:
     assert compare(at(record, None), at(record, timed(1.0))).time is None
+
+
+@pytest.mark.parametrize("condition", ["card never seen", "usual", "short steps"])
+def test_a_card_without_a_step_in_the_fit_is_named(condition: str, capsys: pytest.CaptureFixture) -> None:
+    print_step_time(Console(width=200), timed(1.0, gpu="T4").model_copy(update={"condition": condition}))
+    said = "no published step of T4 is in the fit" in capsys.readouterr().out
+    assert said == (condition == "card never seen")

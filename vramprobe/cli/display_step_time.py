@@ -28,6 +28,11 @@ def print_step_time(console: Console, time: StepTime) -> None:
     )
     sharing = time.parallel.get("tensor", 1) * time.parallel.get("pipeline", 1)
     shared = f" on {sharing} GPUs that share a model ({_shared(time)})" if sharing > 1 else ""
+    if time.condition == "card never seen":
+        console.print(
+            f"     no published step of {time.gpu} is in the fit: the interval is a guess from other cards, and a card "
+            "that throttles takes longer"
+        )
     for rate, amount, what in (
         (time.tokens_per_second, time.tokens, "tokens"),
         (time.samples_per_second, time.samples, "samples"),

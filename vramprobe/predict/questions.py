@@ -37,7 +37,8 @@ _RANKS = {
 _MOST_RANKS = 2**20
 #: What else is needed by those that are for several GPUs.
 _BESIDE = {
-    "offload": "sharding and num_gpus",
+    "offload": "sharding and num_gpus. DeepSpeed's offload on a single GPU is not predicted: vramprobe profile "
+    "--emulate GPU --empty-weights -- COMMAND runs it",
     "shard_size": f"sharding {' or '.join(HYBRID)}, and num_gpus",
     "cp_size": "sharding fsdp, and num_gpus",
     "cp_rotation": "sharding fsdp, num_gpus and cp_size",

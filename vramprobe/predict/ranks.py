@@ -35,7 +35,10 @@ def require_possible(spec: CellSpec) -> None:
     if reason := cannot_offload(spec) or cannot_rotate(spec):
         raise SpecError(reason)
     if spec.offload != "none" and spec.num_gpus == 1:
-        raise SpecError(f"offload {spec.offload} is for several GPUs; give num_gpus 2 or more, or leave it out")
+        raise SpecError(
+            f"offload {spec.offload} is for several GPUs; give num_gpus 2 or more, or leave it out. DeepSpeed's "
+            "offload on one GPU is not predicted: vramprobe profile --emulate GPU --empty-weights -- COMMAND runs it"
+        )
     if spec.offload != "none" and spec.cp_size > 1:
         raise UnsupportedArchitecture(
             f"there is no arithmetic for offload {spec.offload} with cp_size; run it, on emulated GPUs say: vramprobe "

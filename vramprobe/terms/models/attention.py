@@ -178,7 +178,7 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
         is_wide = setup.device == "cuda" and setup.autocast != "none"
         scores = op.softmax(op.cast(scores, "fp32") if is_wide else scores, setup.device)
     else:
-        scores = op.cast(op.softmax(op.cast(scores, "fp32"), setup.device), dtype)
+        scores = op.cast(op.softmax_in_fp32(scores, setup.device), dtype)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
     out = product(scores, value, _num_out(setup), setup.batch_size, setup.autocast)
     out.contiguous = False

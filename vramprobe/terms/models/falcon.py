@@ -109,7 +109,7 @@ def _bloom_attention(model: Model, prefix: str, hidden: Value, residual: Value) 
         alibi, query, key = (op.cast(x, setup.autocast) for x in (alibi, query, key))
     scores = op.batched_product(query, key, num_scores(setup), is_scaled=True)  # baddbmm, which saves no biases
     weights = op.add(scores, model.mask)
-    probabilities = op.cast(op.softmax(op.cast(weights, "fp32"), setup.device), dtype)
+    probabilities = op.cast(op.softmax_in_fp32(weights, setup.device), dtype)
     probabilities = op.dropout(probabilities, model.arch.attention_dropout, model.device)
     out = product(probabilities, value, numel, setup.batch_size, setup.autocast)
     out.contiguous = False  # scores and weights stay in variables, unlike elsewhere

@@ -137,6 +137,23 @@ def softmax(value: Value, device: str) -> Value:
     return out
 
 
+def softmax_in_fp32(value: Value, device: str) -> Value:
+    """``softmax(value, dtype=torch.float32)``: of fp16 on CUDA one kernel, without the copy in fp32 that others take
+    (``half_to_float``: ATen/native/SoftMax.cpp)."""
+    if value.dtype != "fp16" or device != "cuda":
+        return softmax(cast(value, "fp32"), device)
+    out = value.tape.new_like(value, "fp32")
+
+    def backward(grads: list[Value]) -> list[Value | None]:
+        result = grads[0].tape.new_like(grads[0], "fp16")
+        taken = value_like(grads[0])
+        del taken
+        return [result]
+
+    value.tape.record([value], [out], [out], backward)
+    return out
+
+
 def scaled(value: Value, *, in_place: bool = False) -> Value:
     """``value * number``: the number is wrapped in an 8-byte tensor of the host's, and multiplication saves that.
 

@@ -64,7 +64,8 @@ def _require_known(spec: CellSpec, division: Division) -> None:
     if spec.fused_linear_cross_entropy or spec.loss == "cut_cross_entropy":
         raise UnsupportedArchitecture(
             f"a rank of {spec.model} cannot be counted under {division.sharding} with a fused loss, which reads the "
-            "head's weight past its own module; ddp can"
+            "head's weight past its own module; ddp can. What a trainer with Liger does: vramprobe profile "
+            "--emulate GPU --empty-weights --only-rank 0 --world-size N -- COMMAND"
         )
     if any(parameter.only for parameter in architecture(spec.architecture).parameters):
         raise UnsupportedArchitecture(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vramprobe.explain.phases import UNKNOWN, Frame, host_copy, phase_of, shown
+from vramprobe.explain.advice import ADVICE, MAX_CHANGES
+from vramprobe.explain.phases import AROUND, DETAILS, FORWARD, OTHERS, STEP, UNKNOWN, Frame, host_copy, phase_of, shown
 
 SITE = "/home/joe/env/lib/python3.10/site-packages/"
 TRAINING = ("train.py:main", "transformers/trainer.py:train", "transformers/trainer.py:_inner_training_loop")
@@ -225,3 +226,21 @@ def test_a_frame_is_shown_without_folders_and_control_characters() -> None:
     assert shown(Frame(SITE + "torch/_tensor.py", 3, "backward")) == "torch/_tensor.py:3 in backward"
     assert shown(Frame(r"C:\Users\joe\secret\train.py", 3, "main")) == "train.py:3 in main"
     assert shown(Frame("/secret/x.py", 3, "f\x1b]0;title\x07")) == "x.py:3 in f]0;title"
+
+
+def test_every_row_of_advice_is_of_a_phase_and_a_detail_that_rules_name() -> None:
+    phases = {rule.name for rules in (AROUND, STEP, FORWARD, OTHERS) for rule in rules} | {"unknown"}
+    details = {rule.name for rules in DETAILS.values() for rule in rules} | {"logits", "load", "outside"}
+    beside = {"larger than the GPU", "bug", "host", "pinned memory", "driver", "MPS"}
+    for key, changes in ADVICE.items():
+        phase, _, detail = key.partition(": ")
+        assert phase in phases | beside, key
+        assert not detail or detail in details, key
+        assert 0 < len(changes) <= MAX_CHANGES, key
+        assert len(set(changes)) == len(changes), key
+    assert set(DETAILS) <= phases
+    assert phases - set(ADVICE) == {"forward or backward"}  # that of forward or of backward
+    assert {f"{phase}: {rule.name}" for phase in ("generation", "prepare") for rule in DETAILS[phase]} <= {
+        *ADVICE,
+        "prepare: creating the optimizer state",
+    }

@@ -100,11 +100,12 @@ def _of_rank(found: Prediction, spec: CellSpec, gpu: HasKernels | None) -> Predi
     if played.load_bytes > reserved.value:  # and the card has to hold it
         reserved = simulated_interval(played.load_bytes, RESERVED_RATIOS)
         notes.append(load_note(played.load_bytes))
-    left = allocated.value - sum(found.terms.values())
+    terms = {cause: size for cause, size in found.terms.items() if cause != "block_remainders"}
+    left = allocated.value - sum(terms.values())
     return found.model_copy(
         update={
             "peak_allocated_bytes": allocated,
-            "terms": found.terms | ({"block_remainders": left} if left > 0 else {}),
+            "terms": terms | ({"block_remainders": left} if left > 0 else {}),
             "constant_bytes": min(left, 0),
             "reserved_bytes": reserved,
             "warnings": [*notes, *(one for one in found.warnings if one != ALONE)],

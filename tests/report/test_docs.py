@@ -74,6 +74,7 @@ HOW = {
     "vramprobe profile --emulate RTX-4090 --empty-weights --baseline memory.jsonl --max-growth 2% --summary summary.md "
     "-- python train.py": Way(elsewhere="tests/profile/test_profile_limits.py", why="it needs a command, a baseline"),
     "python benchmarks/truth/speech.py": Way(more="--check", why="its runs take minutes on an emulated GPU"),
+    "python benchmarks/truth/operators.py": Way(more="--check", why="it runs for ten minutes on an emulated GPU"),
     "python benchmarks/truth/video.py": Way(more="--check", why="its runs take minutes on an emulated GPU"),
     "python benchmarks/truth/vision.py": Way(more="--check", why="its cells take minutes on an emulated GPU"),
     "python benchmarks/truth/llama4.py": Way(more="--check", why="its cells take minutes on an emulated GPU"),

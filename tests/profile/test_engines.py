@@ -133,6 +133,7 @@ def test_what_an_engine_logs_is_kept_whatever_its_own_handler_drops(tmp_path: Pa
     lines = [json.loads(line)["text"] for line in (tmp_path / engine_log.FILE).read_text().splitlines()]
     assert lines == ["torch peak memory increase: 1.89GiB", "Available KV cache memory: 2.00 GiB"]
     assert capsys.readouterr().err == "Available KV cache memory: 2.00 GiB\nStarting to load model\n"
+    (tmp_path / "run.json").write_text("{}")
     assert read_run(tmp_path).engine_logs == {os.getpid(): EngineLog(process="MainProcess", lines=tuple(lines))}
 
 

@@ -39,5 +39,7 @@ def _note(folder):
         }
         with open(os.path.join(folder, FILE), "a", encoding="utf-8") as file:
             file.write(json.dumps(said) + "\n")
-    except Exception as failed:  # a folder that is gone, an error that cannot be said
+    except OSError:  # a folder that is gone, a program that may not write: it has said its error itself
+        return
+    except Exception as failed:  # an error that cannot be said
         complain(failed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import json
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,31 @@ def test_tokens_of_an_image_are_those_that_the_processor_counts(slug, expected, 
     shown = processor.apply_chat_template(chat, tokenize=False)
     image = empty.processors.FAMILIES[raw["model_type"]]["image"]
     assert shown == f"<|im_start|>user\n{image}what?<|im_end|>\n<|im_start|>assistant\na</s>\n"
+
+
+_ROLES = {f"{role}_token" for role in ("bos", "eos", "pad", "unk", "cls", "sep", "mask")}
+_NAMED = re.compile(r"""tokenizer\.(\w+_token)(?:_id)?\b|attr\((?:self\.)?tokenizer, ["'](\w+_token)(?:_id)?["']""")
+
+
+def test_a_tokenizer_names_every_token_that_its_familys_processor_asks_it_for(empty) -> None:
+    families = empty.processors.FAMILIES | empty.processors.SPEECH
+    for model_type, family in families.items():
+        source = inspect.getsource(importlib.import_module(getattr(transformers, family["processor"]).__module__))
+        asked = {one for found in _NAMED.findall(source) for one in found if one} - _ROLES
+        assert asked <= set(family.get("named", {})), model_type
+
+
+@pytest.mark.parametrize("slug", ["smolvlm2-500m", "smolvlm-instruct", "qwen2.5-vl-3b", "qwen2-audio-7b"])
+def test_named_tokens_are_those_of_the_text(slug, empty, tmp_path) -> None:
+    raw, config = config_of(slug)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    empty.hub._write_tokenizer(str(tmp_path), raw, config)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    named = empty.processors.of(raw)["named"]
+    assert named
+    for name, word in named.items():
+        (number,) = tokenizer(word, add_special_tokens=False)["input_ids"]
+        assert (getattr(tokenizer, name), getattr(tokenizer, f"{name}_id")) == (word, number)
 
 
 def test_an_image_of_gemma_3_stands_between_lines_that_are_tokens(empty, tmp_path) -> None:

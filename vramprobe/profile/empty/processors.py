@@ -21,12 +21,25 @@ _QWEN = {
         "vision_start_token_id": "<|vision_start|>",
         "vision_end_token_id": "<|vision_end|>",
     },
+    "named": {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "vision_start_token": "<|vision_start|>",
+        "vision_end_token": "<|vision_end|>",
+    },
 }
 _IDEFICS = {
     "image": "<image>",
     "video": "<video>",
     "placed": {"image_token_id": "<image>"},
-    "words": ["<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_ROWS_AND_COLUMNS],
+    "named": {  # LeRobot's SmolVLA asks the tokenizer for the first three
+        "fake_image_token": "<fake_token_around_image>",
+        "image_token": "<image>",
+        "global_image_token": "<global-img>",
+        "end_of_utterance_token": "<end_of_utterance>",
+        "video_token": "<video>",
+    },
+    "words": _ROWS_AND_COLUMNS,
 }
 #: By model_type: what stands for an image in a text, special tokens at the ids of keys of the config (``placed``) or
 #: anywhere (``words``), those that the tokenizer names (``named``), the processor's class.
@@ -70,7 +83,11 @@ SPEECH = {
     "whisper": {"processor": "WhisperProcessor", "tokenizer": "WhisperTokenizer"},
     "qwen2_audio": {
         "placed": {"audio_token_index": "<|AUDIO|>"},
-        "words": ["<|audio_bos|>", "<|audio_eos|>"],
+        "named": {
+            "audio_token": "<|AUDIO|>",
+            "audio_bos_token": "<|audio_bos|>",
+            "audio_eos_token": "<|audio_eos|>",
+        },
         "processor": "Qwen2AudioProcessor",
     },
 }

@@ -13,7 +13,7 @@ import os
 from vramprobe_values import compiled, one_rank
 from vramprobe_values.imports import when_imported
 
-from . import engine_log, loading_threads, settle
+from . import engine_log, generation, loading_threads, settle
 from .doing import note_doing
 from .journal import FOLDER_VARIABLE, Journal, complain
 from .uncaught import note_uncaught
@@ -47,6 +47,7 @@ def _start(folder, torch):
             from .host import note_mapped_files
 
             note_mapped_files(torch)
+            when_imported("transformers.generation.stopping_criteria", functools.partial(generation.serve, _watches))
             loading_threads.install()
             if asked.get("speed"):
                 from .count import kernels

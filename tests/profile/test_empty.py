@@ -466,3 +466,23 @@ def test_a_tied_head_is_not_saved_where_it_is_not_tied_yet(empty) -> None:
     assert "lm_head.weight" not in names
     config.tie_word_embeddings = False
     assert "lm_head.weight" in empty.checkpoint._saved(empty.checkpoint.model_of(config))
+
+
+def test_a_kernel_of_the_hub_that_is_not_there_is_said_and_the_program_sees_its_exception(
+    empty, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def get_kernel(repo_id, revision=None):
+        if repo_id != "kernels-community/there":
+            raise OSError("offline mode is enabled")
+        return "a kernel"
+
+    module = types.SimpleNamespace(get_kernel=get_kernel)
+    empty.hub_kernels.serve(module, told=empty.told.Told(str(tmp_path)))
+    assert module.get_kernel("kernels-community/there") == "a kernel"
+    assert replaced(tmp_path) == []
+    with pytest.raises(OSError, match="offline mode"):
+        module.get_kernel("varunneal/flash-attention-3", revision="v1")
+    (line,) = replaced(tmp_path)
+    assert line["kind"] == "missing"
+    assert "varunneal/flash-attention-3" in line["what"]
+    assert "offline" in capsys.readouterr().err

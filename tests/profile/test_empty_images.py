@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import io
 import json
 import re
@@ -158,8 +157,10 @@ _NAMED = re.compile(r"""tokenizer\.(\w+_token)(?:_id)?\b|attr\((?:self\.)?tokeni
 
 def test_a_tokenizer_names_every_token_that_its_familys_processor_asks_it_for(empty) -> None:
     families = empty.processors.FAMILIES | empty.processors.SPEECH
+    models = Path(transformers.__file__).with_name("models")
+    sources = [path.read_text() for path in models.glob("*/processing_*.py")]  # some import torchvision
     for model_type, family in families.items():
-        source = inspect.getsource(importlib.import_module(getattr(transformers, family["processor"]).__module__))
+        (source,) = (one for one in sources if f"class {family['processor']}(" in one)
         asked = {one for found in _NAMED.findall(source) for one in found if one} - _ROLES
         assert asked <= set(family.get("named", {})), model_type
 

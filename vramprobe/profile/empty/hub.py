@@ -152,7 +152,8 @@ class Repositories:
             raise Refused(
                 f"{_OPTION} knows no model {repo_id!r}. {'Nearest: ' + ', '.join(near) + '. ' if near else ''}Use an "
                 "id or a slug of `vramprobe models`, the path of a folder with its config.json, or fetch that file "
-                f"alone once: hf download {repo_id} config.json"
+                f"alone once: hf download {repo_id} config.json. What is no model of transformers (a robot's "
+                f"policy, a pipeline, an adapter) is needed whole, before the run: hf download {repo_id}"
             )
         with open(entry["config"], encoding="utf-8") as file:
             return {**json.load(file), **entry.get("quantised", {})}, by

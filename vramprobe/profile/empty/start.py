@@ -41,7 +41,7 @@ def install():
         return
     if not asked:
         return
-    from . import audio, folders, hub, processors, rows, videos, yolo
+    from . import audio, folders, hub, hub_kernels, processors, rows, videos, yolo
 
     os.environ |= {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "true"}
     told = Told(folder)
@@ -49,6 +49,7 @@ def install():
     serve = {
         "huggingface_hub.file_download": repositories.serve,
         "huggingface_hub.hf_api": repositories.serve_listing,
+        "kernels": lambda module: hub_kernels.serve(module, told=told),
         "datasets.load": lambda module: rows.serve(module, asked, told),
         "datasets.features.audio": lambda module: audio.serve(module, folder=folder, told=told),
         "transformers.processing_utils": lambda module: processors.serve(

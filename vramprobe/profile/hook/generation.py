@@ -7,9 +7,10 @@ Nothing is changed.
 
 import functools
 import os
-import sys
 import time
 import weakref
+
+from .journal import tell
 
 _KNOWN_AFTER_TOKENS = 8
 _LONG_SECONDS = _EVERY_SECONDS = 60.0
@@ -58,7 +59,7 @@ def serve(watches, module):
 
     def say(message):
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"vramprobe: {message}", file=sys.stderr, flush=True)
+            tell(message)
 
     generations, run = Generations(warn, say), module.MaxLengthCriteria.__call__
 

@@ -79,5 +79,10 @@ def complain(error):
     said = f"{type(error).__name__}: {error}"
     if said not in _complained:
         _complained.add(said)
-        with contextlib.suppress(OSError, ValueError):  # it may have closed its stderr
-            print(f"vramprobe: this process is not fully profiled: {said}", file=sys.stderr)
+        tell(f"this process is not fully profiled: {said}")
+
+
+def tell(message):
+    """One line on stderr."""
+    with contextlib.suppress(OSError, ValueError):  # the program may have closed its stderr
+        print(f"vramprobe: {message}", file=sys.stderr, flush=True)

@@ -22,12 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 
 TABLE = Path(__file__).resolve().with_suffix(".csv")
-TUTORIAL = (
-    "Ultralytics' tutorial with another release: 0.719, 0.715, 0.692 G reserved by epoch (0.66, 0.689, 0.709 here)"
-)
+PRINTED = "0.719, 0.715, 0.692 G by epoch (another release, command not known); 0.66, 0.689, 0.709 here"
 #: (program, GPU, command from FOLDER, published)
 RUNS = (
-    ("YOLO11n, detect", "T4", "yolo train model=yolo11n.pt data=coco8.yaml epochs=3 imgsz=640", TUTORIAL),
+    ("YOLO11n, detect", "T4", "yolo train model=yolo11n.pt data=coco8.yaml epochs=3 imgsz=640", PRINTED),
     ("YOLO11n, segment", "T4", "yolo train model=yolo11n-seg.pt data=coco8-seg.yaml epochs=3 imgsz=640", ""),
     ("ResNet-50, fp32", "A100-80GB", "python examples/imagenet/main.py -a resnet50 -b 64 -j 2 --epochs 1 images", ""),
     (

@@ -63,7 +63,7 @@ DEEPSPEED_SETUP = "vramprobe emulate setup " + " ".join(
 class Ticket:
     """One attempt about to be made: its id, its beginning, and the folder where its worker leaves word.
 
-    ``snapshot``: where the worker leaves the allocator's history of one step, ``recording``: the log of load and two
+    ``snapshot``: where the worker leaves the allocator's history of one step, ``recording``: the log of load and all
     steps, if anywhere.
     """
 

@@ -87,7 +87,7 @@ def run_cell(
     ``seat``: this process's own, where it is one rank of the cell.
 
     The running phase is written to ``status`` for whoever waits, the allocator's history of a further step to
-    ``snapshot``, the log of load and two steps to ``recording`` (both cuda only). ``verify``: on an emulated GPU, steps
+    ``snapshot``, the log of load and all steps to ``recording`` (both cuda only). ``verify``: on an emulated GPU, steps
     under other values follow.
     """
     began, started_at = time.perf_counter(), datetime.now(UTC)
@@ -286,7 +286,7 @@ def _train(
         instrument.rest()
     has_speed = instrument.name != "emulated" and source is None  # there a step's time is that of launching nothing,
     last = spec.steps if has_speed else max(1, spec.steps - 1)  # and the step under the history is one of the traced
-    last = last if source is None else 2
+    last = last if source is None else spec.steps  # each counts: blocks that are not split add up differently
     for step in range(2, last + 1):
         train_step(work, observer, step)
     traced = time.perf_counter()

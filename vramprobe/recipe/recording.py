@@ -124,7 +124,7 @@ class Recording:
         return replace(recipe, rules=rules_over(by_shape, recipe.growths, pattern, times))
 
     def _run(self, spec: CellSpec, depth: int | None) -> tuple[Log, RunRecord]:
-        """One run of load and two steps, with so many layers. Raises NotRecorded."""
+        """One run of load and steps, with so many layers. Raises NotRecorded."""
         if depth is not None:
             spec = spec.model_copy(update={"architecture": cut_depth(spec.architecture, depth)})
         recording = self._folder / "log.npz"

@@ -225,6 +225,7 @@ HOW = {
         more="--check", why="its environments take minutes, its runs more"
     ),
     "python benchmarks/ranks/published_ranks.py": Way(more="--check", why="it would write its table"),
+    "python benchmarks/truth/recipes.py": Way(more="--check", why="it would write its page"),
     "python benchmarks/speed/allocator_speed.py": Way(more="2000", why="a million events take longer"),
     "python benchmarks/speed/sweep_time.py results/cpu/quickstart": AS_IT_IS,
     "python benchmarks/recommend/recommended.py": HOURS,

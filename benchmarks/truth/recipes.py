@@ -2,18 +2,24 @@
 
 An answer is a function of one cell, ``answer(oracle) -> (allocated, reserved)`` in bytes, null where it has none;
 ``tests/oracles/oracles.py`` says what an oracle holds. recipes.md has today's arithmetic as the baseline, from the
-frozen rows (seconds). ``--answer MODULE:FUNCTION`` prints the same tables for another, ``--differing`` also each cell
-that it has otherwise; ``--kind`` takes these kinds alone. ``--check`` says whether recipes.md is what the rows give.
+frozen rows (seconds), and what recipes say of the cells that ``--record N`` recorded: N of each kind, and all that
+arithmetic does not know (1 to 60 seconds each; recipes.csv keeps them). ``--answer MODULE:FUNCTION`` prints the same
+tables for another answer, ``--differing`` also each cell that it has otherwise; ``--kind`` takes these kinds alone.
+``--check`` says whether recipes.md is what the rows give.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import importlib
 import math
+import random
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +30,7 @@ from tests.oracles import oracles
 from tests.oracles.oracles import Oracle
 from vramprobe.errors import VramprobeError
 
-PAGE = Path(__file__).with_suffix(".md")
+PAGE, CSV = (Path(__file__).with_suffix(end) for end in (".md", ".csv"))
 Sizes = tuple[int | None, int | None]
 Answer = Callable[[Oracle], Sizes]
 #: Of the cells with the largest differences so many are named.
@@ -56,6 +62,63 @@ def arithmetic(oracle: Oracle) -> Sizes:
 def predict(oracle: Oracle) -> Sizes:
     """What predict said by whatever engine it took, frozen."""
     return oracle.today.allocated_bytes, oracle.today.reserved_bytes
+
+
+def recipe(oracle: Oracle) -> Sizes:
+    """What the recipe engine said of a cell that ``--record`` recorded."""
+    row = _recorded().get((oracle.gpu or "", oracle.spec.fingerprint))
+    return (int(row["allocated_bytes"]), int(row["reserved_bytes"])) if row and row["allocated_bytes"] else (None, None)
+
+
+@cache
+def _recorded() -> dict[tuple[str, str], dict[str, str]]:
+    if not CSV.exists():
+        return {}
+    with CSV.open(newline="") as file:
+        return {(row["gpu"], row["fingerprint"]): row for row in csv.DictReader(file)}
+
+
+def record(cells: Sequence[Oracle], number: int) -> None:
+    """Record ``number`` cells of each kind, seeded, and all that arithmetic does not know; each once."""
+    from vramprobe import catalog
+    from vramprobe.predict import recorded
+    from vramprobe.recipe.book import close_recorders
+
+    known = [one for one in cells if is_of_one_gpu(one) and of_run(one) != (None, None)]
+    kinds = sorted({one.kind for one in known})
+    drawn = [one for one in known if one.today.engine != "formula"]
+    for kind in kinds:
+        own = [one for one in known if one.kind == kind and one.today.engine == "formula"]
+        drawn += random.Random(0).sample(own, min(number, len(own)))
+    last = None
+    for oracle in sorted(drawn, key=lambda one: one.gpu or ""):
+        if (oracle.gpu, oracle.spec.fingerprint) in _recorded():
+            continue
+        if oracle.gpu != last:  # a process with the libraries for each GPU, and one GPU after the other
+            close_recorders()
+            last = oracle.gpu
+        began, found, refusal = time.monotonic(), None, ""
+        try:
+            found = recorded.predict(oracle.spec, gpu=catalog.find_gpu(oracle.gpu))
+        except VramprobeError as error:
+            refusal = str(error)[:200]
+        row = {
+            "kind": oracle.kind,
+            "gpu": oracle.gpu,
+            "fingerprint": oracle.spec.fingerprint,
+            "cell": oracle.spec.cell_id,
+            "allocated_bytes": found and found.peak_allocated_bytes.value,
+            "reserved_bytes": found and found.reserved_bytes.value,
+            "how": refusal or found.warnings[0],
+            "seconds": f"{time.monotonic() - began:.1f}",
+        }
+        is_new = not CSV.exists()
+        with CSV.open("a", newline="") as file:
+            writer = csv.DictWriter(file, row)
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+        print(oracle.gpu, oracle.spec.cell_id, row["seconds"], refusal, flush=True)
 
 
 def of_run(oracle: Oracle) -> Sizes:
@@ -208,8 +271,40 @@ def page(cells: Sequence[Oracle]) -> str:
         "What `vramprobe predict` said by the simulation on fake tensors (seconds each).",
         "",
         *table(compared([one for one in cells if one.today.engine == "trace"], predict, of_run)),
+        *_of_recipes(cells),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _of_recipes(cells: Sequence[Oracle]) -> list[str]:
+    own = [one for one in cells if recipe(one) != (None, None)]
+    refused = [row for row in _recorded().values() if not row["allocated_bytes"]]
+    if not own:
+        return []
+    extended = sum(row["how"].startswith("recorded on") for row in _recorded().values())
+    return [
+        "",
+        "## Recipes",
+        "",
+        f"{len(own)} of these cells by `predict --engine recipe` (`--record N`): {extended} recorded at three depths,",
+        f"extended and checked on a fourth, the others recorded whole. {len(refused)} more were drawn and not answered"
+        + (":" if refused else "."),
+        *(f"{row['cell']} ({row['how']});" for row in refused),
+        "",
+        *table(compared(own, recipe, of_run)),
+        "",
+        "Arithmetic, and the simulation, of the same cells:",
+        "",
+        *table(compared(own, predict, of_run)),
+        "",
+        "Furthest off in allocated memory:",
+        "",
+        *furthest(compared(own, recipe, of_run), 0),
+        "",
+        "Furthest off in reserved memory:",
+        "",
+        *furthest(compared(own, recipe, of_run), 1),
+    ]
 
 
 def differing(found: Iterable[Compared]) -> list[str]:
@@ -228,8 +323,12 @@ def main() -> None:
     parser.add_argument("--kind", action="append", default=[])
     parser.add_argument("--differing", action="store_true")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--record", type=int, metavar="N")
     words = parser.parse_args()
     cells = [one for one in oracles.cells() if not words.kind or one.kind in words.kind]
+    if words.record is not None:
+        record(cells, words.record)
+        return
     if words.answer or words.kind or words.differing:
         module, _, name = (words.answer or f"{__name__}:arithmetic").partition(":")
         answer = getattr(importlib.import_module(module), name)

@@ -281,17 +281,22 @@ def _of_recipes(cells: Sequence[Oracle]) -> list[str]:
     refused = [row for row in _recorded().values() if not row["allocated_bytes"]]
     if not own:
         return []
-    extended = sum(row["how"].startswith("recorded on") for row in _recorded().values())
+    how = {key: row["how"] for key, row in _recorded().items()}
+    extended = [one for one in own if how[one.gpu or "", one.spec.fingerprint].startswith("recorded on")]
     return [
         "",
         "## Recipes",
         "",
-        f"{len(own)} of these cells by `predict --engine recipe` (`--record N`): {extended} recorded at three depths,",
-        f"extended and checked on a fourth, the others recorded whole. {len(refused)} more were drawn and not answered"
-        + (":" if refused else "."),
+        f"{len(own)} of these cells by `predict --engine recipe` (`--record N`): {len(extended)} recorded at three",
+        "depths, extended and checked on a fourth, the others, most of 2 to 4 layers, recorded whole.",
+        f"{len(refused)} more were drawn and not answered" + (":" if refused else "."),
         *(f"{row['cell']} ({row['how']});" for row in refused),
         "",
         *table(compared(own, recipe, of_run)),
+        "",
+        "Those that were extended:",
+        "",
+        *table(compared(extended, recipe, of_run)),
         "",
         "Arithmetic, and the simulation, of the same cells:",
         "",

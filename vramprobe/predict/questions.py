@@ -15,6 +15,7 @@ from vramprobe import catalog, spec
 from vramprobe.architecture.images import has_images
 from vramprobe.choices import CpRotation, Offload, Sharding, meant
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
+from vramprobe.predict.prediction import ALONE
 from vramprobe.rules.sharding import HYBRID
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ def predict(
             raise
         found = predicted(spec, None, **words)
         note = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
-        return found.model_copy(update={"warnings": [*found.warnings, note]})
+        others = [one for one in found.warnings if one != ALONE]
+        return found.model_copy(update={"warnings": [*others, note]})
 
 
 def changes(

@@ -8,9 +8,11 @@ in the worker's process only, simulating in this one. What a stage needs a modul
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import shlex
 import tempfile
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from vramprobe.check import CheckReport
     from vramprobe.check.contribute import contribute
     from vramprobe.check.merge import merge
+    from vramprobe.explain.failure import Report
     from vramprobe.literature.calibrate import Calibration
     from vramprobe.literature.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "calibrate", "campaign", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute",
-    "dataset", "default_results", "doctor", "evaluate", "export", "fit", "gpus", "grpo", "largest_model",
+    "dataset", "default_results", "doctor", "evaluate", "explain", "export", "fit", "gpus", "grpo", "largest_model",
     "launch_command", "launch_tasks", "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus",
     "min_gpus_by_sharding", "models", "plan", "plan_campaign", "predict", "recommend", "report", "run", "serve",
     "simulate",
@@ -73,6 +76,10 @@ def __getattr__(name: str) -> Any:
     if name not in _IN_THEIR_ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_IN_THEIR_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosis:
@@ -200,6 +207,30 @@ def _simulated(
     if with_history and simulation.log is None:
         simulation = simulate(one, gpu=card, depth="full")
     return simulation
+
+
+def explain(
+    failure: BaseException | str | Path,
+    *,
+    model: str | None = None,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    num_gpus: int | None = None,
+) -> Report:
+    """Return why a run ran out of memory, in words by ``str``: from an exception, the text of a log, or a file's path.
+
+    ``except torch.OutOfMemoryError as error: print(vramprobe.api.explain(error))``. ``model``, ``batch_size``
+    (sequences of a micro-batch) and ``seq_len`` (tokens) name the tensor of the request's size. Raises VramprobeError
+    for what tells nothing.
+    """
+    from vramprobe.explain.report import report_of
+
+    words = {"model": model, "batch_size": batch_size, "seq_len": seq_len, "num_gpus": num_gpus}
+    if isinstance(failure, Path):
+        with failure.open("rb") as file:
+            return report_of(file, **words)
+    text = failure if isinstance(failure, str) else "".join(traceback.format_exception(failure))
+    return report_of(io.BytesIO(text.encode()), **words)
 
 
 def check(results: str | Path, *, strict: bool = False) -> CheckReport:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from vramprobe.cli.explain import in_words
 from vramprobe.errors import VramprobeError
+from vramprobe.explain.failure import in_words
 from vramprobe.explain.log import read
 from vramprobe.explain.messages import forms
 from vramprobe.explain.report import report_of

@@ -16,10 +16,11 @@ import pytest
 from command_line import HERE
 from test_log import SUMMARY
 
+from vramprobe import api
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_model
-from vramprobe.cli.explain import as_json, in_words
 from vramprobe.errors import VramprobeError
+from vramprobe.explain.failure import in_words
 from vramprobe.explain.phases import UNKNOWN, Phase
 from vramprobe.explain.report import report_of
 from vramprobe.explain.requests import Factors, shape_in, tensors_of_size
@@ -59,7 +60,7 @@ def test_a_log_in_about_ten_lines_without_its_paths_and_secrets() -> None:
 
 
 def test_json_has_bytes_and_no_text_of_the_log() -> None:
-    said = json.dumps(as_json(report_of(io.BytesIO(LOG.encode()))))
+    said = json.dumps(report_of(io.BytesIO(LOG.encode())).as_json())
     assert json.loads(said)["oom"]["outside"] == pytest.approx(1.53 * GIB, abs=0.02 * GIB)
     assert "joe" not in said
     assert "hf_" not in said
@@ -236,7 +237,7 @@ def test_no_folder_and_no_value_of_a_snapshot_is_repeated() -> None:
         part["frames"][2]["filename"] = f"{secret}/train.py"
     given["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": secret, "user": secret}
     report = report_of(io.BytesIO(pickle.dumps(given)))
-    said = "\n".join(in_words(report)) + json.dumps(as_json(report))
+    said = "\n".join(in_words(report)) + json.dumps(report.as_json())
     assert "train.py:3" in said
     assert "hf_abcdef" not in said
     given["segments"][0]["blocks"][0]["frames"][2]["line"] = secret
@@ -428,3 +429,17 @@ def test_it_loads_no_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_exception_a_text_and_a_file_are_explained_alike_from_python(tmp_path: Path) -> None:
+    message = LOG.splitlines()[-1].partition(": ")[2]
+    try:
+        raise MemoryError(message)
+    except MemoryError as error:
+        raised = api.explain(error)
+    assert raised.oom.requested == api.explain(f"MemoryError: {message}").oom.requested
+    (tmp_path / "a.log").write_text(LOG)
+    said = str(api.explain(tmp_path / "a.log", batch_size=4))
+    assert said == str(api.explain(LOG, batch_size=4))
+    assert said.splitlines()[0].startswith("GPU 1 ran out of memory")
+    assert "explain" in dir(api)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import IO, Literal
+from dataclasses import replace
+from typing import IO
 
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_model
@@ -18,6 +18,7 @@ from vramprobe.errors import VramprobeError
 from vramprobe.explain import log as logs
 from vramprobe.explain.advice import Change
 from vramprobe.explain.causes import EXPANDABLE, FRAGMENTED, Explanation, explain
+from vramprobe.explain.failure import Report
 from vramprobe.explain.messages import OutOfMemory
 from vramprobe.explain.phases import UNKNOWN, Frame, Phase, host_copy, phase_of
 from vramprobe.explain.requests import Factors, shape_in, tensors_of_size
@@ -30,22 +31,6 @@ _STEPS_ALIKE = 5  # after so many the optimizer has its state, and the allocator
 #: Whose memory counts first where several messages stand in one log: kills and closed connections follow a GPU's error.
 _ORDER = ("device allocator", "engine", "kernel", "driver", "shared memory", "host")
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What is known of one failed run."""
-
-    kind: Literal["log", "snapshot", "nvidia-smi", "memory_summary"]
-    oom: OutOfMemory | None  # None: no error was found, only readings
-    phase: Phase
-    explanation: Explanation | None
-    tensors: tuple[str, ...] = ()  # of the request's size
-    ranks: tuple[str, ...] = ()  # that failed, where the log tells them apart
-    progress: tuple[int, int] | None = None
-    lines: tuple[tuple[str, int], ...] = ()  # of a snapshot: what holds the most
-    notes: tuple[str, ...] = ()
-    used: dict[int, int] = field(default_factory=dict)  # nvidia-smi: most in use, bytes by GPU
 
 
 def report_of(

@@ -250,9 +250,9 @@ def test_a_difference_is_what_the_simulation_gains_when_it_does_the_same(
 
     def moments(world: Any) -> Moments:
         if world is None:
-            return moments_of(simulate(spec, depth="full").history, spec)
+            return moments_of(simulate(spec, depth="full").log, spec)
         with world():
-            return moments_of(simulate(spec, depth="full").history, spec)
+            return moments_of(simulate(spec, depth="full").log, spec)
 
     gained = {moment: getattr(moments(after), moment) - getattr(moments(before), moment) for moment in MOMENTS}
     for moment in difference.moments:

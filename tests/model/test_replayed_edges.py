@@ -59,7 +59,13 @@ def predicted(cell: str) -> Prediction:
 def test_what_fits_by_giving_blocks_back_is_tight() -> None:
     found = predicted(ONCE)
     judged = verdict(found, L4)
-    assert judged.needed_bytes.value > judged.usable_bytes == usable_bytes(L4, device_is_known=False)
+    assert judged.usable_bytes == usable_bytes(L4, device_is_known=False)
+    assert (
+        found.peak_allocated_bytes.value
+        == judged.needed_bytes.value
+        <= judged.usable_bytes
+        < found.reserved_bytes.value
+    )
     assert found.within is not None
     assert (judged.verdict, found.within.num_alloc_retries) == ("tight", 1)
     assert "gives its cached blocks back once" in judged.reason

@@ -15,7 +15,7 @@ from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
 from vramprobe.literature.formulas.papers import zero_bytes
 from vramprobe.model.replayed import replayed
-from vramprobe.predict.fewest import MAX_GPUS, min_gpus
+from vramprobe.predict.fewest import min_gpus
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.questions import predict as ask
@@ -379,11 +379,13 @@ def test_the_fewest_gpus_fit_and_one_fewer_does_not(sharding: Sharding) -> None:
     assert [answer(found.tight_num_gpus - 1), answer(found.tight_num_gpus)] == ["does not fit", "tight"]
 
 
-def test_where_no_number_is_enough_the_rest_of_the_largest_is_told() -> None:
+def test_where_no_number_is_enough_a_machines_rank_is_told() -> None:
     spec = resolve(model="llama-3.1-70b", method="full", device="cuda", batch_size=1, seq_len=2048)
     found = min_gpus(on_ranks(spec, 1, "zero1"), find_gpu("RTX-4090"))
     assert (found.num_gpus, found.verdict.verdict) == (None, "does not fit")
-    needed = replayed(spec.model_copy(update={"num_gpus": MAX_GPUS, "sharding": "zero1"}), find_gpu("RTX-4090"))
+    needed = replayed(
+        spec.model_copy(update={"num_gpus": found.verdict_num_gpus, "sharding": "zero1"}), find_gpu("RTX-4090")
+    )
     assert found.verdict.needed_bytes.value == needed.reserved_bytes
 
 
@@ -407,10 +409,10 @@ def test_more_gpus_never_need_more() -> None:
 @pytest.mark.parametrize(
     ("num_gpus", "sharding", "message"),
     [
-        (0, "zero1", "num_gpus: 0 given; must be at least 1"),
-        (-3, "ddp", "num_gpus: -3 given; must be at least 1"),
+        (0, "zero1", "num_gpus: 0 given; must be from 1 to"),
+        (-3, "ddp", "num_gpus: -3 given; must be from 1 to"),
         (2, "zero4", "'zero4' given; allowed: ddp, zero1, zero2, zero3"),
-        (2, "FSDP", "'FSDP' given; allowed: .* fsdp, fsdp-shard-grad-op"),
+        (2, "FSDPX", "'FSDPX' given; allowed: .* fsdp, fsdp-shard-grad-op"),
     ],
 )
 def test_what_cannot_be_is_a_clear_error(num_gpus: int, sharding: Any, message: str) -> None:

@@ -64,3 +64,19 @@ def test_an_interrupted_recording_ends_its_process(monkeypatch: pytest.MonkeyPat
         record_packed(spec, catalog.find_gpu("H100-SXM"), interrupt)
     assert book._RECORDERS == {}
     assert not machine.exists()
+
+
+def test_a_process_that_was_killed_between_two_cells_is_started_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine = recorder(monkeypatch, tmp_path, """echo '{"error": "no"}'; cat > /dev/null""")
+    spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
+    gpu = catalog.find_gpu("H100-SXM")
+    for _ in range(2):
+        with pytest.raises(CannotRecord, match="no"):
+            record_packed(spec, gpu, lambda words: None)
+        process = book._RECORDERS[gpu.short_name]._process
+        process.kill()
+        process.wait()
+        machine.mkdir(exist_ok=True)
+    close_recorders()

@@ -73,7 +73,7 @@ def test_no_more_memory_is_taken_for_the_logits_of_a_longer_sequence() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ({"loss": "cce"}, "loss: 'cce' given; allowed: 'nll', 'chunked_nll' or 'cut_cross_entropy'"),
+        ({"loss": "huber"}, "loss: 'huber' given; allowed: 'nll', 'chunked_nll' or 'cut_cross_entropy'"),
         (CHUNKED | {"device": "cpu"}, "is run on GPUs alone; it needs device cuda"),
         (CHUNKED | {"fused_linear_cross_entropy": True}, "both replace the model's head and loss; use one of them"),
         (CHUNKED | {"method": "lora", "lora_targets": "lm_head"}, "passes its adapter by; leave lm_head out"),

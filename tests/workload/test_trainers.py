@@ -221,7 +221,7 @@ def test_what_cannot_be_is_refused_with_what_can(trainer: str, words: dict[str, 
     ids=["dropout", "mixture", "window"],
 )
 def test_what_is_not_counted_is_said_and_not_simulated(words: dict[str, Any], why: str) -> None:
-    asked = {"method": "full", "batch_size": 1, "seq_len": 128, "gpu": "RTX-4090"} | DPO | words
+    asked = {"method": "full", "batch_size": 1, "seq_len": 128, "gpu": "RTX-4090", "engine": "formula"} | DPO | words
     with pytest.raises(UnsupportedArchitecture, match=f"no arithmetic for trainer dpo with {why}"):
         api.predict(**asked)
     with pytest.raises(NotSimulated, match="trainer dpo cannot be simulated"):

@@ -112,6 +112,11 @@ def find_gpu(name: str) -> Gpu:
             f"{name} is a size of memory: it says what fits, and this needs a GPU's other properties. Give a GPU of "
             "`vramprobe gpus`."
         )
+    return _gpu_called(name, "`vramprobe gpus` lists them.")
+
+
+def _gpu_called(name: str, hint: str) -> Gpu:
+    """The GPU of that name. Raises UnknownName, with ``hint`` where nothing is like it."""
     words = _gpu_words(name)
     if (gpu := _gpus_by_words().get("".join(words))) is not None:
         return gpu
@@ -121,12 +126,7 @@ def find_gpu(name: str) -> Gpu:
     if fitting:
         several = ", ".join(f"{gpu.short_name} ({gpu.name})" for gpu in fitting)
         raise UnknownName("GPU", name, [], f"The name fits several: {several}. Give one of these.")
-    raise UnknownName(
-        "GPU",
-        name,
-        [gpu.short_name for gpu in _gpus()],
-        "`vramprobe gpus` lists them; a size such as 12GiB will do, too.",
-    )
+    raise UnknownName("GPU", name, [gpu.short_name for gpu in _gpus()], hint)
 
 
 def gpu_or_size(name: str) -> Gpu:
@@ -135,7 +135,7 @@ def gpu_or_size(name: str) -> Gpu:
     """
     total_bytes = _size_of(name)
     if total_bytes is None:
-        return find_gpu(name)
+        return _gpu_called(name, "`vramprobe gpus` lists them; a size such as 12GiB will do, too.")
     short = " ".join(name.split())
     return replace(
         find_gpu(LIKE_A_SIZE),

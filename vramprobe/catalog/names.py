@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 _VARIANT = re.compile(r"-(instruct|it|chat|base|hf|pt|thinking|think|reasoning|sft|dpo|bf16|fp16|fp32)(?=-|$)")
 _DATE = re.compile(r"-(20\d{6}|\d{4})(?=-|$)")
 _FAMILY = re.compile(r"^([a-z]+)-(?=\d)")  # llama-3 and llama3
-_ADAPTER = re.compile(r"-(q?lora|dora|peft|adapters?)(?=-|$)")
+_ADAPTER = re.compile(r"-(\w?[ld]ora|peft|adapters?)(?=-|$)")
 
 
 def _of_compressed_tensors(

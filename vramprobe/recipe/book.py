@@ -72,6 +72,9 @@ def recorded_as(spec: CellSpec) -> CellSpec:
 
 def record_packed(spec: CellSpec, gpu: Gpu, say: Say, *, shapes: Sequence[Shape] = (), whole: bool = False) -> bytes:
     """Return the packed recipe, recorded in a process that sees the emulated GPU; ``whole``: without extension."""
+    known = _RECORDERS.get(gpu.short_name)
+    if known is not None and known.has_ended():
+        known.close()
     if gpu.short_name not in _RECORDERS:
         _RECORDERS[gpu.short_name] = _Recorder(gpu, say)
     return _RECORDERS[gpu.short_name].record(spec, say, tuple(shapes), whole=whole)
@@ -124,6 +127,10 @@ class _Recorder:
         last = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
         status = self.close()
         raise CannotRecord(f"the recording's process ended with {status}: {last[0][:300]}")
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone, as one that was killed between two cells."""
+        return self._process.poll() is not None
 
     def close(self) -> int:
         """End the process and take away what it left; its exit status."""

@@ -172,8 +172,10 @@ def answers_of(limits: Question | Limits, options: Sequence[Option]) -> list[Ans
 
 def judged(limits: Question | Limits, options: Sequence[Option], answers: Sequence[Answer]) -> list[Option]:
     """Every option with what it has against it: the cheapest first, then those without a price, those not fitting."""
+    reasons = [one.why_not or _why_not(limits, one, answers) for one in options]
     found = [
-        one if one.why_not else one.model_copy(update={"why_not": _why_not(limits, one, answers)}) for one in options
+        one if why == one.why_not else one.model_copy(update={"why_not": why})
+        for one, why in zip(options, reasons, strict=True)
     ]
     return sorted(
         found,

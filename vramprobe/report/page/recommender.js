@@ -89,7 +89,7 @@ function* $steps(asked, config, offers, counts) {
   }
   const answers = $const($recommend$answer.answers_of(asked, found));
   const options = [...$recommend$answer.judged(asked, found, answers)];
-  return {answers: answers.map((one) => ({...one, option: options.indexOf(one.option)})), options: options.map($shown), lacks};
+  return {answers: answers.map((one) => ({...one, option: options.findIndex((other) => other.setting === one.option?.setting)})), options: options.map($shown), lacks};
 }
 
 // An option's figures and their words; `headroom_bytes` of one card, negative where it does not fit.

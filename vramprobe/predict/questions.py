@@ -15,7 +15,6 @@ from vramprobe import catalog, spec
 from vramprobe.architecture.images import has_images
 from vramprobe.choices import CpRotation, Offload, Sharding, meant
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
-from vramprobe.predict.prediction import ALONE
 from vramprobe.rules.sharding import HYBRID
 
 if TYPE_CHECKING:
@@ -136,8 +135,7 @@ def predict(
             raise
         found = predicted(spec, None, **words)
         note = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
-        others = [one for one in found.warnings if one != ALONE]
-        return found.model_copy(update={"warnings": [*others, note]})
+        return found.model_copy(update={"warnings": [*found.warnings, note]})
 
 
 def changes(

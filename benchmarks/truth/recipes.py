@@ -193,6 +193,14 @@ def furthest(found: Sequence[Compared], tier: int) -> list[str]:
     return as_markdown(["cell", "kind", "GPU", "run, bytes", "answer, %"], "lllrr", lines)
 
 
+def furthest_of_both(found: Sequence[Compared]) -> list[str]:
+    """The cells with the largest differences in allocated memory, then in reserved."""
+    lines = []
+    for tier, name in enumerate(("allocated", "reserved")):
+        lines += ["", f"Furthest off in {name} memory:", "", *furthest(found, tier)]
+    return lines
+
+
 def _named(one: Compared, tier: int) -> list[str]:
     oracle = one.oracle
     off = f"{one.percent(tier):+.4f}"
@@ -226,14 +234,7 @@ def tables(cells: Sequence[Oracle], answer: Answer, *, baseline: bool = False) -
         "Against runs: bytes that the run took are right. *Equal*: to the byte, of the cells with both figures.",
         "",
         *table(found),
-        "",
-        "Furthest off in allocated memory:",
-        "",
-        *furthest(found, 0),
-        "",
-        "Furthest off in reserved memory:",
-        "",
-        *furthest(found, 1),
+        *furthest_of_both(found),
         "",
         "At a GPU's limit: reserved memory within or beyond what the GPU has beside 1 GiB for the CUDA context, and",
         "how the run ended. A run beyond it can end well, as the emulated context is smaller and as the allocator",
@@ -281,6 +282,7 @@ def _of_recipes(cells: Sequence[Oracle]) -> list[str]:
     refused = [row for row in _recorded().values() if not row["allocated_bytes"]]
     if not own:
         return []
+    found = compared(own, recipe, of_run)
     how = {key: row["how"] for key, row in _recorded().items()}
     extended = [one for one in own if how[one.gpu or "", one.spec.fingerprint].startswith("recorded on")]
     return [
@@ -292,7 +294,7 @@ def _of_recipes(cells: Sequence[Oracle]) -> list[str]:
         f"{len(refused)} more were drawn and not answered" + (":" if refused else "."),
         *(f"{row['cell']} ({row['how']});" for row in refused),
         "",
-        *table(compared(own, recipe, of_run)),
+        *table(found),
         "",
         "Those that were extended:",
         "",
@@ -301,14 +303,7 @@ def _of_recipes(cells: Sequence[Oracle]) -> list[str]:
         "Arithmetic, and the simulation, of the same cells:",
         "",
         *table(compared(own, predict, of_run)),
-        "",
-        "Furthest off in allocated memory:",
-        "",
-        *furthest(compared(own, recipe, of_run), 0),
-        "",
-        "Furthest off in reserved memory:",
-        "",
-        *furthest(compared(own, recipe, of_run), 1),
+        *furthest_of_both(found),
     ]
 
 

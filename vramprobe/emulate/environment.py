@@ -26,7 +26,8 @@ from vramprobe.records.whole_file import replacing
 
 NEEDED_BYTES = 6_000_000_000  # 2.8 GB stay; the rest is pip's download, its cache and its unpacking
 PINS = "emulated_environment.txt"
-_READY = "vramprobe-ready.json"
+#: The file of an environment that is whole: what it was made of, as JSON.
+READY = "vramprobe-ready.json"
 _TORCH_IS_IN = "vramprobe-torch.txt"
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet", "--no-deps", "--no-compile")
 
@@ -39,7 +40,7 @@ def find_environment(torch: str | None = None) -> Path | None:
     """The interpreter of an environment that is ready, or None: torch's pinned version, or the one named."""
     folder = _folder(torch or pinned_torch())
     python = folder / "bin" / "python"
-    return python if (folder / _READY).is_file() and python.exists() else None
+    return python if (folder / READY).is_file() and python.exists() else None
 
 
 def set_up_environment(
@@ -80,7 +81,7 @@ def remove_environment(torch: str | None = None) -> bool:
 def list_environments() -> list[str]:
     """The versions of torch that have an environment which is ready."""
     home = cache_folder() / "environments"
-    return sorted(path.parent.name.removeprefix("torch-") for path in home.glob(f"torch-*/{_READY}"))
+    return sorted(path.parent.name.removeprefix("torch-") for path in home.glob(f"torch-*/{READY}"))
 
 
 def pinned_torch() -> str:
@@ -92,7 +93,7 @@ def _make(folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
     """Torch first, then all else; each step leaves its mark, so that only what was cut off is done again."""
     python = folder / "bin" / "python"
     torch_is_in = folder / _TORCH_IS_IN
-    (folder / _READY).unlink(missing_ok=True)
+    (folder / READY).unlink(missing_ok=True)
     held = torch_is_in.read_text() if torch_is_in.is_file() and python.exists() else ""
     if held != f"{wanted['torch']} {sys.version_info[:2]}":
         shutil.rmtree(folder, ignore_errors=True)
@@ -108,7 +109,7 @@ def _make(folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
     again = ["--force-reinstall"] if held else []
     _run([str(python), *_PIP, *again, *packages], "pip install")
     (_site(folder) / "vramprobe.pth").write_text(PTH_LINE)
-    with replacing(folder / _READY) as part:
+    with replacing(folder / READY) as part:
         part.write_text(json.dumps(wanted))
     say(f"ready: {python}")
 
@@ -124,7 +125,7 @@ def _site(folder: Path) -> Path:
 def _state(folder: Path) -> dict | None:
     """What the environment was made of, if it is whole."""
     try:
-        return json.loads((folder / _READY).read_text()) if (folder / "bin" / "python").exists() else None
+        return json.loads((folder / READY).read_text()) if (folder / "bin" / "python").exists() else None
     except (OSError, ValueError):
         return None
 

@@ -285,8 +285,8 @@ def _train(
     if seat is not None:
         instrument.rest()
     has_speed = instrument.name != "emulated" and source is None  # there a step's time is that of launching nothing,
-    last = spec.steps if has_speed else max(1, spec.steps - 1)  # and the step under the history is one of the traced
-    last = last if source is None else spec.steps  # each counts: blocks that are not split add up differently
+    # and the step under the history is one of the traced; of a log each counts: unsplit blocks add up differently
+    last = spec.steps if has_speed or source is not None else max(1, spec.steps - 1)
     for step in range(2, last + 1):
         train_step(work, observer, step)
     traced = time.perf_counter()

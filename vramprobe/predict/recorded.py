@@ -7,7 +7,6 @@ cell's own depth, played through torch's caching allocator. Never imports torch;
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from vramprobe import catalog
@@ -32,14 +31,6 @@ DEFAULT_CARD = "A100-80GB-SXM"
 
 #: What is recorded to answer for others: the first at several depths, the last to hold the rules against.
 _COUNTS = {"batch_size": (2, 3, 5, 8), "seq_len": (1024, 1536, 2560, 4096)}
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """The peaks of a cell at its own depth, and what is alive at the highest."""
-
-    peak: Peak
-    at_peak: Composition
 
 
 def predict(
@@ -82,8 +73,7 @@ def over_shapes(
 
 
 def _predicted(recipe: Recipe, spec: CellSpec, model: MemoryModel | None, shape: Shape | None = None) -> Prediction:
-    answer = _answer(recipe, spec, shape)
-    peak, alive = answer.peak, answer.at_peak
+    peak, alive = _peak(recipe, spec, shape)
     terms = {name.removesuffix("_bytes"): size for name, size in alive.parts().items() if size}
     terms |= {"block_remainders": left} if (left := peak.allocated_bytes - alive.total_bytes) > 0 else {}
     reserved = simulated_interval(peak.reserved_bytes, RESERVED_RATIOS)
@@ -118,7 +108,8 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
         raise SpecError(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; use --engine trace")
 
 
-def _answer(recipe: Recipe, spec: CellSpec, shape: Shape | None) -> _Answer:
+def _peak(recipe: Recipe, spec: CellSpec, shape: Shape | None) -> tuple[Peak, Composition]:
+    """The peaks of a cell at its own depth, and what is alive at the highest."""
     deep = recipe.deep(shape)
     if deep.log is None:
         raise VramprobeError(f"the recipe of {spec.cell_id} does not pair its frees: a fault of vramprobe's; report it")
@@ -129,8 +120,7 @@ def _answer(recipe: Recipe, spec: CellSpec, shape: Shape | None) -> _Answer:
         for phase, alive in zip(phases, deep.at_peak, strict=True)
         if (phase.name, phase.step) == (peak.phase, peak.step)
     ]
-    at_peak = max(highest, key=lambda one: one[0])[1]
-    return _Answer(peak, at_peak)
+    return peak, max(highest, key=lambda one: one[0])[1]
 
 
 def _provenance(recipe: Recipe) -> str:

@@ -144,15 +144,15 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
     from vramprobe.predict import largest
 
     allow, engine = options.get("allow_extrapolation", False), options.get("engine", "auto")
+    asked = _asked(gpu, options, engine="formula" if engine == "auto" else engine)
+    one = cell_on_ranks(**asked.words)
     if engine == "auto":
         try:
-            architecture(cell_on_ranks(**_asked(gpu, options, engine="formula").words).architecture)
+            architecture(one.architecture)
         except UnsupportedArchitecture:
             if options.get("sharding") is not None:
                 raise
-            engine = "recipe"
-    asked = _asked(gpu, options, engine="formula" if engine == "auto" else engine)
-    one = cell_on_ranks(**asked.words)
+            engine, asked = "recipe", _asked(gpu, options, engine="recipe")
     if engine == "recipe":
         return _largest_recorded(question, one, gpu, asked, options.get("say", lambda words: None))
     if asked.replay is not None:

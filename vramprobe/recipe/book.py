@@ -19,6 +19,7 @@ from shutil import rmtree
 from vramprobe.catalog import Gpu
 from vramprobe.emulate.build import cache_errors, cache_folder, emulator_version
 from vramprobe.emulate.enter import entrance, installation_to_use
+from vramprobe.emulate.environment import READY
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.log.shapes import Shape
 from vramprobe.recipe.recipe import FORMAT, Recipe, unpack
@@ -83,7 +84,7 @@ def record_packed(spec: CellSpec, gpu: Gpu, say: Say, *, shapes: Sequence[Shape]
 def _key(spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape]) -> str:
     """What decides a recording: the cell, the GPU, the libraries that run it, the emulator."""
     python = installation_to_use()
-    ready = Path(python.python).parent.parent / "vramprobe-ready.json"
+    ready = Path(python.python).parent.parent / READY
     stack = ready.read_text() if ready.is_file() else python.torch_version
     words = [FORMAT, spec.model_dump(mode="json"), gpu.short_name, list(shapes), stack, emulator_version()]
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
@@ -94,7 +95,11 @@ class _Recorder:
 
     def __init__(self, gpu: Gpu, say: Say) -> None:
         way = entrance(gpu.short_name, say=say, total_bytes=_ROOMY_BYTES)
-        self._machine, self._folder = way.machine, Path(tempfile.mkdtemp(prefix="vramprobe-recipe-"))
+        self._gpu, self._machine, self._folder = (
+            gpu.short_name,
+            way.machine,
+            Path(tempfile.mkdtemp(prefix="vramprobe-recipe-")),
+        )
         self._log = self._folder / "log"
         with self._log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -134,8 +139,7 @@ class _Recorder:
 
     def close(self) -> int:
         """End the process and take away what it left; its exit status."""
-        for name in [name for name, one in _RECORDERS.items() if one is self]:
-            del _RECORDERS[name]
+        _RECORDERS.pop(self._gpu, None)
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()  # on which it ends, and its fork server with it
         try:

@@ -10,14 +10,13 @@ import torch
 from . import pages
 from .memory import itemsize, span
 from .operators import ZEROS, tensors_in
+from .results import NO_CPU_KERNEL
 
 #: Smaller results are written as ever: a thousand of them are one gigabyte.
 LEAST_BYTES = 1 << 20
 #: An input that is not zero takes part as it is where it is so much smaller than the result: scales, tables.
 _SMALLER_TIMES = 8
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-# Of a call that is wrong, or that has no kernel for shapes alone: run, it says so itself.
-_FAILURES = (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError)
 
 
 def result(func, operator, args, kwargs):
@@ -30,7 +29,7 @@ def result(func, operator, args, kwargs):
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         try:
             return _result(func, operator, args, kwargs, inputs)
-        except _FAILURES:
+        except NO_CPU_KERNEL:  # or a call that is wrong: run, it says so itself
             return None
 
 

@@ -32,7 +32,6 @@ TORCH_SIDE = (
     "vramprobe.measure.emulation",
     "vramprobe.measure.environment",
     "vramprobe.measure.selftest",
-    "vramprobe.recipe.recording",
     "vramprobe.simulate.fake.adapters",
     "vramprobe.simulate.kernels.cuda",
     "vramprobe.simulate.fake.fused_loss",

@@ -15,7 +15,8 @@ from transformers.initialization import no_init_weights
 from vramprobe import catalog
 from vramprobe.rules.cell import NO_SDPA, lora_target_names
 from vramprobe.spec import resolve
-from vramprobe.workload.model import config_from_dict, model_class
+from vramprobe.workload.model import model_class
+from vramprobe.workload.model_config import config_from_dict
 
 MODELS = catalog.list_models()
 EVERY_MODEL = pytest.mark.parametrize("entry", MODELS, ids=[entry.name for entry in MODELS])

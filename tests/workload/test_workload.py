@@ -12,7 +12,8 @@ from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, TINY_LLAMA_PATH, make_spec
 from vramprobe.errors import SpecError
 from vramprobe.measure.worker import run_cell
 from vramprobe.records.record import RunRecord
-from vramprobe.workload.model import build_model, config_from_dict
+from vramprobe.workload.model import build_model
+from vramprobe.workload.model_config import config_from_dict
 from vramprobe.workload.training import NOBODY, Workload, set_up, watch_stack
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

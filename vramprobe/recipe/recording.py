@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from vramprobe.catalog import cut_depth, depth_of
 from vramprobe.emulate.build import emulator_version
@@ -84,7 +83,9 @@ class Recording:
         require_packages([spec])
         with ThreadPoolExecutor(1) as beside:
             started = beside.submit(self._launchers.launcher_of(spec).start)  # which loads the libraries, meanwhile
-            pattern = layer_pattern(_with_defaults(spec))
+            from vramprobe.workload.model_config import config_from_dict  # loads transformers
+
+            pattern = layer_pattern(config_from_dict(spec.architecture).to_dict())
             started.result()
         depths = pattern.depths(_NUM_DEPTHS) if pattern and not request.whole else []
         if depths:
@@ -136,14 +137,6 @@ class Recording:
         if record.facts is None or not recording.exists():
             raise NotRecorded(f"{spec.cell_id} does not run on the emulated GPU: {describe_outcome(record.outcome)}")
         return read_log(recording), record
-
-
-def _with_defaults(spec: CellSpec) -> dict[str, Any]:
-    """The cell's config with what transformers fills in where the file is silent."""
-    from transformers import AutoConfig
-
-    config = {name: value for name, value in spec.architecture.items() if name != "model_type"}
-    return AutoConfig.for_model(spec.model_type, **config).to_dict()
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ from vramprobe.simulate.kernels.cuda import chip_of, on_cuda
 from vramprobe.simulate.kernels.scratch import MADE, cuda_scratch
 from vramprobe.spec import CellSpec
 from vramprobe.terms.step.versions import version_notes
-from vramprobe.workload.model import config_from_dict
+from vramprobe.workload.model_config import config_from_dict
 from vramprobe.workload.training import set_up, train_step, watch_stack
 
 #: Layers of the shallowest run, at least: the first and the last one, which have neighbours unlike them.

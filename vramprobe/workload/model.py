@@ -7,7 +7,6 @@ keeps outlier columns apart): weights repeat one random tile, a copy instead of 
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
@@ -28,8 +26,9 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from vramprobe import catalog
-from vramprobe.errors import MissingDependency, SpecError
+from vramprobe.errors import MissingDependency
 from vramprobe.spec import CellSpec
+from vramprobe.workload.model_config import config_from_dict
 from vramprobe.workload.storages import quantised_storages
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -50,20 +49,6 @@ def build_model(spec: CellSpec, *, on_host: Literal["filled", "empty"] | None = 
     with no_init_weights():
         model = _random_quantised(spec) if spec.quant != "none" else _random(spec, on_host)
     return model.train()
-
-
-def config_from_dict(architecture: dict[str, Any]) -> Any:
-    """transformers' config object for a config.json's content."""
-    fields = copy.deepcopy(
-        {key: value for key, value in architecture.items() if key != "model_type"}
-    )  # it writes in them
-    if architecture.get("is_encoder_decoder"):  # checkpoints of encoder-decoders say so, bare architectures may not
-        fields = {"decoder_start_token_id": 0, "pad_token_id": 0} | fields
-    try:
-        return AutoConfig.for_model(architecture["model_type"], **fields)
-    except (ValueError, KeyError) as error:
-        said = str(error).partition(" Should contain one of ")[0]  # and then names every family there is
-        raise SpecError(f"transformers cannot read model_type {architecture['model_type']!r}: {said}") from error
 
 
 def model_class(config: Any) -> type:

@@ -377,3 +377,18 @@ def test_an_older_records_name_of_a_field_is_read() -> None:
     older = record.to_json_line().replace('"limit_vram"', '"emulate_vram"')
     assert '"emulate_vram"' in older
     assert record_from_json(older) == record
+
+
+def test_a_folder_that_vanishes_while_it_is_walked_hides_no_other(tmp_path, monkeypatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "b" / "run.jsonl").touch()
+    scandir = os.scandir
+
+    def gone(folder):
+        if str(folder).endswith("a"):
+            raise FileNotFoundError(2, "No such file or directory", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert store.journals(tmp_path) == (tmp_path / "b" / "run.jsonl",)

@@ -309,7 +309,9 @@ def journals(path_or_folder: str | Path) -> tuple[Path, ...]:
     there is none."""
     place = Path(path_or_folder)
     if place.is_dir():
-        files = tuple(sorted(file for end in ("", *_PACKED) for file in place.rglob(f"*.jsonl{end}")))
+        ends = tuple(f".jsonl{end}" for end in ("", *_PACKED))
+        below = os.walk(place)  # unlike rglob it goes on where a folder vanishes or may not be read
+        files = tuple(sorted(Path(folder, name) for folder, _, names in below for name in names if name.endswith(ends)))
         if not files:
             raise StoreError(f"no .jsonl file in {place} or below; run a sweep first, or name the file of another")
         return files

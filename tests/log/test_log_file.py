@@ -19,6 +19,7 @@ def example() -> Log:
         causes=np.array([4, 5, 4, 5], dtype=np.int8),
         marks=(PhaseMark("forward", 1, 1, range(0, 2)), PhaseMark("backward", 1, 1, range(2, 4))),
         layers=(LayerMark(0, 0, 3, "forward"), LayerMark(2, 0, 3, "backward")),
+        streams=np.array([0, 1, 0, 1], dtype=np.int8),
     )
 
 
@@ -26,7 +27,7 @@ def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     log = example()
     write_log(log, tmp_path / "a.npz")
     read = read_log(tmp_path / "a.npz")
-    for name in ("size_bytes", "blocks", "causes"):
+    for name in ("size_bytes", "blocks", "causes", "streams"):
         assert np.array_equal(getattr(read, name), getattr(log, name))
     assert (read.marks, read.layers) == (log.marks, log.layers)
     assert sorted(tmp_path.iterdir()) == [tmp_path / "a.npz"]

@@ -11,6 +11,7 @@ from factories import make_spec
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.allocator.ledger import Device
 from vramprobe.log.log import Log, PhaseMark
+from vramprobe.log.pairing import log_from, scripts_of
 from vramprobe.log.reserved import Reserved, reserve
 from vramprobe.measure.observation import order_of_tiers
 from vramprobe.records.record import PhaseMemory
@@ -115,6 +116,22 @@ def test_the_cache_goes_first() -> None:
     one = reserved(device=Device(segment_bytes=51 * MIB))
     assert in_mib(one, "reserved", "end")[:2] == [50, 32]
     assert one.num_alloc_retries >= 1
+
+
+@pytest.mark.parametrize(("stream", "reserved_mib"), [(0, 20), (1, 40)])
+def test_a_cached_block_serves_its_own_stream_alone(stream: int, reserved_mib: int) -> None:
+    """6 MiB freed on one stream are there for 6 MiB on the same, and not for those on another."""
+    log = Log(
+        size_bytes=np.array([6 * MIB, -6 * MIB, 6 * MIB, -6 * MIB]),
+        blocks=np.array([1, 1, 2, 2]),
+        causes=np.zeros(4, dtype=np.int8),
+        marks=[PhaseMark("forward", 2, 1, range(4))],
+        streams=np.array([0, 0, stream, stream], dtype=np.int8),
+    )
+    again = log_from(scripts_of([log])[0], log.marks)
+    phase = PhaseMemory(name="forward", step=2, allocated_end_bytes=0, allocated_peak_bytes=6 * MIB)
+    for one in (log, again):
+        assert reserve([phase], one).phases[0].reserved_peak_bytes == reserved_mib * MIB
 
 
 @pytest.mark.parametrize("conf", ["", EXPANDABLE, "max_split_size_mb:64"])

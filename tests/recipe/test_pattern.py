@@ -33,6 +33,8 @@ def test_depths_keep_the_remainder_and_what_comes_first() -> None:
     assert LayerPattern(64, 0, 4).depths(4) == [4, 8, 12, 16]
     assert LayerPattern(61, 3, 1).depths(4) == [5, 6, 7, 8]
     assert LayerPattern(32, 0, 1).depths(4) == [2, 3, 4, 5]
+    assert LayerPattern(32, 0, 1).depths(4, deeper=2) == [4, 5, 6, 7]
+    assert LayerPattern(22, 0, 1).depths(4, deeper=2) == []
 
 
 @pytest.mark.parametrize("entry", catalog.list_models(), ids=lambda entry: entry.name)

@@ -17,10 +17,12 @@ from vramprobe import api, catalog
 from vramprobe.emulate.build import cache_folder
 from vramprobe.errors import SpecError
 from vramprobe.predict import recorded
+from vramprobe.predict.verdict import verdict
 from vramprobe.recipe.book import close_recorders, record_packed, recorded_as
 from vramprobe.recipe.recipe import unpack
 
 #: The cells that are recorded whole as well: a family, its options.
+RANKS = {"num_gpus": 4, "gradient_checkpointing": True}
 CELLS = [
     ("smollm2-135m", {"method": "lora", "gradient_checkpointing": True}),
     ("smollm2-135m", {"method": "qlora"}),
@@ -29,6 +31,10 @@ CELLS = [
     ("qwen2.5-0.5b", {"method": "full", "recipe": "mixed"}),
     ("olmoe-1b-7b", {"method": "lora", "gradient_checkpointing": True}),
     ("qwen3.5-27b", {"method": "lora", "gradient_checkpointing": True}),
+    ("smollm2-135m", {"method": "lora", "sharding": "fsdp", **RANKS}),
+    ("smollm2-135m", {"method": "full", "sharding": "fsdp", "only_rank": 3, **RANKS}),
+    ("smollm2-135m", {"method": "full", "sharding": "fsdp1", **RANKS}),
+    ("smollm2-135m", {"method": "full", "sharding": "tp", **RANKS, "num_gpus": 3}),
 ]
 
 
@@ -54,7 +60,7 @@ def test_the_extended_log_is_the_recorded_one(model: str, options: dict[str, Any
     extended, whole = made.deep(), seen.deep()
     assert extended.phases == whole.phases
     assert extended.at_peak == whole.at_peak
-    for name in ("size_bytes", "blocks", "causes"):
+    for name in ("size_bytes", "blocks", "causes", "streams"):
         assert np.array_equal(getattr(extended.log, name), getattr(whole.log, name)), name
     assert (made.facts, made.owned_bytes) == (seen.facts, seen.owned_bytes)
 
@@ -123,12 +129,17 @@ def _with_cache(folder: Path) -> Any:
     [
         ({"device": "cpu"}, "device cpu was given"),
         ({"gpu": "MI300X"}, "made by AMD"),
-        ({"sharding": "fsdp", "num_gpus": 8}, "the recipe engine is of one GPU"),
+        ({"sharding": "device-map", "num_gpus": 2}, "device-map has one process for all GPUs"),
+        ({"sharding": "fsdp", "num_gpus": 1}, "set num_gpus to 2 or more"),
+        ({"sharding": "fsdp", "num_gpus": 2, "only_rank": 2}, "numbered from 0 to 1"),
+        ({"sharding": "fsdp", "num_gpus": 2, "only_rank": 1, "engine": "formula"}, "the rank that holds the most"),
     ],
 )
 def test_what_is_not_recorded_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        api.predict(engine="recipe", model="smollm2-135m", method="lora", batch_size=1, seq_len=64, **options)
+        api.predict(
+            **{"engine": "recipe", "model": "smollm2-135m", "method": "lora", "batch_size": 1, "seq_len": 64, **options}
+        )
 
 
 def test_without_an_emulated_gpu_one_line_says_what_to_do(tmp_path: Path) -> None:
@@ -149,6 +160,20 @@ def test_without_an_emulated_gpu_one_line_says_what_to_do(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "vramprobe emulate setup" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_rank_of_a_model_without_arithmetic_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds half of the weights, and NCCL has its share of the GPU."""
+    require_emulation()
+    monkeypatch.setattr(recorded, "find_recipe", _with_cache(tmp_path))
+    options = {"model": "qwen3.5-0.8b", "method": "full", "batch_size": 1, "seq_len": 64, "num_layers": 4}
+    one = api.predict(gpu="H100-SXM", **options)
+    rank = api.predict(gpu="H100-SXM", **options, sharding="fsdp", num_gpus=2)
+    assert (rank.engine, rank.sharding, rank.num_gpus) == ("recipe", "fsdp", 2)
+    assert rank.warnings[0].startswith("rank 0 of 2 under fsdp")
+    assert rank.terms["weights"] == pytest.approx(one.terms["weights"] / 2, rel=0.001)
+    assert (rank.device_bytes is None) == (one.device_bytes is None)
+    assert "1.50 GiB for NCCL" in verdict(rank, catalog.find_gpu("H100-SXM")).reason
 
 
 def test_a_model_without_arithmetic_is_recorded(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from vramprobe.predict.verdict import Verdict
 
 
-#: Of several GPUs, in the words of a cell; all ranks are predicted by one.
-RANKS = {name: CELL_OPTIONS[name] for name in RANK_OPTIONS if name != "only_rank"}
+#: Of several GPUs, in the words of a cell.
+RANKS = {name: CELL_OPTIONS[name] for name in RANK_OPTIONS}
 
 
 @grpo_option.takes_grpo

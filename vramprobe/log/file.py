@@ -16,7 +16,7 @@ from vramprobe.errors import StoreError
 from vramprobe.log.log import LayerMark, Log, PhaseMark
 from vramprobe.records.whole_file import replacing
 
-_ARRAYS = ("size_bytes", "blocks", "causes")
+_ARRAYS = ("size_bytes", "blocks", "causes", "streams")
 
 
 def write_log(log: Log, path: Path) -> None:
@@ -24,7 +24,11 @@ def write_log(log: Log, path: Path) -> None:
     marks = [asdict(mark) | {"events": [mark.events.start, mark.events.stop]} for mark in log.marks]
     words = json.dumps({"marks": marks, "layers": [list(mark) for mark in log.layers]})
     with replacing(path) as part, part.open("wb") as file:
-        np.savez(file, words=np.array(words), **{name: getattr(log, name) for name in _ARRAYS})
+        np.savez(
+            file,
+            words=np.array(words),
+            **{name: array for name in _ARRAYS if (array := getattr(log, name)) is not None},
+        )
 
 
 def read_log(path: Path) -> Log:
@@ -33,7 +37,7 @@ def read_log(path: Path) -> Log:
         with path.open("rb") as whole, np.load(whole, allow_pickle=False) as file:
             words = json.loads(str(file["words"]))
             return Log(
-                **{name: file[name] for name in _ARRAYS},
+                **{name: file[name] for name in _ARRAYS if name != "streams" or name in file},
                 marks=tuple(PhaseMark(**mark | {"events": range(*mark["events"])}) for mark in words["marks"]),
                 layers=tuple(LayerMark(*mark) for mark in words["layers"]),
             )

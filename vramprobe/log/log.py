@@ -59,7 +59,8 @@ class Log:
     ``size_bytes``: as requested, positive for an allocation, negative for its free; 0 where the cache is emptied, which
     is no block's. ``blocks``: a number of the block, the same for its allocation and its free, used once. ``causes``: a
     position in :data:`CAUSES`, of the block. ``marks``: the phases, with their events by position. ``layers``: where
-    the model entered and left a layer, in order; empty where the source does not tell.
+    the model entered and left a layer, in order; empty where the source does not tell. ``streams``: the block's, 0 the
+    default one and the others as they come; None where all is on that.
     """
 
     size_bytes: np.ndarray  # int64
@@ -67,13 +68,22 @@ class Log:
     causes: np.ndarray  # int8
     marks: Sequence[PhaseMark]
     layers: Sequence[LayerMark] = ()
+    streams: np.ndarray | None = None  # int8
 
     def __len__(self) -> int:
         return len(self.size_bytes)
 
+    def each_stream(self) -> np.ndarray:
+        """The stream of each event's block."""
+        return np.zeros(len(self), dtype=np.int8) if self.streams is None else self.streams
+
 
 def log_of(
-    events: list[Event], marks: list[PhaseMark], owned: list[OwnedBlocks], layers: Sequence[LayerMark] = ()
+    events: list[Event],
+    marks: list[PhaseMark],
+    owned: list[OwnedBlocks],
+    layers: Sequence[LayerMark] = (),
+    streams: Sequence[int] | None = None,
 ) -> Log:
     """Return the events with their causes: of what nobody owns, what a forward made and left is a saved activation.
 
@@ -90,6 +100,7 @@ def log_of(
         causes=_causes(events, marks, owned),
         marks=tuple(marks),
         layers=tuple(layers),
+        streams=None if streams is None else np.array(streams, dtype=np.int8),
     )
 
 

@@ -23,7 +23,7 @@ class Unpaired(Exception):
 
 @dataclass(frozen=True)
 class Kinds:
-    """What an event's block can be, one row each: its size in bytes and its cause's position in :data:`CAUSES`.
+    """What an event's block can be, one row each: its bytes, its cause (a position in :data:`CAUSES`), its stream.
 
     Blocks of one size and cause that are made at different places of a layer, or in different kinds of layers, are
     different kinds.
@@ -31,6 +31,7 @@ class Kinds:
 
     size_bytes: np.ndarray  # int64
     causes: np.ndarray  # int8
+    streams: np.ndarray  # int8
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Script:
         """The cause of each event's block, as a position in :data:`CAUSES`."""
         return self.kinds.causes[np.abs(self.codes) - 1]
 
+    @property
+    def streams(self) -> np.ndarray:
+        """The stream of each event's block."""
+        return self.kinds.streams[np.abs(self.codes) - 1]
+
     def bytes_by_cause(self, stop: int | None = None) -> np.ndarray:
         """Bytes that the first ``stop`` events (all by default) leave, one value per cause."""
         sizes, causes = self.size_bytes[:stop], self.causes[:stop]
@@ -72,7 +78,7 @@ def scripts_of(logs: Sequence[Log], kind_of_layer: Callable[[int], int] = lambda
     """
     places = [_places(log, kind_of_layer) for log in logs]
     rows, number = np.unique(np.concatenate(places), axis=0, return_inverse=True)
-    kinds = Kinds(rows[:, 0].copy(), rows[:, 1].astype(np.int8))
+    kinds = Kinds(rows[:, 0].copy(), rows[:, 1].astype(np.int8), rows[:, 2].astype(np.int8))
     numbers = np.split(number.ravel() + 1, np.cumsum([len(log) for log in logs])[:-1])
     return [
         _scripts(log, np.where(log.size_bytes < 0, -codes, codes), kinds)
@@ -93,6 +99,7 @@ def log_from(scripts: Sequence[Script], marks: Sequence[PhaseMark]) -> Log:
         size_bytes=whole.size_bytes,
         blocks=_blocks(whole),
         causes=whole.causes,
+        streams=whole.streams,
         marks=tuple(
             replace(mark, events=range(int(stop) - len(script.codes), int(stop)))
             for mark, script, stop in zip(marks, scripts, stops, strict=True)
@@ -101,7 +108,8 @@ def log_from(scripts: Sequence[Script], marks: Sequence[PhaseMark]) -> Log:
 
 
 def _places(log: Log, kind_of_layer: Callable[[int], int]) -> np.ndarray:
-    """A row per event: bytes and cause of its block, and where that was made: stack, kind of layer, visit, number."""
+    """A row per event: bytes, cause and stream of its block, and where that was made: stack, kind of layer, visit,
+    number."""
     layers = [OUTSIDE, *log.layers]
     starts = np.array([mark.position for mark in layers])
     positions = np.arange(len(log))
@@ -113,7 +121,9 @@ def _places(log: Log, kind_of_layer: Callable[[int], int]) -> np.ndarray:
         ]
     )
     number = np.where(at[segment, 0] < 0, 0, positions - starts[segment])
-    made = np.column_stack([np.abs(log.size_bytes), log.causes, at[segment], number]).astype(np.int64)
+    made = np.column_stack([np.abs(log.size_bytes), log.causes, log.each_stream(), at[segment], number]).astype(
+        np.int64
+    )
     is_free = log.size_bytes < 0
     made_at = np.zeros(int(log.blocks.max(initial=0)) + 1, dtype=np.int64)
     is_alloc = log.size_bytes > 0

@@ -38,7 +38,7 @@ def reserve(
     """
     allocator = counting_allocator(config, device)
     ledger, allocate, free = allocator.ledger, allocator.allocate, allocator.free
-    sizes, blocks = history.size_bytes.tolist(), history.blocks.tolist()
+    sizes, blocks, streams = history.size_bytes.tolist(), history.blocks.tolist(), history.each_stream().tolist()
     tiers: list[dict[str, int]] = []
     oom, settled = None, False
     for mark in history.marks:
@@ -48,9 +48,9 @@ def reserve(
         ledger.reset_peaks()
         events = slice(mark.events.start, mark.events.stop)
         try:
-            for size, block in zip(sizes[events], blocks[events], strict=True):
+            for size, block, stream in zip(sizes[events], blocks[events], streams[events], strict=True):
                 if size > 0:
-                    allocate(block, size)
+                    allocate(block, size, stream)
                 elif size:
                     free(block)
                 else:

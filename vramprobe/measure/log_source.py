@@ -77,7 +77,7 @@ class LogSource:
         """End the history and return it."""
         trace = torch.cuda.memory._snapshot()["device_traces"][self._ordinal]
         torch.cuda.memory._record_memory_history(enabled=None)
-        events, numbers = _events_of(trace)
+        events, numbers, streams = _events_of(trace)
 
         def before(position: int) -> int:
             return bisect_left(numbers, position - self._first)
@@ -93,6 +93,7 @@ class LogSource:
             ],
             [OwnedBlocks(one.cause, one.step, at(one.position), one.blocks) for one in self._owned],
             [one._replace(position=at(one.position)) for one in self._layers],
+            streams,
         )
 
     def _position(self) -> int:
@@ -126,20 +127,23 @@ class LogSource:
         return leave
 
 
-def _events_of(trace: list[dict[str, Any]]) -> tuple[list[Event], list[int]]:
-    """The history as Events, and for each the number of allocations and frees before it.
+def _events_of(trace: list[dict[str, Any]]) -> tuple[list[Event], list[int], list[int]]:
+    """The history as Events, and for each the number of allocations and frees before it, and its block's stream.
 
     An event of 0 bytes is where the cache was emptied.
     """
-    events, numbers, count, was_emptied = [], [], 0, False
+    events, numbers, streams, count, was_emptied = [], [], [], 0, False
+    known = {0: 0}
     for entry in trace:
         action = entry["action"]
         if action in _SIGNS:
             events.append(Event(entry["addr"], _SIGNS[action] * entry["size"], entry["time_us"] * 1000))
             numbers.append(count)
+            streams.append(known.setdefault(entry["stream"], len(known)))
             count, was_emptied = count + 1, False
         elif action == "segment_free" and not was_emptied:
             events.append(Event(0, 0, entry["time_us"] * 1000))
             numbers.append(count)
+            streams.append(0)
             was_emptied = True
-    return events, numbers
+    return events, numbers, streams

@@ -33,6 +33,7 @@ _RANKS = {
     "cp_size": None,
     "cp_rotation": get_args(CpRotation),
     "offload": get_args(Offload),
+    "only_rank": None,
 }
 _MOST_RANKS = 2**20
 #: What else is needed by those that are for several GPUs.
@@ -42,6 +43,7 @@ _BESIDE = {
     "shard_size": f"sharding {' or '.join(HYBRID)}, and num_gpus",
     "cp_size": "sharding fsdp, and num_gpus",
     "cp_rotation": "sharding fsdp, num_gpus and cp_size",
+    "only_rank": "sharding and num_gpus",
 }
 
 
@@ -61,8 +63,9 @@ def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
         del ranks["offload"]
     one = cell(device=device, **options)
     for name, value in ranks.items():
-        if (allowed := _RANKS[name]) is None and not 1 <= value <= _MOST_RANKS:
-            raise SpecError(f"{name}: {value} given; must be from 1 to {_MOST_RANKS:,}")
+        least = 0 if name == "only_rank" else 1
+        if (allowed := _RANKS[name]) is None and not least <= value <= _MOST_RANKS:
+            raise SpecError(f"{name}: {value} given; must be from {least} to {_MOST_RANKS:,}")
         if allowed is not None and value not in allowed:
             raise SpecError(f"{name}: {value!r} given; allowed: {', '.join(allowed)}")
         if name in _BESIDE and "sharding" not in ranks:
@@ -105,8 +108,9 @@ def predict(
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the recipe engine (a recording on the emulated ``gpu``, kept), and where no GPU
     can be emulated the trace engine (seconds, with torch); ``say`` hears what a recording does.
-    ``options`` are the cell's words. With ``sharding`` and ``num_gpus``: the memory of one rank, by arithmetic, whose
-    batch is the cell's; also of ranks that can be predicted and not run. ``replays``: on CUDA by the allocator's
+    ``options`` are the cell's words. With ``sharding`` and ``num_gpus``: the memory of one rank, whose batch is the
+    cell's: by arithmetic of that which holds the most, also of ranks that can be predicted and not run; by a recording
+    of rank 0, or of ``only_rank``. ``replays``: on CUDA by the allocator's
     replay, where the fit knows how far off that is; else by arithmetic alone. ``stack``: under another release,
     ``transformers-4.48``, by arithmetic alone.
     """
@@ -124,10 +128,11 @@ def predict(
             raise SpecError(f"stack is by arithmetic, of one GPU: drop {given}, or stack")
         spec, engine = on_stack(spec, stack), "formula"
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
-    if fit is None and sharding is None:
-        model = shipped_fit(spec.device, card, of_one_card=not replays)
+    beyond = shipped_fit(spec.device, card, of_one_card=not replays) if fit is None else model
+    if sharding is None:
+        model = beyond
     replays = replays and (sharding is None or fit is None)  # ranks with fit="none": arithmetic alone
-    words = {"engine": engine, "gpu": card, "allow_extrapolation": allow_extrapolation, "say": say}
+    words = {"engine": engine, "gpu": card, "allow_extrapolation": allow_extrapolation, "say": say, "beyond": beyond}
     try:
         return predicted(spec, model, **words, replays=replays, retries=replays)
     except OutOfRange as error:
@@ -195,8 +200,10 @@ def require_engine(engine: str, sharding: str | None) -> None:
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    if sharding is not None and engine in ("recipe", "trace"):
-        raise SpecError(f"sharding is by arithmetic, and the {engine} engine is of one GPU; use engine formula")
+    if sharding is not None and engine == "trace":
+        raise SpecError(
+            "sharding is by arithmetic or a recording, and the trace engine is of one GPU; use engine recipe"
+        )
 
 
 def predicted(
@@ -208,21 +215,27 @@ def predicted(
     allow_extrapolation: bool,
     replays: bool = False,
     retries: bool = False,
+    beyond: MemoryModel | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> Prediction:
-    """By the arithmetic, a recording or the simulation, as ``engine`` says; ``say`` hears what a recording does."""
+    """By the arithmetic, a recording or the simulation, as ``engine`` says; ``say`` hears what a recording does.
+
+    ``beyond``: the fit that says what a recording's device takes beside, where arithmetic is asked without one.
+    """
     from vramprobe.architecture import RunFails, UnsupportedArchitecture
     from vramprobe.predict.predict import predict as predict_cell
 
-    if engine in ("auto", "formula"):
+    if engine == "formula" and one.only_rank is not None:
+        raise SpecError(f"only_rank {one.only_rank}: arithmetic is of the rank that holds the most; use engine recipe")
+    if engine in ("auto", "formula") and one.only_rank is None:
         try:
             return predict_cell(
                 one, model, allow_extrapolation=allow_extrapolation, gpu=gpu, replays=replays, retries=retries
             )
         except UnsupportedArchitecture as error:
-            if engine == "formula" or one.sharding is not None or isinstance(error, RunFails):
+            if engine == "formula" or one.is_spread or isinstance(error, RunFails):
                 raise
-    return _without_arithmetic(one, model, engine=engine, gpu=gpu, say=say)
+    return _without_arithmetic(one, model or beyond, engine=engine, gpu=gpu, say=say)
 
 
 def _without_arithmetic(
@@ -240,7 +253,7 @@ def _without_arithmetic(
         try:
             return recorded.predict(one, gpu=gpu, model=model, say=say)
         except (NotEmulatable, NoCompiler, BuildError, CannotRecord) as error:
-            if engine == "recipe" or one.other_head:  # which has no simulation
+            if engine == "recipe" or one.other_head or one.sharding is not None:  # which have no simulation
                 raise
             why = error
     from vramprobe.predict import trace_engine as trace  # loads torch

@@ -20,9 +20,10 @@ from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
 from vramprobe.predict.uncertainty import device_tier, simulated_interval
-from vramprobe.recipe.book import find_recipe
+from vramprobe.recipe.book import find_recipe, recorded_as
 from vramprobe.recipe.recipe import Recipe
 from vramprobe.records.record import Composition, Peak
+from vramprobe.rules.sharding import reasons_not_run
 from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes
 
@@ -88,8 +89,11 @@ def _predicted(recipe: Recipe, spec: CellSpec, model: MemoryModel | None, shape:
         constant_bytes=0,
         reserved_bytes=reserved,
         device_bytes=device_tier(reserved, gap),
-        warnings=[_provenance(recipe), *_of_load(peak)],
+        warnings=[*_of_rank(spec), _provenance(recipe), *_of_load(peak)],
         libraries={name: recipe.stack[name] for name in DECIDING if name in recipe.stack},
+        num_gpus=spec.num_gpus,
+        sharding=spec.sharding,
+        host_bytes=recipe.facts.get("host_bytes"),
     )
 
 
@@ -102,8 +106,12 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
     """Raise SpecError for a cell that the recipe engine does not record."""
     if spec.device != "cuda":
         raise SpecError("a recipe is recorded on an emulated GPU, and device cpu was given; use --engine trace")
-    if spec.sharding is not None or spec.num_gpus > 1:
-        raise SpecError("a recipe is of one GPU, and sharding was given; use --engine formula")
+    if spec.is_spread:
+        raise SpecError(
+            f"a recipe is of one rank, and {spec.sharding} has one process for all GPUs; use engine formula"
+        )
+    if spec.sharding is not None and (reasons := reasons_not_run(recorded_as(spec))):
+        raise SpecError("; ".join(reasons))
     if _card(gpu).vendor != "NVIDIA":
         raise SpecError(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; use --engine trace")
 
@@ -121,6 +129,12 @@ def _peak(recipe: Recipe, spec: CellSpec, shape: Shape | None) -> tuple[Peak, Co
         if (phase.name, phase.step) == (peak.phase, peak.step)
     ]
     return peak, max(highest, key=lambda one: one[0])[1]
+
+
+def _of_rank(spec: CellSpec) -> list[str]:
+    if spec.num_gpus == 1:
+        return []
+    return [f"rank {spec.only_rank or 0} of {spec.num_gpus} under {spec.sharding}, emulated alone, not measured"]
 
 
 def _provenance(recipe: Recipe) -> str:

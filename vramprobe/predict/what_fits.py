@@ -150,8 +150,6 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
         try:
             architecture(one.architecture)
         except UnsupportedArchitecture:
-            if options.get("sharding") is not None:
-                raise
             engine, asked = "recipe", _asked(gpu, options, engine="recipe")
     if engine == "recipe":
         return _largest_recorded(question, one, gpu, asked, options.get("say", lambda words: None))

@@ -22,9 +22,11 @@ from vramprobe.emulate.enter import entrance, installation_to_use
 from vramprobe.emulate.environment import READY
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.log.shapes import Shape
+from vramprobe.measure.ranks import cards_of_a_machine
 from vramprobe.recipe.recipe import FORMAT, Recipe, unpack
 from vramprobe.recipe.recording import Request
 from vramprobe.records.whole_file import replacing
+from vramprobe.rules.sharding import with_group_size
 from vramprobe.spec import CellSpec
 
 Say = Callable[[str], None]
@@ -67,18 +69,23 @@ def find_recipe(
 
 
 def recorded_as(spec: CellSpec) -> CellSpec:
-    """The cell as it is recorded: what decides no allocation is left at its default."""
-    return spec.model_copy(update={"weights": "random", "limit_vram": None, "alloc_conf": None, "timing_steps": 1})
+    """The cell as it is recorded: what decides no allocation is left at its default; of ranks the first runs alone,
+    unless another is asked for."""
+    whole = {"weights": "random", "limit_vram": None, "alloc_conf": None, "timing_steps": 1}
+    rank = {"only_rank": spec.only_rank or 0} if spec.num_gpus > 1 else {}
+    return with_group_size(spec).model_copy(update=whole | rank)
 
 
 def record_packed(spec: CellSpec, gpu: Gpu, say: Say, *, shapes: Sequence[Shape] = (), whole: bool = False) -> bytes:
     """Return the packed recipe, recorded in a process that sees the emulated GPU; ``whole``: without extension."""
-    known = _RECORDERS.get(gpu.short_name)
+    num_cards = cards_of_a_machine(spec) or 1
+    cards = gpu.short_name if num_cards == 1 else f"{gpu.short_name} x{num_cards}"
+    known = _RECORDERS.get(cards)
     if known is not None and known.has_ended():
         known.close()
-    if gpu.short_name not in _RECORDERS:
-        _RECORDERS[gpu.short_name] = _Recorder(gpu, say)
-    return _RECORDERS[gpu.short_name].record(spec, say, tuple(shapes), whole=whole)
+    if cards not in _RECORDERS:
+        _RECORDERS[cards] = _Recorder(cards, say)
+    return _RECORDERS[cards].record(spec, say, tuple(shapes), whole=whole)
 
 
 def _key(spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape]) -> str:
@@ -91,12 +98,12 @@ def _key(spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape]) -> str:
 
 
 class _Recorder:
-    """A process that sees one emulated GPU and records cell after cell; it ends with this one."""
+    """A process that sees an emulated machine with ``cards`` and records cell after cell; it ends with this one."""
 
-    def __init__(self, gpu: Gpu, say: Say) -> None:
-        way = entrance(gpu.short_name, say=say, total_bytes=_ROOMY_BYTES)
-        self._gpu, self._machine, self._folder = (
-            gpu.short_name,
+    def __init__(self, cards: str, say: Say) -> None:
+        way = entrance(cards, say=say, total_bytes=_ROOMY_BYTES)
+        self._cards, self._machine, self._folder = (
+            cards,
             way.machine,
             Path(tempfile.mkdtemp(prefix="vramprobe-recipe-")),
         )
@@ -139,7 +146,7 @@ class _Recorder:
 
     def close(self) -> int:
         """End the process and take away what it left; its exit status."""
-        _RECORDERS.pop(self._gpu, None)
+        _RECORDERS.pop(self._cards, None)
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()  # on which it ends, and its fork server with it
         try:
@@ -153,7 +160,7 @@ class _Recorder:
         return status
 
 
-#: The recording processes of this one, by GPU: the libraries are loaded once.
+#: The recording processes of this one, by their machine's cards: the libraries are loaded once.
 _RECORDERS: dict[str, _Recorder] = {}
 
 

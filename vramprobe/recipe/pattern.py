@@ -36,9 +36,10 @@ class LayerPattern:
         rest = (self.num_layers - self.num_first) % self.period
         return self.num_first + rest + self.period * -(-_LEAST_LAYERS // self.period)
 
-    def depths(self, number: int) -> list[int]:
-        """The ``number`` shallowest depths that show the pattern; empty where the whole model costs no more."""
-        depths = [self.shallowest + times * self.period for times in range(number)]
+    def depths(self, number: int, *, deeper: int = 0) -> list[int]:
+        """The ``number`` shallowest depths that show the pattern, or those so many periods ``deeper``; empty where the
+        whole model costs no more."""
+        depths = [self.shallowest + times * self.period for times in range(deeper, deeper + number)]
         return depths if sum(depths) < self.num_layers else []
 
 

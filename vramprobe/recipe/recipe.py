@@ -23,7 +23,7 @@ from vramprobe.log.pairing import Kinds, Script, scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules, shape_rules
 from vramprobe.recipe.pattern import LayerPattern
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +145,7 @@ def pack(recipe: Recipe) -> bytes:
     arrays = {
         "sizes": kinds.size_bytes,
         "causes": kinds.causes,
+        "streams": kinds.streams,
         "codes": np.concatenate([growth.codes for growth in recipe.growths]).astype(np.int32),
         "ranks": np.concatenate([growth.ranks for growth in recipe.growths], axis=1).astype(np.int32),
     }
@@ -162,7 +163,7 @@ def unpack(packed: bytes, name: str) -> Recipe:
             words = json.loads(str(file["words"]))
             if words.pop("format") != FORMAT:
                 raise ValueError("another format")
-            kinds = Kinds(file["sizes"], file["causes"])
+            kinds = Kinds(file["sizes"], file["causes"], file["streams"])
             stops = np.cumsum(words.pop("lengths"))[:-1]
             codes = np.split(file["codes"].astype(np.int64), stops)
             ranks = np.split(file["ranks"].astype(np.int64), stops, axis=1)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from vramprobe.catalog import cut_depth, depth_of
 from vramprobe.emulate.build import emulator_version
@@ -33,6 +34,8 @@ from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec
 
 _NUM_DEPTHS = 4  # three to make the recipe from, one to hold it against
+#: Periods more of ranks: what is gathered ahead has two layers on each side that are like any other's.
+_DEEPER_OF_RANKS = 2
 _TIMEOUT_SECONDS = 600.0
 _OWNED = {"weights_bytes", "gradients_bytes", "optimizer_state_bytes", "batch_bytes"}
 
@@ -87,7 +90,8 @@ class Recording:
 
             pattern = layer_pattern(config_from_dict(spec.architecture).to_dict())
             started.result()
-        depths = pattern.depths(_NUM_DEPTHS) if pattern and not request.whole else []
+        deeper = _DEEPER_OF_RANKS if spec.sharding else 0
+        depths = pattern.depths(_NUM_DEPTHS, deeper=deeper) if pattern and not request.whole else []
         if depths:
             try:
                 return self._extended(request, pattern, depths, say)
@@ -105,7 +109,7 @@ class Recording:
             say(f"recording {spec.model}: run {number} of {count}" + (f", {depth} layers" if pattern else ""))
             runs.append(self._run(spec, depth if pattern else None))
         logs, records = [log for log, _ in runs], [record for _, record in runs]
-        facts = [record.facts.model_dump() for record in records]
+        facts = [_facts(record) for record in records]
         owned = [record.ledger.model_dump(include=_OWNED) for record in records]
         versions = {name: version for name, version in records[0].environment.versions.items() if version}
         recipe = Recipe(
@@ -137,6 +141,13 @@ class Recording:
         if record.facts is None or not recording.exists():
             raise NotRecorded(f"{spec.cell_id} does not run on the emulated GPU: {describe_outcome(record.outcome)}")
         return read_log(recording), record
+
+
+def _facts(record: RunRecord) -> dict[str, Any]:
+    """What was seen on the live model and, where a rank offloads, its tensors on the host."""
+    assert record.facts is not None
+    offloads = record.spec.offload != "none"
+    return record.facts.model_dump() | ({"host_bytes": record.ranks[0].host_tensors_bytes} if offloads else {})
 
 
 def main() -> None:

@@ -7,8 +7,10 @@ options that ``accelerate config`` writes (units of transformer layers, loading 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch
 from torch import nn
 
 from vramprobe.workload.model import build_model
@@ -28,6 +30,18 @@ class FsdpRank(Rank):
         model = build_model(spec, on_host="filled" if self._host_is_filled else "empty")
         self._on_card("weights", [*model.parameters(), *model.buffers()])
         return model
+
+    def prepare(self, base: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """(the model as it is called, its optimizer)."""
+        named = list(getattr(base, "_no_split_modules", None) or ())
+        there = {type(module).__name__ for module in base.modules()}
+        units = [name for name in named if name in there]
+        if units != named:
+            # A text model names its vision tower's layers, too (Qwen3.5), and accelerate and peft end there unless the
+            # user says which are units.
+            os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(units)
+            self.accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = units
+        return super().prepare(base)
 
     def plugin(self, **version: Any) -> Any:
         """accelerate's plugin for FSDP, with the options of one version."""

@@ -1,6 +1,6 @@
 """Rebuild configs/sweeps/h200-claims.yaml: ``python benchmarks/gpu/claims_sweep.py`` (``--check`` changes nothing).
 
-Claims that are about the memory of one card, in their own conditions, as literature/claims/conditions.py fills them in:
+Claims that are about the memory of one card, in their own conditions, as data/claim_rules.csv fills them in:
 of each its most usual cell, then those that take least and most, then the others, as many as the card holds and the
 time allows. Cells that the other stages measure are left to them: ``vramprobe claims --results`` reads all folders.
 """
@@ -14,9 +14,8 @@ from pathlib import Path
 
 from vramprobe import catalog
 from vramprobe.catalog import Claim
-from vramprobe.literature.claims.conditions import Conditions
-from vramprobe.literature.claims.figures import Cells
-from vramprobe.literature.claims.memory import conditions_of
+from vramprobe.literature.claims.cells import Cells, Options
+from vramprobe.literature.claims.rules import cells_of
 from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
@@ -51,9 +50,9 @@ def is_about_one_card(claim: Claim) -> bool:
     return claim.quantity in ("peak", "min VRAM", "fits") and (claim.num_gpus or 1) == 1
 
 
-def conditions_that_fit(claim: Claim, cells: Cells, room_bytes: int) -> list[Conditions]:
-    """The claim's usual conditions that the card holds: the most usual, the least and the most, then the others."""
-    found = [(one, cells.peak(one.options)) for one in conditions_of(claim)]
+def cells_that_fit(claim: Claim, cells: Cells, room_bytes: int) -> list[Options]:
+    """The claim's usual cells that the card holds: the most usual, the least and the most, then the others."""
+    found = [(options, cells.peak(options)) for options in cells_of(claim)]
     found = [(one, peak.source.value) for one, peak in found if peak.source.value <= room_bytes]
     if not found:
         return []
@@ -62,23 +61,23 @@ def conditions_that_fit(claim: Claim, cells: Cells, room_bytes: int) -> list[Con
     return [one for one, _ in ordered]
 
 
-def chosen() -> Iterator[tuple[CellSpec, Conditions, list[str]]]:
+def chosen() -> Iterator[tuple[CellSpec, Options, list[str]]]:
     """The cells with the claims they stand for, round by round over the claims, until the time is full."""
     gpu, cells = catalog.find_gpu(CARD), Cells()
     assert gpu.total_bytes is not None
     room_bytes = gpu.total_bytes - CONTEXT_ALLOWANCE_BYTES
     measured = {identity(spec) for name in OTHERS for spec in load_sweep(SWEEPS / f"{name}.yaml", device="cuda").cells}
     claims = [claim for claim in catalog.list_claims() if is_about_one_card(claim)]
-    by_claim = {claim.id: conditions_that_fit(claim, cells, room_bytes) for claim in claims}
+    by_claim = {claim.id: cells_that_fit(claim, cells, room_bytes) for claim in claims}
     of_cell: dict[str, list[str]] = {}
     for name, several in by_claim.items():
         for one in several:
-            names = of_cell.setdefault(identity(cells.spec(one.options)), [])
+            names = of_cell.setdefault(identity(cells.spec(one)), [])
             names += [name] if name not in names else []
     seconds = START_SECONDS
     for round_of_claims in zip_longest(*by_claim.values()):
         for one in round_of_claims:
-            if one is None or (known := identity(spec := cells.spec(one.options))) in measured:
+            if one is None or (known := identity(spec := cells.spec(one))) in measured:
                 continue
             spec = spec.model_copy(update={"timing_steps": TIMING_STEPS})
             cost = account_seconds(spec, spec.num_params, gpu)
@@ -97,7 +96,7 @@ def content() -> str:
     """The sweep file, small weights before large ones; without the plan's figures (tools/planned.py)."""
     lines = [HEAD]
     for _, one, names in sorted(chosen(), key=lambda each: each[0].num_params):
-        words = {**one.options, "hold_out": True}
+        words = {**one, "hold_out": True}
         text = ", ".join(
             f"{key}: {str(value).lower() if isinstance(value, bool) else value}" for key, value in words.items()
         )

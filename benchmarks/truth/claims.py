@@ -26,7 +26,7 @@ import yaml
 from vramprobe.catalog import Claim, find_gpu, list_claims
 from vramprobe.literature.calibrate import calibrate
 from vramprobe.literature.claims import Judgement, judge, judge_claims, reading_of
-from vramprobe.literature.claims.figures import Cells, Options, Peak
+from vramprobe.literature.claims.cells import Cells, Options, Peak
 from vramprobe.predict.predict import predict
 from vramprobe.predict.verdict import verdict
 from vramprobe.records import store

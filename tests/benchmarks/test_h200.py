@@ -119,15 +119,15 @@ def test_the_claims_sweep_is_what_its_script_makes() -> None:
 
 
 def test_each_claims_cell_is_one_that_its_claims_are_judged_by(sweeps: dict[str, Sweep]) -> None:
-    from vramprobe.literature.claims.figures import Cells
-    from vramprobe.literature.claims.memory import conditions_of
+    from vramprobe.literature.claims.cells import Cells
+    from vramprobe.literature.claims.rules import cells_of
 
     cells, claims = Cells(), {claim.id: claim for claim in catalog.list_claims()}
     lines = [line for line in (SWEEPS / "h200-claims.yaml").read_text().splitlines() if line.startswith("  - {")]
     assert len(lines) == len(sweeps["h200-claims"].cells)
     for line, spec in zip(lines, sweeps["h200-claims"].cells, strict=True):
         for name in line.partition("# ")[2].split(", "):
-            meant = [cells.spec(one.options) for one in conditions_of(claims[name])]
+            meant = [cells.spec(options) for options in cells_of(claims[name])]
             assert spec.fingerprint in {one.model_copy(update={"timing_steps": 0}).fingerprint for one in meant}
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 import shlex
 from functools import cache
 from itertools import islice
@@ -20,11 +21,15 @@ from typer.testing import CliRunner
 
 from vramprobe import api, catalog
 from vramprobe.catalog import Claim
+from vramprobe.catalog.shipped import csv_rows
 from vramprobe.cli import verbs
 from vramprobe.errors import StoreError, UnknownName
-from vramprobe.literature.claims import VERDICTS, Judgement, judge_claims, reading_of
-from vramprobe.literature.claims.figures import Cells, evaluate, figure
-from vramprobe.literature.claims.judge import TOLERANCE, Case, Reading, bounds_of, judge
+from vramprobe.literature.claims import VERDICTS, Judgement, judge_claims, reading_of, rules
+from vramprobe.literature.claims.cells import Cells
+from vramprobe.literature.claims.judge import TOLERANCE, bounds_of, judge
+from vramprobe.literature.claims.rules import Case, Figure, Reading
+from vramprobe.literature.expressions import ExpressionError, evaluate
+from vramprobe.literature.published_speed import observations
 from vramprobe.records.record import Oom, Peak
 from vramprobe.report.claims import as_json, says, text_files
 from vramprobe.spec import resolve
@@ -48,6 +53,44 @@ def test_all_135_claims_get_one_verdict_of_the_list_each_in_file_order() -> None
         assert one.reason.endswith(".")
         assert bool(one.depends_on) == (one.verdict == "depends")
         assert one.figure is not None or one.verdict == "not about memory"
+
+
+def test_every_rule_is_some_claims_and_every_axis_some_rules() -> None:
+    rules, axes = (list(csv_rows(f"claim_{name}.csv")) for name in ("rules", "conditions"))
+    assert {row["rule"] for row in rules} == {claim.rule for claim in CLAIMS.values()}
+    used = {name.removeprefix("^") for row in rules for name in f"{row['axes']} {row['others']}".split()}
+    assert used - {"model", "GPU", "provider"} == {row["axis"] for row in axes}
+    assert {row["part"] for row in rules} == {"case", "fewest", "other", "aside", "floor", "ceiling", "ruled out"}
+
+
+@pytest.mark.parametrize(
+    ("column", "wrong", "said"),
+    [
+        ("expression", "2 * parameters", "unknown 'parameters'"),
+        ("expression", "peak /", "no expression"),
+        ("expression", "open('x')", "has no function 'open'"),
+        ("axes", "recipee", "unknown 'recipee'"),
+        ("where", "after.peak > 1", "unknown 'after'"),
+    ],
+)
+def test_an_error_names_the_row(monkeypatch: pytest.MonkeyPatch, column: str, wrong: str, said: str) -> None:
+    row = {"rule": "peak, full", "part": "case", "expression": "params", "axes": "2048", "note": "Why."}
+    row = dict.fromkeys(csv_rows("claim_rules.csv")[0], "") | row | {column: wrong}
+    monkeypatch.setattr(rules, "_rules", lambda: {"peak, full": [row]})
+    with pytest.raises(ExpressionError, match=r"claim_rules\.csv, rule 'peak, full', case .*" + re.escape(said)):
+        judge_claims(["L1-10"])
+
+
+def test_a_claim_without_its_rule_is_named() -> None:
+    claim = dataclasses.replace(CLAIMS["L1-10"], rule="peek")
+    with pytest.raises(ExpressionError, match="claim L1-10 has the rule 'peek'"):
+        reading_of(claim, [claim], Cells())
+
+
+def test_a_speed_is_judged_where_both_cards_have_published_steps() -> None:
+    cards = {case.gpu.short_name for _, case, _ in observations()}
+    assert {"H100-SXM", "A100-80GB-SXM"} <= cards  # the rule "H100 over A100" judges
+    assert "B200" not in cards  # and "B200 over H100" does not
 
 
 def test_no_verdict_is_stored() -> None:
@@ -199,6 +242,11 @@ def test_a_changed_rate_changes_the_time_that_is_multiplied_from_it() -> None:
 
 def a_claim(low: float | None, high: float | None, unit: str = "x", statement: str = "") -> Claim:
     return dataclasses.replace(CLAIMS["L1-22"], low=low, high=high, unit=unit, statement=statement)
+
+
+def figure(unit: str, arithmetic: str) -> Figure:
+    value = evaluate(arithmetic)
+    return Figure(value=value, low=value, high=value, unit=unit, engine="arithmetic", arithmetic=arithmetic)
 
 
 def cases(*values: float, unit: str = "x") -> tuple[Case, ...]:

@@ -15,7 +15,7 @@ from vramprobe import api
 from vramprobe.check import check
 from vramprobe.cli import display
 from vramprobe.errors import IncomparableRecords
-from vramprobe.literature.claims.figures import Cells
+from vramprobe.literature.claims.cells import Cells
 from vramprobe.model import memory_model
 from vramprobe.model.fit import fit
 from vramprobe.predict.predict import predict

@@ -34,6 +34,8 @@ class Claim:
     low: float | None
     high: float | None
     unit: str
+    models: tuple[str, ...]  # of the catalog, which the claim's size stands for, the most usual first
+    rule: str  # of data/claim_rules.csv
 
 
 def list_claims() -> list[Claim]:
@@ -61,4 +63,6 @@ def _claim(row: dict[str, str]) -> Claim:
         low=number(row["low"], float),
         high=number(row["high"], float),
         unit=row["unit"],
+        models=split(row["models"], "/"),
+        rule=row["rule"],
     )

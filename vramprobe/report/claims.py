@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from vramprobe.catalog import Claim
 from vramprobe.literature.claims import VERDICTS, Judgement
-from vramprobe.literature.claims.judge import TOLERANCE, Case, amount, text_of
+from vramprobe.literature.claims.judge import TOLERANCE, amount, text_of
+from vramprobe.literature.claims.rules import Case
 from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.report.formats import files_of, markdown
 from vramprobe.units import plural, published

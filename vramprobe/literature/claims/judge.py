@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from vramprobe.catalog import Claim
-from vramprobe.literature.claims.figures import Figure, Source
+from vramprobe.literature.claims.cells import Source
+from vramprobe.literature.claims.rules import Case, Figure, Reading
 from vramprobe.predict.verdict import TIGHT_SHARE
 
 Verdict = Literal["holds", "understates", "overstates", "impossible", "depends", "not about memory"]
@@ -26,34 +27,6 @@ TOLERANCE = 0.03
 GIB_PER_GB = 2**30 / 1e9
 _UNROUNDED = ("bool", "GPUs")
 _TINY = 1e-9
-
-
-@dataclass(frozen=True)
-class Case:
-    """The figure under one set of conditions: what varies → how it is here, in words."""
-
-    conditions: dict[str, str]
-    figure: Figure
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What a claim is taken to mean.
-
-    ``cases``: every usual set of conditions, the most usual first; none for what is no matter of memory. ``floor`` and
-    ``ceiling``: what nothing can be below or above. ``others``: less usual conditions, tried where the claim fails.
-    ``floor_is``: what the floor is made of, for the sentence that names it.
-    ``ruled_out``: what makes the claim impossible whatever its number, such as a run too large for its card.
-    ``note``: why the figure is what it is.
-    """
-
-    cases: tuple[Case, ...]
-    note: str
-    floor: Figure | None = None
-    floor_is: str = ""
-    ceiling: Figure | None = None
-    ruled_out: Figure | None = None
-    others: Callable[[], Iterable[Case]] = tuple
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,27 +1,28 @@
-"""Figures: cells → numbers with the commands that print them, and arithmetic on those numbers, written out.
+"""Cells: a cell's options → the facts that a claim's expression may name, each with the command that prints it.
 
-In: a cell's options. Out: a Source (a number, and the command that prints it) or a Figure (what an expression over
-such numbers gives, with its interval). A figure's value is what its own arithmetic says: the text is evaluated, so what
-is printed is what was computed. Loads no torch.
+In: options, and records where there are some. Out: a Fact (a number with its interval, its text and its Source). Loads
+no torch.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vramprobe import catalog
-from vramprobe.architecture import Architecture, architecture
+from vramprobe.architecture import architecture
 from vramprobe.choices import Sharding
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.uncertainty import ARITHMETIC_SPREAD
-from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES
+from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, verdict
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
+from vramprobe.speed.step import Estimate, estimate_work
+from vramprobe.speed.work import work_of
 from vramprobe.terms import moments
 from vramprobe.terms.cell import parameters
 
@@ -31,7 +32,6 @@ STATES = ("weights", "gradients", "optimizer_state")
 NO_ACTIVATIONS = (*STATES, "cast_copies", "optimizer_temporaries")
 #: Fields of a cell that do not decide the memory of its steps, or only its name.
 _NO_MATTER = {"model", "steps", "timing_steps", "seed", "weights", "trust_remote_code"}
-_NAMES = {"__builtins__": {}, "ceil": math.ceil, "log2": math.log2, "max": max}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,44 +42,20 @@ class Source:
     reads: str | None
     value: int
 
-    def __str__(self) -> str:
-        """As it stands in an arithmetic expression: a Python number with its thousands marked."""
-        return f"{self.value:_}"
 
+@dataclass(frozen=True)
+class Fact:
+    """What a name of an expression means: its number as written in ``text``; the truth lies from ``low`` to ``high``.
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """What ``arithmetic`` gives, in ``unit``; the truth should lie from ``low`` to ``high``."""
+    ``engine`` is null for what is counted or read in a data sheet.
+    """
 
-    value: float
-    low: float
-    high: float
-    unit: str
-    engine: str  # formula | arithmetic | cuda on <device> | emulated <device>
-    arithmetic: str
-    sources: tuple[Source, ...] = ()
-
-
-def figure(
-    unit: str,
-    arithmetic: str,
-    sources: Sequence[Source] = (),
-    *,
-    engine: str = "arithmetic",
-    low: float | None = None,
-    high: float | None = None,
-) -> Figure:
-    """The Figure of an expression; without ``low`` and ``high`` it is exact."""
-    value = evaluate(arithmetic)
-    low, high = value if low is None else low, value if high is None else high
-    return Figure(
-        value=value, low=low, high=high, unit=unit, engine=engine, arithmetic=arithmetic, sources=tuple(sources)
-    )
-
-
-def evaluate(arithmetic: str) -> float:
-    """The value of one of our own expressions: numbers, + - * / **, ceil, log2, max."""
-    return float(eval(arithmetic, dict(_NAMES)))
+    value: Any
+    text: str = ""
+    low: float = math.nan
+    high: float = math.nan
+    engine: str | None = None
+    source: Source | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +92,46 @@ class Cells:
             self._specs[key] = resolve(device="cuda", **options)
         return self._specs[key]
 
-    def architecture(self, model: str) -> Architecture:
-        """A catalog model's dimensions."""
-        return architecture(catalog.find_model(model).config)
+    def fact(self, name: str, options: Options, run: Options) -> Fact:
+        """A fact of the cell, on the card, the GPUs and with the kernels of ``run``. Raises KeyError for an unknown."""
+        match name:
+            case "params":
+                return _counted(_num_params(options["model"]))
+            case "linear" | "rest":
+                arch = architecture(catalog.find_model(options["model"]).config)
+                linear = sum(p.numel * arch.num_copies(p) for p in arch.parameters if p.role == "linear")
+                return _counted(linear if name == "linear" else arch.num_params - linear)
+            case "peak" | "need":  # a need is held against memory of which the context is set aside already
+                peak = self.peak(options)
+                high = peak.high - (CONTEXT_ALLOWANCE_BYTES if name == "need" else 0)
+                return _known(peak.source, peak.low, high, peak.engine)
+            case "rank":
+                peak = self.rank(options, run["num_gpus"], run["sharding"])
+                return _known(peak.source, peak.low, peak.high, None)
+            case "weights" | "gradients" | "optimizer_state" | "saved_activations":
+                value = self._predicted(options).terms.get(name, 0)  # 0 where it is not alive at the peak
+                source = Source(command=_predict_command(options), reads=f"terms.{name}", value=value)
+                return _known(source, value, value, "formula")
+            case "beside_states":
+                source, (low, high) = self.beside_states(options), ARITHMETIC_SPREAD["cuda"]
+                return _known(source, low * source.value, high * source.value, "formula")
+            case "lora_params":
+                spec = self.spec(options)
+                made = parameters.tensors(spec, architecture(spec.architecture))
+                return _counted(sum(one.numel * one.num_copies for one in made if one.trained), "formula")
+            case "num_tokens":
+                number = self.spec(options).num_tokens
+                return Fact(number, str(number), number, number)
+            case "fits":
+                spec = self.spec(options)
+                return Fact(verdict(predict(spec, gpu=run["gpu"]), run["gpu"]).verdict != "does not fit")
+            case "seconds":
+                seconds = _step(self.spec(options), run).seconds
+                return Fact(seconds, f"{seconds:.4g}", seconds, seconds, "estimate")
+            case "throughput":
+                rate = _step(self.spec(options), run).tokens_per_second
+                return Fact(rate.value, f"{rate.value:.4g}", rate.low, rate.high, "estimate")
+        raise KeyError(name)
 
     def peak(self, options: Options) -> Peak:
         """The peak: measured or emulated where a record is comparable, else by arithmetic."""
@@ -137,17 +150,8 @@ class Cells:
 
     def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> Peak:
         """The allocated peak of one rank of several, as predict counts it."""
-        key = (*sorted(options.items()), ("sharding", sharding), ("num_gpus", num_gpus))
-        if key not in self._predictions:
-            ranks = {"num_gpus": num_gpus, "sharding": sharding}
-            self._predictions[key] = predict(self.spec(options).model_copy(update=ranks))
-        asked = {**options, "sharding": sharding, "num_gpus": num_gpus}
-        return _peak_of(self._predictions[key], asked, aside_bytes=0)
-
-    def term(self, options: Options, name: str) -> Source:
-        """Bytes of one term at the peak; 0 where it is not alive then."""
-        value = self._predicted(options).terms.get(name, 0)
-        return Source(command=_predict_command(options), reads=f"terms.{name}", value=value)
+        ranks = {"sharding": sharding, "num_gpus": num_gpus}
+        return _peak_of(self._predicted(options, ranks), {**options, **ranks}, aside_bytes=0)
 
     def beside_states(self, options: Options) -> Source:
         """The most bytes that a moment of the step holds beside the states: no one moment's number in predict."""
@@ -162,17 +166,31 @@ class Cells:
         )
         return Source(command=f'python -c "{code}"', reads=None, value=value)
 
-    def lora_params(self, options: Options) -> int:
-        """Trained parameters of the adapters."""
-        spec = self.spec(options)
-        made = parameters.tensors(spec, architecture(spec.architecture))
-        return sum(tensor.numel * tensor.num_copies for tensor in made if tensor.trained)
-
-    def _predicted(self, options: Options) -> Prediction:
-        key = tuple(sorted(options.items()))
+    def _predicted(self, options: Options, ranks: Options | None = None) -> Prediction:
+        key = tuple(sorted({**options, **(ranks or {})}.items()))
         if key not in self._predictions:
-            self._predictions[key] = predict(self.spec(options))
+            spec = self.spec(options)
+            self._predictions[key] = predict(spec.model_copy(update=dict(ranks)) if ranks else spec)
         return self._predictions[key]
+
+
+def _known(source: Source, low: float, high: float, engine: str | None) -> Fact:
+    return Fact(source.value, f"{source.value:_}", low, high, engine, source)
+
+
+def _counted(number: int, engine: str | None = None) -> Fact:
+    return Fact(number, f"{number:_}", number, number, engine)
+
+
+def _num_params(model: str) -> int:
+    found = catalog.find_model(model).n_params
+    assert found is not None
+    return found
+
+
+def _step(spec: CellSpec, run: Options) -> Estimate:
+    work = work_of(spec, fused=run["fused"]) if "fused" in run else work_of(spec)
+    return estimate_work(work, spec.grad_accum, run["gpu"], num_gpus=run["num_gpus"], sharding=run["sharding"])
 
 
 def _peak_of(predicted: Prediction, options: Options, *, aside_bytes: int) -> Peak:

@@ -10,11 +10,8 @@ import pytest
 from factories import TINY_LLAMA_PARAMS, make_spec
 
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.literature.formulas import CONSTANTS, FORMULAS, MISSABLE, Facts, facts_of
-from vramprobe.literature.formulas.facts import IN_ALL, SAVED
-from vramprobe.literature.formulas.papers import zero_bytes
-from vramprobe.literature.formulas.tables import between
-from vramprobe.literature.formulas.tools import deepspeed_zero2_bytes, deepspeed_zero3_bytes
+from vramprobe.literature.expressions import ExpressionError
+from vramprobe.literature.formulas import CONSTANTS, FORMULAS, IN_ALL, MISSABLE, SAVED, Facts, facts_of
 from vramprobe.spec import resolve
 
 BY_NAME = {formula.name: formula for formula in FORMULAS}
@@ -142,7 +139,6 @@ def test_tables_by_hand(name: str, words: dict[str, Any], size_billion: float, e
 
 
 def test_a_table_says_nothing_outside_its_sizes() -> None:
-    assert between((1, 2), (10, 20), 2.1) is None
     assert BY_NAME["unsloth-table"].apply(facts(**LORA)) == "for 3 to 405 billion parameters"
 
 
@@ -154,11 +150,28 @@ def test_overhead_is_counted_but_is_no_allocated_memory() -> None:
 
 def test_ranks_of_a_sharded_job() -> None:
     """ZeRO's Figure 1 and DeepSpeed's estimators, 1,000 parameters on 4 GPUs."""
-    assert [sum(zero_bytes(1000, stage, 4).values()) for stage in range(4)] == [16000, 7000, 5500, 4000]
-    assert sum(deepspeed_zero2_bytes(1000, 4).values()) == 2000 + 18000 // 4
-    assert sum(deepspeed_zero3_bytes(1000, 64, 4).values()) == 18000 // 4 + 256
-    with pytest.raises(ValueError, match="stage 4 on 1 GPUs"):
-        zero_bytes(1000, 4)
+
+    def of(name: str, sharding: str) -> int:
+        return BY_NAME[name].apply(facts(device="cuda", num_gpus=4, sharding=sharding)).total_bytes
+
+    assert [of("zero-paper", f"zero{stage}") for stage in (1, 2, 3)] == [7000, 5500, 4000]
+    assert of("zero-paper", "ddp") == 16000
+    assert of("deepspeed-zero2", "zero2") == 2000 + 18000 // 4
+    assert of("deepspeed-zero3", "zero3") == 18000 // 4 + 256
+
+
+@pytest.mark.parametrize(
+    ("column", "wrong", "said"),
+    [
+        ("terms", "weights = 2 * parameters", "unknown 'parameters'"),
+        ("constants", "weights = 2 *", "no expression"),
+        ("refuses", "exit()", "has no function 'exit'"),
+        ("terms", "weights = num_params / (num_layers - 2)", "division by zero"),
+    ],
+)
+def test_an_error_names_the_row(column: str, wrong: str, said: str) -> None:
+    with pytest.raises(ExpressionError, match=rf"formulas\.csv, formula '8-bytes', .*{said}"):
+        replace(BY_NAME["8-bytes"], **{column: wrong}).apply(facts())
 
 
 @pytest.mark.parametrize(("words", "dtype"), [({}, "float16"), (MIXED, "float16"), (FP32, "float32")])

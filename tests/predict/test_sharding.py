@@ -13,7 +13,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
-from vramprobe.literature.formulas.papers import zero_bytes
+from vramprobe.literature.formulas import FORMULAS, facts_of
 from vramprobe.model.replayed import replayed
 from vramprobe.predict.fewest import min_gpus
 from vramprobe.predict.predict import predict
@@ -204,13 +204,20 @@ def test_packed_weights_are_kept_small_or_gathered_by_what_they_are_stored_in() 
     assert first["weights"] == whole + whole // 4 + 4 * adapters // 4 + scales + BUFFERS
 
 
+def zero_paper(sharding: Sharding) -> dict[str, int]:
+    (formula,) = (one for one in FORMULAS if one.name == "zero-paper")
+    answer = formula.apply(facts_of(on_ranks(tiny(recipe="mixed"), 4, sharding)))
+    assert not isinstance(answer, str)
+    return answer.terms
+
+
 def test_the_divisors_are_the_zero_papers() -> None:
     """What each stage divides, held against the paper's own formula, in its bytes per parameter."""
-    paper, terms = zero_bytes(P, 3, 4), at("zero3", "optimizer_step", recipe="mixed").terms
+    paper, terms = zero_paper("zero3"), at("zero3", "optimizer_step", recipe="mixed").terms
     divided = terms["weights"] - 2 * P - BUFFERS + terms["gradients"] + terms["optimizer_state"] - 4
     assert divided == sum(paper.values())
-    for stage, sharding in ((1, "zero1"), (2, "zero2")):  # the paper's state includes the copy in fp32
-        paper, terms = zero_bytes(P, stage, 4), at(sharding, "optimizer_step", recipe="mixed").terms
+    for sharding in ("zero1", "zero2"):  # the paper's state includes the copy in fp32
+        paper, terms = zero_paper(sharding), at(sharding, "optimizer_step", recipe="mixed").terms
         assert terms["weights"] - BUFFERS + terms["optimizer_state"] - 4 == paper["weights"] + paper["optimizer_state"]
 
 

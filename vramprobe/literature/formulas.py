@@ -1,21 +1,25 @@
-"""What a formula may look at: a cell, the dimensions of its model, and how many parameters there are of which kind.
+"""Formulas: every way in which people estimate the memory of a fine-tuning run, each a row with its source.
 
-In: a CellSpec. Out: frozen Facts, and the frame that every formula is written in (Formula, Estimate). All by arithmetic
-on the config.json; never imports torch. The formulas themselves: rules.py, papers.py, tools.py, tables.py.
+In: a CellSpec, as Facts (its dimensions, and how many parameters there are of which kind), and data/formulas.csv. Out:
+bytes by cause whose sum is the formula's figure, or why it has nothing to say. Ours is not among them (terms); how well
+each does on measured cells is calibrate.py's. Stays this side of the torch line.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from vramprobe.architecture import architecture
+from vramprobe.catalog.shipped import csv_rows
+from vramprobe.literature.expressions import ExpressionError, expression
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES
 from vramprobe.terms.cell.parameters import tensors
+from vramprobe.terms.tape.graph import ITEMSIZE_BYTES
 
 #: Causes of memory that a formula can count or leave out: those of our own arithmetic, and the CUDA context.
 MISSABLE = (*CAUSES, "context")
@@ -46,7 +50,10 @@ _GATED_MODULES = ("gate_proj", "gate_up_proj")
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A cell as formulas see it; widths are elements, and tied parameters count once."""
+    """A cell as formulas see it; widths are elements, and tied parameters count once.
+
+    A formula's expressions may name what stands here, and the fields of the cell.
+    """
 
     spec: CellSpec
     num_params: int  # of the base model
@@ -82,6 +89,11 @@ class Facts:
         return self.spec.batch_size * self.spec.seq_len**2 * self.num_heads * self.num_layers
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of a weight as loaded."""
+        return ITEMSIZE_BYTES[self.spec.dtype]
+
+    @property
     def is_mixed(self) -> bool:
         """Whether forward computes in 16 bit over fp32 weights: the guides' "mixed precision"."""
         return self.spec.dtype == "fp32" and self.spec.autocast != "none"
@@ -97,12 +109,39 @@ class Facts:
         return self.spec.dtype != "fp32"
 
     @property
+    def is_relu(self) -> bool:
+        """Whether the MLP's activation function keeps nothing but a sign."""
+        config = self.spec.architecture
+        return "relu" in str(config.get("activation_function", config.get("hidden_act", "")))
+
+    @property
     def optimizer(self) -> Literal["adamw", "adamw-8bit", "sgd", "other"]:
         """The optimizer in the formulas' words; ``sgd`` is without momentum."""
         row = OPTIMIZERS[self.spec.optim]
         if row.made_by.endswith(".AdamW"):
             return "adamw-8bit" if row.state == "8bit" else "adamw"
         return "sgd" if row.name == "sgd" else "other"
+
+    @property
+    def not_full_adamw(self) -> str:
+        """Why a formula for full fine-tuning with 32-bit AdamW does not apply; empty where it does."""
+        if self.spec.method != "full":
+            return "for full fine-tuning only"
+        return "" if self.optimizer == "adamw" else f"for AdamW with 32-bit state, not {self.spec.optim}"
+
+    @property
+    def zero_stage(self) -> int:
+        """The stage of ZeRO by which ranks share the states; 0 without."""
+        sharding = self.spec.sharding or ""
+        return int(sharding[-1]) if sharding.startswith("zero") else 0
+
+    def named(self, name: str) -> Any:
+        """What an expression's name means. Raises KeyError for a name that means nothing."""
+        if name in type(self).__dict__ or name in type(self).__dataclass_fields__:
+            return getattr(self, name)
+        if name in CellSpec.model_fields:
+            return getattr(self.spec, name)
+        raise KeyError(name)
 
 
 @dataclass(frozen=True)
@@ -131,29 +170,58 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Formula:
-    """One way in which people estimate the memory of a run.
+    """A row of formulas.csv: one way in which people estimate the memory of a run on one GPU.
 
-    ``apply`` gives the Estimate of a cell, or a text that says why the formula has nothing to say about it.
+    ``terms`` and ``constants`` are ``name = expression; …``. What is neither a cause nor ``in_all`` is a name for the
+    expressions after it; a term of 0 and a constant of None are left away. ``refuses`` gives a text that says why the
+    formula has nothing to say about a cell, or an empty one.
     """
 
     name: str
     source: str  # repository and file, or paper and equation
     says: str
     recipe: str  # the training that it is right for, if any
-    counts: tuple[str, ...]  # causes, of MISSABLE; or IN_ALL
-    apply: Callable[[Facts], Estimate | str]
-    #: What it claims to be: the whole peak, or only what is saved for backward.
-    predicts: Literal["peak", "saved"] = "peak"
+    predicts: Literal["peak", "saved"]  # what it claims to be: the whole peak, or only what is saved for backward
+    refuses: str
+    terms: str
+    constants: str
+
+    @cached_property
+    def counts(self) -> tuple[str, ...]:
+        """The causes that it counts."""
+        return tuple(name for name, _ in _assignments(self.terms) if name in (*MISSABLE, IN_ALL))
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The causes it leaves out; none for a table's figure, which is meant to be everything."""
         return () if IN_ALL in self.counts else tuple(cause for cause in MISSABLE if cause not in self.counts)
 
+    def apply(self, facts: Facts) -> Estimate | str:
+        """The Estimate of a cell, or why there is none. Raises ExpressionError, naming the formula, for a wrong row."""
+        found: dict[str, Any] = {}
 
-def estimate(constants: dict[str, float] | None = None, **terms: float) -> Estimate:
-    """An Estimate from terms in bytes, rounded to whole ones; terms of 0 are left away."""
-    return Estimate({cause: round(size) for cause, size in terms.items() if size}, constants or {})
+        def value(line: str) -> Any:
+            try:
+                return expression(line).value(lambda name: found[name] if name in found else facts.named(name))
+            except (KeyError, TypeError, ValueError, ZeroDivisionError, ExpressionError) as error:
+                why = f"unknown {error}" if isinstance(error, KeyError) else error
+                raise ExpressionError(f"formulas.csv, formula {self.name!r}, {line!r}: {why}") from error
+
+        if self.refuses and (reason := value(self.refuses)):
+            return reason
+        for name, line in _assignments(self.terms):
+            found[name] = value(line)
+        terms = {name: round(found[name]) for name in self.counts if found[name]}
+        constants = {name: value(line) for name, line in _assignments(self.constants)}
+        return Estimate(terms, {name: number for name, number in constants.items() if number is not None})
+
+
+def _assignments(text: str) -> list[tuple[str, str]]:
+    pairs = (part.partition(" = ") for part in text.split("; ") if part)
+    return [(name.strip(), line) for name, _, line in pairs]
+
+
+FORMULAS = tuple(Formula(**row) for row in csv_rows("formulas.csv"))
 
 
 def facts_of(spec: CellSpec) -> Facts:
@@ -194,10 +262,3 @@ def facts_of(spec: CellSpec) -> Facts:
 
 def _first(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:
     return next((config[key] for key in keys if config.get(key) is not None), None)
-
-
-def why_not_full_adamw(facts: Facts) -> str | None:
-    """Why a formula for full fine-tuning with 32-bit AdamW does not apply; null where it does."""
-    if facts.spec.method != "full":
-        return "for full fine-tuning only"
-    return None if facts.optimizer == "adamw" else f"for AdamW with 32-bit state, not {facts.spec.optim}"

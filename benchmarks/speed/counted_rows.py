@@ -22,11 +22,11 @@ from typing import Any
 
 from benchmarks.frameworks.stacks import python_of
 from benchmarks.speed import torchtune_rows
+from benchmarks.speed.published_steps import SpeedCase, SpeedRow
+from benchmarks.truth.published_rows import PublishedRow, list_published
 from benchmarks.truth.reproduction import rows, run
 from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.emulate.environment import find_environment
-from vramprobe.literature.published import PublishedRow, list_published
-from vramprobe.literature.published_speed import SpeedCase, SpeedRow
 from vramprobe.profile.raw import read_run
 from vramprobe.profile.step_time import count_of
 from vramprobe.speed.counted import Count, Row

@@ -33,17 +33,17 @@ from benchmarks.speed.counted_rows import (
     from_record,
     recipe_of,
 )
-from benchmarks.speed.speed_model import coverage_table, percent, spread, table
-from benchmarks.tables import as_csv, read_csv, write_or_check
-from vramprobe.catalog import find_gpu
-from vramprobe.catalog.shipped import data_file
-from vramprobe.literature.published_speed import (
+from benchmarks.speed.published_steps import (
     FIRST_FLASH,
     FIRST_FLASH_SLOWER,
     SpeedCase,
     SpeedRow,
     observations,
 )
+from benchmarks.speed.speed_model import coverage_table, percent, spread, table
+from benchmarks.tables import as_csv, read_csv, write_or_check
+from vramprobe.catalog import find_gpu
+from vramprobe.catalog.shipped import data_file
 from vramprobe.speed.counted import Count, Row, time_of
 from vramprobe.speed.counted_fit import CountedStep
 from vramprobe.speed.fit import (

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.speed.published_steps import SpeedRow, list_published_speed
 from benchmarks.tables import as_markdown, read_csv, write_or_check
-from vramprobe.literature.published_speed import SpeedRow, list_published_speed
 
 OUT = Path(__file__).resolve().with_suffix(".md")
 #: What a pair differs by, and what else it may: a checkpoint's memory is spent on a larger batch.

@@ -206,7 +206,7 @@ WHY = """What is far off:
   predicted: unexplained.
 - *FSDP, LoRA*, 90 % below: two RTX 3090 whose PCIe lanes are slow, set aside too.
 - *Short steps of one GPU* (Qwen, 256 to 2,048 tokens): QLoRA on AutoGPTQ's weights, which operators of torch unpack at
-  seven times the bytes of a kernel (`vramprobe/literature/published_speed.py`). Before, 72B and 14B were
+  seven times the bytes of a kernel (`benchmarks/speed/published_steps.py`). Before, 72B and 14B were
   predicted 19 to 68 % too fast, and are now 7 to 32 %. The 1.8B with 256 and 512 tokens, 1.4 s for eight micro-steps of
   either, is the host's: 81 to 108 % too fast, as launches take other hosts less time.
 """

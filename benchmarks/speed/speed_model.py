@@ -22,9 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_markdown, write_or_check
-from vramprobe.catalog.shipped import data_file
-from vramprobe.literature.published_speed import (
+from benchmarks.speed.published_steps import (
     NoCase,
     SpeedCase,
     SpeedRow,
@@ -32,6 +30,8 @@ from vramprobe.literature.published_speed import (
     list_published_speed,
     observations,
 )
+from benchmarks.tables import as_markdown, write_or_check
+from vramprobe.catalog.shipped import data_file
 from vramprobe.speed.fit import (
     Observation,
     card_of,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.frameworks.frameworks import CONFIGS, FILES, environment_of, plain_environment, run_on_cards
 from benchmarks.frameworks.stacks import home
-from vramprobe.literature.published_speed import SpeedRow
+from benchmarks.speed.published_steps import SpeedRow
 
 CARD, _MODEL = "A100-80GB-SXM", "Llama-3.2-3B"
 #: The README's baseline, packed: torch's AdamW and plain cross-entropy where today's configuration saves memory.

@@ -1,58 +1,46 @@
-"""Predictions beside what others measured: ``python benchmarks/truth/published.py`` writes published.csv and .md.
+"""Estimates beside what others measured: ``python benchmarks/truth/published.py`` writes published.csv and .md.
 
-Every row of vramprobe/data/published.csv is either predicted or counted under the reason why not. A prediction is the
-simulation as it is, and once more with the named differences of the code that ran (literature/differences.py); nothing
-is tuned to a row. Beside it the formula engine, and two other estimators, each in an environment of its own that is set
-up by these commands (neither needs torch):
+The rows of vramprobe/data/published.csv that are a cell of ours (one A100, plain transformers, allocated peak): the
+formula engine by today's libraries, the published run repeated by its own (reproduce.csv), every published formula, and
+two other estimators, each in an environment of its own that is set up by these commands (neither needs torch):
 
     python3 -m venv out/fitcheck-env && out/fitcheck-env/bin/pip install fitcheck-llm==0.3.1
     python3 -m venv out/canifinetune-env && out/canifinetune-env/bin/pip install canifinetune==0.4.1
 
-then add ``--peer fitcheck=out/fitcheck-env/bin/python --peer canifinetune=out/canifinetune-env/bin/python``. The
-published metric is allocated memory, so a peer's tensors are compared, without what it adds for the CUDA context,
-fragmentation and safety; the CSV has its total too.
+then add ``--peer fitcheck=out/fitcheck-env/bin/python --peer canifinetune=out/canifinetune-env/bin/python``; a peer
+that is not asked keeps what it said. The published metric is allocated memory, so a peer's tensors are compared,
+without what it adds for the CUDA context, fragmentation and safety; the CSV has its total too. ``--check`` writes
+nothing and fails where the table is stale.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
 import statistics
 import subprocess
 import sys
-import warnings
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv
+from benchmarks.tables import as_csv, read_csv, write_or_check
+from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
 from vramprobe import catalog
-from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.literature.differences import MOMENTS, differences_of, moments_of, with_differences
 from vramprobe.literature.formulas import FORMULAS, Estimate, Formula, facts_of
-from vramprobe.literature.published import NoCell, PublishedRow, Reason, cell_of, list_published
 from vramprobe.predict.predict import predict
-from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec
 
 TABLE = Path(__file__).with_suffix(".csv")
+REPRODUCED = Path(__file__).with_name("reproduce.csv")
 PEERS = Path(__file__).parent / "peers" / "estimate.py"
 Row = dict[str, Any]
 
 
-def compare(row: PublishedRow, spec: CellSpec) -> Row:
-    """One row: measured bytes, and every prediction of our own with its signed error in percent."""
-    simulation = simulate(spec)
-    assert simulation.log is not None
-    bare = moments_of(simulation.log, spec)
-    differences = differences_of(row, spec)
-    corrected = with_differences(bare, spec, differences)
-    settled = next(p for p in reversed(simulation.record.phases) if p.name == "zero_grad").allocated_end_bytes
-    held = [one for one in differences if len(one.moments) == len(MOMENTS)]  # alive through the whole step
+def compare(row: PublishedRow, spec: CellSpec, emulated_bytes: str) -> Row:
+    """One row: measured bytes, the run by its own libraries on an emulated GPU, and arithmetic, with their errors."""
     table: Row = {
         "line": row.line,
         "source": row.source,
@@ -66,34 +54,18 @@ def compare(row: PublishedRow, spec: CellSpec) -> Row:
         "lora_dtype": spec.lora_dtype,
         "library": "; ".join(f"{name} {'.'.join(map(str, version))}" for name, version in row.versions.items()),
         "measured_bytes": row.memory_bytes,
-        "settled_measured_bytes": row.settled_bytes,
-        "settled_simulated_bytes": settled + sum(one.num_bytes(spec) for one in held),
-        "simulated_bytes": simulation.record.peak.allocated_bytes,
-        "with_differences_bytes": corrected.peak_bytes,
-        "differences": "; ".join(f"{one.name} {one.num_bytes(spec)}" for one in differences),
-        "formula_bytes": formula_bytes(spec),
+        "emulated_bytes": int(emulated_bytes),
+        "formula_bytes": predict(spec).peak_allocated_bytes.value,
     }
-    return with_errors(table, ("simulated", "with_differences", "formula"))
+    return with_errors(table, ("emulated", "formula"))
 
 
 def with_errors(row: Row, names: Iterable[str]) -> Row:
-    """The row with a signed error in percent of the measured bytes for each prediction it has."""
+    """The row with a signed error in percent of the measured bytes for each estimate it has."""
     for name in names:
-        predicted = row.get(f"{name}_bytes")
-        row[f"{name}_error_percent"] = None if predicted is None else percent(predicted, row["measured_bytes"])
+        found = row.get(f"{name}_bytes")
+        row[f"{name}_error_percent"] = None if found is None else round(100 * (found / row["measured_bytes"] - 1), 3)
     return row
-
-
-def percent(predicted: int, measured: int) -> float:
-    return round(100 * (predicted / measured - 1), 3)
-
-
-def formula_bytes(spec: CellSpec) -> int | None:
-    """The arithmetic's peak without any fit; null where it does not cover the cell."""
-    try:
-        return predict(spec).peak_allocated_bytes.value
-    except UnsupportedArchitecture:
-        return None
 
 
 def ask_peer(name: str, python: str, cells: list[CellSpec]) -> tuple[str, list[dict[str, Any]]]:
@@ -123,6 +95,15 @@ def add_peer(name: str, python: str, rows: list[Row], cells: list[CellSpec]) -> 
         with_errors(row, (name,))
 
 
+def kept_of_peers(rows: list[Row]) -> None:
+    """What the peers said when they were last asked of the same rows."""
+    said = {row["line"]: row for row in read_csv(TABLE)}
+    for row in rows:
+        for key, text in said[str(row["line"])].items():
+            if key.startswith(("fitcheck_", "canifinetune_")):
+                row[key] = float(text) if text and key.endswith("_percent") else text or None
+
+
 def predictors(rows: list[Row]) -> list[str]:
     return [key.removesuffix("_error_percent") for key in rows[0] if key.endswith("_error_percent")]
 
@@ -142,11 +123,11 @@ def formula_errors(rows: list[Row], cells: list[CellSpec]) -> list[tuple[Formula
     return found
 
 
-def markdown(rows: list[Row], cells: list[CellSpec], reasons: Counter[Reason]) -> str:
-    """Every row, mean and worst by source and method, the formulas on the same rows, and the rows left out."""
+def markdown(rows: list[Row], cells: list[CellSpec]) -> str:
+    """Every row, mean and worst by source and method, and the formulas on the same rows."""
     names = predictors(rows)
     heads = [name.replace("_", " ") for name in names]
-    lines = ["# Predictions beside what others measured\n", "Errors are predicted less measured, of the measured.\n"]
+    lines = ["# Estimates beside what others measured\n", "Errors are estimate less measured, of the measured.\n"]
     lines += [table_row("row", "run", "measured, GiB", *heads), table_row("---", "---", *["---:"] * (1 + len(names)))]
     for row in rows:
         errors = [shown(row[f"{name}_error_percent"]) for name in names]
@@ -164,9 +145,6 @@ def markdown(rows: list[Row], cells: list[CellSpec], reasons: Counter[Reason]) -
     for formula, errors in formula_errors(rows, cells):
         mean = f"{statistics.mean(map(abs, errors)):.1f} %, {max(errors, key=abs):+.1f} %" if errors else "–"
         lines.append(table_row(formula.name, len(errors), mean, formula.says))
-    lines += ["", table_row("not predicted because", "rows"), table_row("---", "---:")]
-    lines += [table_row(reason, reasons[reason]) for reason in get_args(Reason)]
-    lines.append(table_row("**predicted**", len(rows)))
     return "\n".join(lines) + "\n"
 
 
@@ -192,28 +170,19 @@ def mean_and_worst(rows: list[Row], name: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--check", action="store_true", help="exit code 1 where the table is stale")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    rows: list[Row] = []
-    cells: list[CellSpec] = []
-    reasons: Counter[Reason] = Counter()
-    for published in list_published():
-        cell = cell_of(published)
-        if isinstance(cell, NoCell):
-            reasons[cell.reason] += 1
-            continue
-        rows.append(compare(published, cell))
-        cells.append(cell)
+    emulated = {int(row["line"]): row["emulated_bytes"] for row in read_csv(REPRODUCED)}
+    found = [(row, cell) for row in list_published() if (cell := cell_of(row)) is not None]
+    rows, cells = [compare(row, cell, emulated[row.line]) for row, cell in found], [cell for _, cell in found]
+    kept_of_peers(rows)
     for peer in options.peer:
         name, _, python = peer.partition("=")
         add_peer(name, python, rows, cells)
-    TABLE.write_text(as_csv(rows))
-    text = markdown(rows, cells, reasons)
-    TABLE.with_suffix(".md").write_text(text)
-    print(text)
+    made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): markdown(rows, cells)}
+    write_or_check(made, "truth/published.py", check=options.check)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,11 @@ from pathlib import Path
 
 import psutil
 
-from vramprobe.literature.published import PublishedRow, list_published
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.frameworks.stacks import fingerprint
 from benchmarks.tables import read_csv
+from benchmarks.truth.published_rows import PublishedRow, list_published
 from benchmarks.truth.reproduction import journal, table
 from benchmarks.truth.reproduction.rows import NUM_STEPS, Recipe, num_params, recipe_of
 from benchmarks.truth.reproduction.run import profile, run
@@ -118,7 +117,7 @@ def main() -> None:
         run_what_is_left(given)
     if given.journal is None:
         entries = current(JOURNAL)
-        table.write(table.rows(entries, table.simulated_bytes(list(entries)), current(BUSY_JOURNAL)), TABLE)
+        table.write(table.rows(entries, current(BUSY_JOURNAL)), TABLE)
 
 
 def run_what_is_left(given: argparse.Namespace) -> None:
@@ -182,7 +181,7 @@ def current(path: Path) -> dict[int, journal.Entry]:
 
 
 def stale(path: Path) -> str | None:
-    """What in the table is not as the journal, or the page not as the table, says; none of it is run or simulated."""
+    """What in the table is not as the journal, or the page not as the table, says; none of it is run."""
     found = read_csv(TABLE)
     if TABLE.with_suffix(".md").read_text() != table.page(found):
         return "reproduce.md is not what reproduce.csv says: python benchmarks/truth/reproduce.py --table"

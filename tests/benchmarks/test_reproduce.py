@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.truth.published_rows import list_published
 from vramprobe import catalog
-from vramprobe.literature.published import list_published
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "truth"
 Script = Callable[[str], ModuleType]

@@ -19,6 +19,7 @@ from factories import make_environment, make_record
 from grids import grid
 from typer.testing import CliRunner
 
+from benchmarks.speed.published_steps import observations
 from vramprobe import api, catalog
 from vramprobe.catalog import Claim
 from vramprobe.catalog.shipped import csv_rows
@@ -29,7 +30,6 @@ from vramprobe.literature.claims.cells import Cells
 from vramprobe.literature.claims.judge import TOLERANCE, bounds_of, judge
 from vramprobe.literature.claims.rules import Case, Figure, Reading
 from vramprobe.literature.expressions import ExpressionError, evaluate
-from vramprobe.literature.published_speed import observations
 from vramprobe.records.record import Oom, Peak
 from vramprobe.report.claims import as_json, says, text_files
 from vramprobe.spec import resolve

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from factories import TINY_LLAMA
 
+from benchmarks.truth.published_rows import cell_of, list_published
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.architecture.releases import READ
 from vramprobe.catalog import find_model
 from vramprobe.errors import SpecError
-from vramprobe.literature.published import cell_of, list_published
 from vramprobe.predict.predict import predict
 from vramprobe.predict.stack import on_stack
 from vramprobe.spec import CellSpec, resolve

@@ -165,9 +165,7 @@ HOW = {
     "--package ninja==1.13.2 --package einops==0.8.2 --package py-cpuinfo==9.0.0": Way(
         elsewhere="tests/emulate/test_build_environment.py", why="it downloads a CUDA build of torch"
     ),
-    "python benchmarks/truth/published.py": Way(
-        elsewhere="tests/literature/test_published_figures.py", why="it needs peers"
-    ),
+    "python benchmarks/truth/published.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/truth/reproduce.py": Way(more="--check", why="its environments take minutes, its rows more"),
     "python benchmarks/truth/reproduce.py --busy": Way(more="--check", why="its rows take an hour"),
     "python benchmarks/truth/reproduce.py --line 22": Way(
@@ -224,14 +222,13 @@ HOW = {
     "python benchmarks/frameworks/frameworks.py": Way(
         more="--check", why="its environments take minutes, its runs more"
     ),
-    "python benchmarks/ranks/published_ranks.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/truth/recipes.py": Way(more="--check", why="it would write its page"),
     "python benchmarks/speed/allocator_speed.py": Way(more="2000", why="a million events take longer"),
     "python benchmarks/speed/sweep_time.py results/cpu/quickstart": AS_IT_IS,
     "python benchmarks/recommend/recommended.py": HOURS,
     "python benchmarks/recommend/recommended.py --replays": HOURS,
     "python benchmarks/speed/speed_model.py": Way(
-        loaded=True, why="a minute of fits; tests/literature/test_published_speed.py holds the rates against the rows"
+        loaded=True, why="a minute of fits; tests/benchmarks/test_published_steps.py holds the rates against the rows"
     ),
     "python benchmarks/truth/simulate_cpu.py": HOURS,
     "python benchmarks/speed/simulate_speed.py": HOURS,

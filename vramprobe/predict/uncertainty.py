@@ -19,9 +19,8 @@ from vramprobe.terms.step.versions import is_fourth
 #: 512 bytes and most kernels' scratch are not in the arithmetic, so it may read low.
 ARITHMETIC_SPREAD = {"cpu": (0.98, 1.02), "cuda": (0.95, 1.10)}
 #: (low, high) of measured / simulated. CPU: far beyond the worst phase of 210 cells
-#: (benchmarks/truth/simulate_cpu.csv). CUDA: an allowance until a GPU has been measured; others' five rows were within
-#: 0.3 % once what their older libraries did otherwise was added, up to 10 % above without
-#: (benchmarks/truth/published.csv).
+#: (benchmarks/truth/simulate_cpu.csv). CUDA: an allowance until a GPU has been measured; others' five rows were up
+#: to 10 % above, by what their older libraries did otherwise (benchmarks/truth/published.csv).
 ALLOCATED_SPREAD = {"cpu": (0.99, 1.01), "cuda": (0.95, 1.06)}
 #: The replay of the caching allocator has not been held against a real one's snapshot yet.
 RESERVED_SPREAD = (0.95, 1.08)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.truth.published_rows import PublishedRow
 from vramprobe import catalog
-from vramprobe.literature.published import PublishedRow
 
 HERE = Path(__file__).parent
 CARD = "A100-80GB-SXM"

@@ -1,12 +1,10 @@
 """Every published row beside its run on an emulated GPU, or the reason why there is none.
 
-In: published.csv's rows and the journal. Out: one table row for each published one (CSV), and a page. ``simulate`` and
-``predict`` stand beside it where the row is a cell of theirs; on several ranks the arithmetic of a rank does.
+In: published.csv's rows and the journal. Out: one table row for each published one (CSV), and a page.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import statistics
 from collections import Counter
@@ -15,11 +13,10 @@ from typing import Any
 
 from benchmarks.frameworks.stacks import pins
 from benchmarks.tables import as_csv, read_csv
+from benchmarks.truth.published_rows import PublishedRow, list_published
 from benchmarks.truth.reproduction import device
 from benchmarks.truth.reproduction.journal import Entry
 from benchmarks.truth.reproduction.rows import NotRun, Recipe, num_params_of, recipe_of
-from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.literature.published import NoCell, PublishedRow, cell_of, list_published
 from vramprobe.units import GIB, KIB, MIB
 
 MISS_PERCENT = 0.5
@@ -27,19 +24,18 @@ COLUMNS = (
     "line", "source", "url_or_path", "model", "method", "framework_config", "dtype", "batch_size", "seq_len",
     "num_gpus", "metric", "measured_bytes", "outcome", "stack", "emulated_bytes", "difference_bytes",
     "difference_percent", "settled_measured_bytes", "settled_emulated_bytes", "reserved_emulated_bytes",
-    "nvidia_smi_bytes", "cause", "num_steering_reads", "simulated_bytes", "simulated_percent", "predicted_bytes",
-    "predicted_percent", "no_prediction", "emulator_version", "not_run",
+    "nvidia_smi_bytes", "cause", "num_steering_reads", "emulator_version", "not_run",
 )  # fmt: skip
 #: (model, ranks) → what a layer's shard lacks to a whole number of the 2 MiB that CUDA is asked for.
 _REMAINDERS = {("powerlm-3b", 2): 1_013_760}
 Row = dict[str, Any]
 
 
-def rows(entries: dict[int, Entry], simulated: dict[int, int], busy: dict[int, Entry]) -> list[Row]:
+def rows(entries: dict[int, Entry], busy: dict[int, Entry]) -> list[Row]:
     """One for each published row, in file order. ``entries``: by line, of recipes as they are now; ``busy``: of several
     cards that are always busy."""
     devices = device_bytes()
-    found = [_row(row, entries.get(row.line), devices, simulated) for row in list_published()]
+    found = [_row(row, entries.get(row.line), devices) for row in list_published()]
     for row in found:
         if row.get("emulated_bytes"):
             entry = (entries if row["num_gpus"] == 1 else busy).get(row["line"])
@@ -52,7 +48,7 @@ def device_bytes() -> dict[str, int | None]:
     return {row.url_or_path: row.memory_bytes for row in list_published() if row.metric == "nvidia-smi"}
 
 
-def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None], simulated: dict[int, int]) -> Row:
+def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None]) -> Row:
     told: Row = {
         "line": row.line,
         "source": row.source,
@@ -77,7 +73,6 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None],
         return told | {"not_run": f"the run ended with {entry['outcome']}: {_last_error(entry)}"}
     assert row.memory_bytes is not None
     peak, measured = entry["peak_bytes"], row.memory_bytes
-    predicted, why = _predicted(row)
     return told | {
         "emulated_bytes": peak,
         "difference_bytes": peak - measured,
@@ -87,11 +82,6 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None],
         "nvidia_smi_bytes": devices.get(row.url_or_path),
         "cause": cause_of(row, recipe, peak / measured - 1),
         "num_steering_reads": entry["num_steering_reads"],
-        "simulated_bytes": simulated.get(row.line),
-        "simulated_percent": _percent(simulated.get(row.line), measured),
-        "predicted_bytes": predicted,
-        "predicted_percent": _percent(predicted, measured),
-        "no_prediction": why,
     }
 
 
@@ -112,38 +102,13 @@ def cause_of(row: PublishedRow, recipe: Recipe, error: float) -> str:
     return "unexplained" if 100 * abs(error) > MISS_PERCENT else ""
 
 
-def _percent(figure: int | None, measured: int) -> str | None:
-    return None if figure is None else f"{100 * (figure / measured - 1):.4f}"
+def _percent(figure: int, measured: int) -> str:
+    return f"{100 * (figure / measured - 1):.4f}"
 
 
 def _last_error(entry: Entry) -> str:
     found = re.findall(r"^\S*(?:Error|Exception): .*$", entry.get("said", ""), re.M)
     return found[0][:200] if found else "no words of its own"
-
-
-def _predicted(row: PublishedRow) -> tuple[int | None, str | None]:
-    """The arithmetic's peak without a fit, or why there is none; on several ranks that of one by FSDP2."""
-    from vramprobe.predict.predict import predict
-    from vramprobe.terms.sharding.ranks import rank_moments
-
-    spec = cell_of(dataclasses.replace(row, num_gpus=1, sharding="none"))
-    if isinstance(spec, NoCell):
-        return None, f"{spec.reason}: {spec.detail}"
-    try:
-        if row.num_gpus == 1:
-            return predict(spec).peak_allocated_bytes.value, None
-        return max(one.total_bytes for one in rank_moments(spec, row.num_gpus, "fsdp", all_buffers=True)), None
-    except UnsupportedArchitecture as error:
-        return None, str(error)
-
-
-def simulated_bytes(lines: list[int]) -> dict[int, int]:
-    """The simulation's peak of these published rows where they are cells; takes seconds a row."""
-    from vramprobe.simulate.run import simulate
-
-    cells = {row.line: cell_of(row) for row in list_published() if row.line in lines}
-    found = {line: cell for line, cell in cells.items() if not isinstance(cell, NoCell)}
-    return {line: simulate(cell).record.peak.allocated_bytes for line, cell in found.items()}
 
 
 def write(found: list[Row], path: Path) -> None:
@@ -162,8 +127,8 @@ def page(found: list[Row]) -> str:
         "## The device tier", "", *_DEVICE.splitlines(), "", *device.table(done), "",
         "## Every run", "",
         "| line | run | stack | GPUs | measured, bytes | emulated less measured, bytes | % | after training, bytes "
-        "| nvidia-smi less emulated reserved, mean over ranks, MiB | `simulate`, % | `predict`, % | cause |",
-        "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| nvidia-smi less emulated reserved, mean over ranks, MiB | cause |",
+        "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
         *(_line(row) for row in done), "", "## Not run", "", "| because | rows |", "| --- | ---: |",
         *(f"| {reason} | {number} |" for reason, number in reasons.most_common()),
         f"| **run** | {len(done)} |", f"| **all of published.csv** | {len(found)} |", "", "## Stacks", "",
@@ -186,7 +151,6 @@ def _line(row: Row) -> str:
         f"{float(row['difference_percent']):+.4f}",
         _less(row["settled_emulated_bytes"], row["settled_measured_bytes"]),
         f"{(int(device) - int(reserved)) / MIB:,.0f}" if device and reserved else "",
-        *(f"{float(row[key]):+.2f}" if row[key] else "" for key in ("simulated_percent", "predicted_percent")),
         row["cause"],
     ]
     return f"| {' | '.join(map(str, cells))} |"

@@ -9,8 +9,8 @@ Each kind is a module or package beside this one, which says what is counted and
 tensor_parallel.py, device_map.py and context_parallel.py answer by themselves.
 
 Not counted: NCCL's buffers and the CUDA context (predict/prediction.py sets both aside in a verdict), rounding to 512
-bytes and what the caching allocator does not split off. What libraries did otherwise when published LoRA peaks under
-FSDP1 were measured (torch 2.4, reentrant checkpointing) is in benchmarks/ranks/published_ranks.md.
+bytes and what the caching allocator does not split off. LoRA peaks under FSDP1 of torch 2.4 with reentrant
+checkpointing are higher; run them (benchmarks/truth/reproduce.md).
 """
 
 from __future__ import annotations

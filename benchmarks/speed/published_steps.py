@@ -1,7 +1,7 @@
 """Training speed that others measured and published: typed rows, and which of them are a step that we can count.
 
-In: data/published_speed.csv, and data/published_shapes.csv for models outside the catalog. Out: SpeedRow values; for
-each either the SpeedCase that was run, or the one reason why there is none. Never imports torch, and changes no row.
+In: published_speed.csv of vramprobe/data, and published_shapes.csv for models outside the catalog. Out: SpeedRow
+values; for each either the SpeedCase that was run, or the one reason why there is none. Changes no row.
 """
 
 from __future__ import annotations

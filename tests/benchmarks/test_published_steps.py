@@ -9,10 +9,7 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from vramprobe.architecture import architecture
-from vramprobe.catalog.shipped import data_file
-from vramprobe.errors import FitError
-from vramprobe.literature.published_speed import (
+from benchmarks.speed.published_steps import (
     NoCase,
     Reason,
     SpeedCase,
@@ -21,6 +18,9 @@ from vramprobe.literature.published_speed import (
     list_published_speed,
     observations,
 )
+from vramprobe.architecture import architecture
+from vramprobe.catalog.shipped import data_file
+from vramprobe.errors import FitError
 from vramprobe.speed.fit import fit_rates, log_error
 from vramprobe.speed.rates import shipped_speed
 from vramprobe.speed.work import work_of

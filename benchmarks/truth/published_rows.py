@@ -1,8 +1,7 @@
 """Memory figures that others measured and published: typed rows, and which of them are a cell that we can predict.
 
-In: data/published.csv. Out: PublishedRow values; for each either the CellSpec of what was run, or the one reason why
-there is none. Conditions come from the row, and where its columns are silent from the code that the source names;
-nothing is guessed. Never imports torch, and changes no row.
+In: vramprobe/data/published.csv. Out: PublishedRow values, and the CellSpec of what was run where there is one.
+Conditions come from the row, and where its columns are silent from the code that the source names; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture, architecture
@@ -20,21 +19,6 @@ from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB, MIB
 
 Metric = Literal["max_allocated", "max_reserved", "nvidia-smi", "unknown"]
-#: Why a row is no cell. A row that has several reasons gets the first in this order.
-Reason = Literal[
-    "metric not stated",  # allocated, reserved or device memory: the source does not say
-    "device tier",  # nvidia-smi: includes the CUDA context, which a simulation does not know
-    "not one GPU",
-    "own model code",  # the model is not transformers' (litgpt, torchtune, rasbt), or unsloth's patched one
-    "another method",  # neither full, LoRA nor QLoRA, or one with a twist (GaLore, LISA, trained embeddings)
-    "another quantisation",  # GPTQ
-    "fused kernels",  # Triton kernels in place of LoRA, rotary embedding or cross-entropy
-    "lengths vary",  # a cap or the longest sample; padding-free batches
-    "architecture not in the catalog",
-    "conditions not stated",  # length, batch, precision, optimizer, or what the source's code did about them
-    "experts built otherwise",  # transformers 5 makes a layer's experts one tensor, which bitsandbytes leaves in 16 bit
-]
-
 #: Names of models in sources → the catalog's entry of the same architecture; the rows' n_params must agree.
 _SAME_ARCHITECTURE = {
     "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
@@ -44,7 +28,6 @@ _SAME_ARCHITECTURE = {
     "Llama-2-7B": "llama-2-7b",
     "Qwen2-7B-Instruct": "qwen2.5-7b",
 }
-_OWN_MODEL_CODE = ("litgpt", "torchtune", "torchao", "torchtitan", "rasbt", "unsloth", "NeMo")
 #: "bfloat16 (bf16 AMP)" → the weights as loaded and autocast, as the spec's words.
 _PRECISIONS = {
     "bfloat16 (bf16 AMP)": ("bf16", "bf16"),
@@ -52,7 +35,6 @@ _PRECISIONS = {
     "bfloat16 (no AMP)": ("bf16", "none"),
     "float16 (no AMP)": ("fp16", "none"),
 }
-_METHODS = ("full", "lora", "qlora", "8bit-lora")
 _OPTIMIZERS = {"adamw_torch (HF default)": "adamw_torch", "adamw_torch": "adamw_torch"}
 #: The newest releases on PyPI on the day of a row whose source pins none. But transformers: the settled bytes of that
 #: day's Llama-2-70B row (fms-acceleration 00febdc, row 58) hold rotary tables in 80 layers, which 4.41 dropped.
@@ -112,32 +94,32 @@ class PublishedRow:
         return found[1].strip() if found else None
 
 
-@dataclass(frozen=True)
-class NoCell:
-    """Why a published row is not predicted."""
-
-    reason: Reason
-    detail: str
-
-
 @cache
 def list_published() -> tuple[PublishedRow, ...]:
     """Every published row, in file order."""
     return tuple(_row(line, fields) for line, fields in enumerate(csv_rows("published.csv"), start=2))
 
 
-def cell_of(row: PublishedRow, *, device: str = "cuda") -> CellSpec | NoCell:
-    """The cell that was run for ``row``, or the first reason why it cannot be given.
+def cell_of(row: PublishedRow, *, device: str = "cuda") -> CellSpec | None:
+    """The cell that was run for ``row``: one of fms-acceleration's on one GPU, without another's kernels; else null.
 
     On ``device`` cpu, which has no flash-attn, attention is sdpa.
     """
-    if reason := _reason(row):
-        return reason
-    words = _words(row)
-    assert isinstance(words, dict), words
+    words, slug = _words(row), _slug(row.model)
+    known = (row.seq_len, row.batch_size, row.gradient_checkpointing, row.attention, row.versions)
+    is_ours = (
+        row.metric == "max_allocated"
+        and (row.num_gpus, row.sharding) == (1, "none")
+        and (row.optimizer or "") in _OPTIMIZERS
+        and all(value not in (None, "", {}) for value in known)
+        and "GaLore" not in row.notes
+    )
+    # transformers 5 makes a layer's experts one tensor, which bitsandbytes leaves in 16 bit
+    if not is_ours or words is None or slug is None or slug.startswith("mixtral"):
+        return None
     attn = "flash_attention_2" if row.attention == "flash_attention_2" else "sdpa"
     return resolve(
-        model=_slug(row.model) or row.model,
+        model=slug,
         device=device,
         attn=attn if device == "cuda" else "sdpa",
         batch_size=row.batch_size,
@@ -147,46 +129,6 @@ def cell_of(row: PublishedRow, *, device: str = "cuda") -> CellSpec | NoCell:
         optim=_OPTIMIZERS[row.optimizer or ""],
         **words,
     )
-
-
-def _reason(row: PublishedRow) -> NoCell | None:
-    """The first of :data:`Reason` that holds."""
-    framework, quant = row.framework_config or "", row.quant or ""
-    checks: list[tuple[Reason, bool, str]] = [
-        ("metric not stated", row.metric == "unknown", "the source gives GB and no metric"),
-        ("device tier", row.metric == "nvidia-smi", "nvidia-smi"),
-        ("not one GPU", row.num_gpus != 1 or row.sharding != "none", f"{row.num_gpus} GPUs, {row.sharding}"),
-        ("own model code", row.source.startswith(_OWN_MODEL_CODE), row.source),
-        ("another method", row.method not in _METHODS or "GaLore" in row.notes, row.method),
-        ("another quantisation", "gptq" in quant or "torchao" in quant, quant),
-        ("fused kernels", "foak" in framework or "liger" in framework, framework),
-        ("lengths vary", row.seq_len is None and _varies(row), row.seq_len_text or framework),
-        ("architecture not in the catalog", _slug(row.model) is None, row.model),
-        ("conditions not stated", bool(_silent(row)), ", ".join(_silent(row))),
-        ("experts built otherwise", (_slug(row.model) or "").startswith("mixtral"), row.model),
-    ]
-    assert tuple(check[0] for check in checks) == get_args(Reason)
-    return next((NoCell(reason, detail) for reason, holds, detail in checks if holds), None)
-
-
-def _varies(row: PublishedRow) -> bool:
-    return bool(row.seq_len_text) or "variable length" in row.notes or "padding-free" in row.notes
-
-
-def _silent(row: PublishedRow) -> list[str]:
-    """The conditions that decide memory and that neither the row nor its source's code gives."""
-    missing = {
-        "seq_len": row.seq_len,
-        "batch_size": row.batch_size,
-        "checkpointing": row.gradient_checkpointing,
-        "optimizer": _OPTIMIZERS.get(row.optimizer or ""),
-        "attention": row.attention,
-        "precision": _PRECISIONS.get(row.dtype or ""),
-        "versions": row.versions or None,
-        "recipe": _words(row) if row.framework_config else None,
-        "lora": True if row.method == "full" else row.lora_r and row.lora_targets,
-    }
-    return [name for name, value in missing.items() if value in (None, "", ())]
 
 
 def _words(row: PublishedRow) -> dict[str, Any] | None:

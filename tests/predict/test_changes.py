@@ -126,7 +126,7 @@ def test_the_command_shows_changes_where_a_cell_does_not_fit_or_when_asked() -> 
 def test_a_change_is_not_broken_within_a_word(columns: int) -> None:
     shown = run(*words_of(LARGE), "--gpu", "RTX-A6000", columns=columns).splitlines()
     start = next(number for number, line in enumerate(shown) if line.startswith("what other"))
-    end = next(number for number, line in enumerate(shown) if line.startswith("fewest"))
+    end = next(number for number, line in enumerate(shown) if line.startswith("How many"))
     lines = shown[start + 1 : end]
     assert max(map(len, lines)) <= columns
     flags = " ".join(word for line in lines for word in line.split())

@@ -258,37 +258,29 @@ def _show(
 
     prediction = api.predict(engine=engine, say=say, gpu=gpu, stack=stack, **ranks, **cell)
     judged = verdict(prediction, gpu_or_size(gpu)) if gpu is not None else None
-    fewest, uncounted, others = [], "", None
+    others = None
     if changes or (judged and judged.verdict != "fits" and stack is None):
         others = _changes(gpu, prediction, ranks | cell, is_asked=changes)
-    is_sole = "sharding" not in ranks and stack is None and prediction.engine == "formula"
-    if gpu is not None and judged and judged.verdict == "does not fit" and is_sole:
-        fewest, uncounted = _min_gpus_if_countable(gpu, engine, cell)
     if as_json:
-        _print_as_json(prediction, judged, fewest, others, varied)
+        _print_as_json(prediction, judged, others, varied)
     else:
         if varied is not None:
             lengths_option.print_lengths(varied)
-        _print_as_text(prediction, judged, fewest, others, uncounted)
+        _print_as_text(prediction, judged, others)
+        if judged and judged.verdict == "does not fit" and not {"sharding", "num_gpus"} & set(ranks) and stack is None:
+            print("How many of it hold the run, by each kind of sharding: --min-gpus.")
 
 
 def _print_as_json(
-    prediction: Prediction,
-    judged: Verdict | None,
-    fewest: list[MinGpus],
-    others: list[Change] | None,
-    varied: lengths_option.Varied | None,
+    prediction: Prediction, judged: Verdict | None, others: list[Change] | None, varied: lengths_option.Varied | None
 ) -> None:
     more = {"verdict": judged.model_dump(mode="json")} if judged else {}
-    more |= {"min_gpus": [one.model_dump(mode="json") for one in fewest]} if fewest else {}
     more |= {"changes": [one.model_dump(mode="json") for one in others]} if others is not None else {}
     more |= varied.as_json() if varied is not None else {}
     print_json(prediction.model_dump(mode="json") | more)
 
 
-def _print_as_text(
-    prediction: Prediction, judged: Verdict | None, fewest: list[MinGpus], others: list[Change] | None, uncounted: str
-) -> None:
+def _print_as_text(prediction: Prediction, judged: Verdict | None, others: list[Change] | None) -> None:
     from vramprobe.cli import display
 
     display.print_prediction(prediction, judged)
@@ -296,12 +288,6 @@ def _print_as_text(
         from vramprobe.cli import display_changes
 
         display_changes.print_changes(others)
-    if fewest:
-        from vramprobe.cli import display_fewest
-
-        display_fewest.print_min_gpus(fewest, {})
-    if uncounted:
-        print(f"note: {uncounted}")
 
 
 def _changes(gpu: str | None, prediction: Prediction, cell: dict[str, Any], *, is_asked: bool) -> list[Change] | None:
@@ -313,16 +299,6 @@ def _changes(gpu: str | None, prediction: Prediction, cell: dict[str, Any], *, i
     if is_asked:
         raise typer.BadParameter("--changes is by arithmetic, and this cell was recorded or simulated: drop it.")
     return None
-
-
-def _min_gpus_if_countable(gpu: str, engine: str, cell: dict[str, Any]) -> tuple[list[MinGpus], str]:
-    """(the fewest for each kind of sharding, or why they are not counted): nobody asked, so the verdict stands."""
-    from vramprobe.architecture import UnsupportedArchitecture
-
-    try:
-        return _min_gpus(gpu, None, engine, cell)[0], ""
-    except UnsupportedArchitecture as error:
-        return [], str(error)
 
 
 def _min_gpus(

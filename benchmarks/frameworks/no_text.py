@@ -1,9 +1,12 @@
-"""Programs that train no language model: ``python benchmarks/frameworks/no_text.py FOLDER``.
+"""Programs that train no language model: ``python benchmarks/frameworks/no_text.py FOLDER [--only PROGRAM ...]``.
 
 FOLDER has what each command is started from: ``venv`` (torch 2.13.0 without NVIDIA's packages, torchvision,
-ultralytics, timm), ``examples`` (pytorch/examples), ``timm`` (its train.py) and ``images`` (train/ and val/, two
-classes of 160 pictures). Each runs under ``vramprobe profile --emulate GPU --empty-weights``, a minute or two. Written:
-no_text.csv and .md; ``--check`` makes the page anew from the csv. Emulated: nothing was measured here.
+ultralytics, timm, diffusers, lerobot), clones of ``examples`` (pytorch/examples), ``timm``, ``diffusers``, ``images``
+(train/ and val/, two classes of 160 and 64 pictures), ``wikitext-2`` (its three files with a vocabulary of 33,278) and
+LeRobot data sets ``aloha`` (one camera of 480 × 640, 14 joints) and ``pusht`` (96 × 96, 2). Each runs under
+``vramprobe profile --emulate GPU --empty-weights``, a minute or two. Written: no_text.csv and .md; ``--only`` runs
+these alone and keeps the others' rows; ``--check`` makes the page anew from the csv. Emulated: nothing was measured
+here.
 """
 
 from __future__ import annotations
@@ -23,6 +26,14 @@ from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 
 TABLE = Path(__file__).resolve().with_suffix(".csv")
 PRINTED = "0.719, 0.715, 0.692 G by epoch (another release, command not known); 0.66, 0.689, 0.709 here"
+_LEROBOT = (
+    "lerobot-train --policy.type={0} --dataset.repo_id=local/{1} --dataset.root={1} --batch_size={2} "
+    "--policy.push_to_hub=false --output_dir=out/{0}{2} --steps=100000 --num_workers=2"
+)
+_UNET = (
+    "python diffusers/examples/unconditional_image_generation/train_unconditional.py --train_data_dir images/train "
+    "--resolution 64 --train_batch_size 16 --num_epochs 1 --output_dir out/unet"
+)
 #: (program, GPU, command from FOLDER, published)
 RUNS = (
     ("YOLO11n, detect", "T4", "yolo train model=yolo11n.pt data=coco8.yaml epochs=3 imgsz=640", PRINTED),
@@ -34,14 +45,19 @@ RUNS = (
         "python timm/train.py --data-dir images --model resnet50 --num-classes 2 -b 64 --amp -j 2 --epochs 1",
         "",
     ),
+    ("LSTM, word language model", "T4", "python examples/word_language_model/main.py --accel --data wikitext-2", ""),
+    ("U-Net, diffusers", "A100-80GB", _UNET, ""),
+    ("LeRobot ACT, batch 1", "H100-SXM", _LEROBOT.format("act", "aloha", 1), "1.03 GB (batch 1)"),
+    ("LeRobot ACT, batch 8", "H100-SXM", _LEROBOT.format("act", "aloha", 8), "2 to 6 GB (batch 8)"),
+    ("LeRobot diffusion policy", "H100-SXM", _LEROBOT.format("diffusion", "pusht", 64), "0.167 s a step (batch size not given)"),
 )
 HEAD = """# Programs that train no language model, on an emulated GPU
 
 Each command as its users start it, unmodified, with the weights and data sets that `--empty-weights` makes where they
 are missing. Peaks and the predicted step time are of the highest rank; *host* is what the program's CPU tensors and
 pinned memory held at most; *took* is how long the emulation took, on two cores that others used, too. Emulated:
-workspaces of cuDNN are counted as 0, so memory is a lower bound. The step time in fp32 is too long: it is predicted
-without TF32, which cuDNN uses by default.
+workspaces of cuDNN are counted as 0, so memory is a lower bound. *steps* are optimizer steps: YOLO accumulates gradients
+up to 64 pictures, so that three batches make one. Step times take convolutions in fp32 as TF32, torch's default.
 
 Rebuild: `python benchmarks/frameworks/no_text.py FOLDER`.
 
@@ -96,6 +112,7 @@ def page(rows: list[dict[str, str]]) -> str:
         [
             row["program"],
             row["gpu"],
+            row["steps"],
             row["phase"],
             mib(row, "allocated_bytes"),
             mib(row, "reserved_bytes"),
@@ -106,16 +123,20 @@ def page(rows: list[dict[str, str]]) -> str:
         ]
         for row in rows
     ]
-    columns = ["program", "GPU", "peak in", "allocated, MiB", "reserved, MiB", "step, ms", "host, MiB", "took, s"]
-    table = as_markdown([*columns, "published"], "lllrrrrrl", lines)
+    columns = ["program", "GPU", "steps", "peak in", "allocated, MiB", "reserved, MiB", "step, ms", "host, MiB", "took, s"]
+    table = as_markdown([*columns, "published"], "llrlrrrrrl", lines)
     commands = [f"- {row['program']}: `{row['command']}`" for row in rows]
     return HEAD + "\n".join([*table, "", "Commands:", "", *commands]) + "\n"
 
 
 def main() -> None:
     check = "--check" in sys.argv
-    folder = Path(sys.argv[-1]).resolve()
-    rows = read_csv(TABLE) if check else [run(*one, folder) for one in RUNS]
+    rows = read_csv(TABLE)
+    if not check:
+        folder, only = Path(sys.argv[1]).resolve(), sys.argv[3:]
+        kept = {row["program"]: row for row in rows} if only else {}
+        kept |= {one[0]: run(*one, folder) for one in RUNS if not only or one[0] in only}
+        rows = [kept[one[0]] for one in RUNS if one[0] in kept]
     made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): page(rows)}
     write_or_check(made, "frameworks/no_text.py FOLDER", check=check)
 

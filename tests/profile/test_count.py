@@ -104,6 +104,21 @@ def test_an_expanded_dimension_is_read_once() -> None:
     assert size_of(torch.zeros(4, 8).t()) == 4 * 8 * 4
 
 
+@pytest.mark.parametrize(("major", "expected"), [(8, [False, True]), (7, [False, False])])
+def test_fp32_runs_as_tf32_in_convolutions_alone(
+    major: int, expected: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's default, on GPUs that have it."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (major, 0))
+    assert [operators._is_tf32(name, None) for name in ("aten::mm", "aten::convolution_backward")] == expected
+    assert not operators._is_tf32("aten::_scaled_dot_product_efficient_attention", None)
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert operators._is_tf32("aten::addmm", None) == (major == 8)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 @exhaustive
 def test_a_step_on_an_emulated_card_is_counted_exactly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     without = unprofiled(tmp_path, SCRIPT, num_steps=4)

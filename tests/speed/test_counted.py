@@ -41,6 +41,16 @@ def test_a_product_takes_its_share_of_the_peak_by_its_shape_or_its_bytes() -> No
     assert time_of(counted(slow), A100).by_class["products"] == pytest.approx(moved)
 
 
+def test_tf32_has_half_the_16_bit_rate_and_fp32_that_of_its_own_lanes() -> None:
+    row = Row(phase="forward", what="product", name="aten::convolution", flops=10**15, dtype="bfloat16")
+    half, tf32, fp32 = (
+        time_of(counted(dataclasses.replace(row, dtype=dtype)), A100).by_class["products"]
+        for dtype in ("bfloat16", "tf32", "float32")
+    )
+    assert tf32 == pytest.approx(2 * half)  # 156 of 312 TFLOPS
+    assert fp32 == pytest.approx(16 * half, rel=0.01)  # 19.5
+
+
 def test_a_copy_on_a_stream_of_its_own_runs_while_the_card_computes() -> None:
     computed = Row(phase="forward", what="other", name="aten::add", read=3 * 10**12)
     copied = Row(phase="forward", what="device_to_host", name="aten::copy_", read=4 * 10**9, written=4 * 10**9)

@@ -256,7 +256,7 @@ def _print_no_step(console: Console, record: ProfileRecord) -> None:
     seen = f"it was seen in {', '.join(names)}" if names else "it used no GPU"
     console.print(
         f"\n[red]no training step was seen[/]: {seen}. What is shown is not what training needs. A step is a backward "
-        "and an optimizer's step of torch.optim"
+        "and an update of the weights: by an optimizer of torch.optim, or, in a program without one, by its own code"
     )
 
 

@@ -31,6 +31,8 @@ from vramprobe.speed.shapes import LARGE_MESSAGE, attention_share, product_share
 _COPY_SHARE, _COPY_BESIDE_SHARE = 0.4, 0.8
 #: Where a card's clock is not known, fp32 products run at this share of the 16-bit ones.
 _FP32_SHARE_ELSEWHERE = 1 / 16
+#: TF32's peak by the 16-bit one: NVIDIA's data sheets of all cards with it, A100 156 of 312 TFLOPS, H100 495 of 989.
+_TF32_SHARE = 1 / 2
 _NUM_LINES = 10
 #: Phases in the order of a step; a checkpoint repeats its forward within backward.
 PHASES = (("forward",), ("recompute", "backward"), ("optimizer",))
@@ -211,7 +213,8 @@ class _Roofline:
         self._product = self.peak * rates.product
         self._attention = self.peak * rates.attention
         plain = fp32_tflops(gpu)
-        self._fp32_share = plain / gpu.half_dense_tflops if plain else _FP32_SHARE_ELSEWHERE
+        fp32_share = plain / gpu.half_dense_tflops if plain else _FP32_SHARE_ELSEWHERE
+        self._share_of = {"float32": fp32_share, "float64": fp32_share, "tf32": max(_TF32_SHARE, fp32_share)}
         self._stream = gpu.bandwidth_gb_s * 1e9 * rates.stream
         self._packed = gpu.bandwidth_gb_s * 1e9 * rates.dequantise
         self._link = gpu.pcie_gb_s / 2 * 1e9
@@ -230,7 +233,7 @@ class _Roofline:
             return 0.0, 0.0
         if what in ("products", "attention"):
             rate = self._product_rate(row) if what == "products" else self._attention_rate(row)
-            rate *= self._fp32_share if row.dtype in ("float32", "float64") else 1.0
+            rate *= self._share_of.get(row.dtype, 1.0)
             return row.flops / rate, moved / self._stream
         return 0.0, moved / (self._packed if what == "dequantize" else self._stream)
 

@@ -2,7 +2,7 @@
 
 In: a Phases. Out: its marks as the program runs. Forward by hooks of the outermost module alone (a hook on each
 would be compiled with it); backward where Python enters the autograd engine, whoever calls it; the step by the global
-hooks of optimizers.
+hooks of optimizers, or as own_steps.py tells it.
 """
 
 import functools
@@ -13,6 +13,7 @@ import torch
 from torch.optim import optimizer as optim
 
 from .graphs import Graphs
+from .own_steps import OwnSteps
 
 _MAX_FRAMES = 60
 
@@ -32,6 +33,8 @@ class Marks:
         self._has_closure = False  # within an optimizer's step that computes the loss itself
         self._roots = set()
         self.optimizers = {}  # by id, from their first step's beginning on
+        self._own_steps = OwnSteps()
+        phases.has_stepped = self._own_steps.has_stepped
         _let_compile_ignore_our_hooks()
         self._discovery, self._is_settled = None, False  # settled: all that take part in a step are known
         self._discover()
@@ -104,8 +107,15 @@ class Marks:
             def run_backward(self, *args, **kwargs):
                 run = functools.partial(super().run_backward, *args, **kwargs)
                 outputs = kwargs.get("tensors", args[0] if args else ())
-                # a part of the forward: forces, what a compiler asks
-                return run() if marks._depth["forward"] or _is_traced(outputs) else marks._in_backward(run)
+                if marks._depth["forward"] or _is_traced(outputs):
+                    return run()  # a part of the forward: forces, what a compiler asks
+                if marks._depth["backward"]:
+                    return marks._in_backward(run)
+                leaves = marks._own_steps.leaves(outputs, kwargs.get("inputs", args[4] if len(args) > 4 else ()))
+                try:
+                    return marks._in_backward(run)
+                finally:
+                    marks._own_steps.backward_ended(leaves)
 
         return WatchedEngine()
 
@@ -125,6 +135,7 @@ class Marks:
 
     def _before_step(self, optimizer, args, kwargs):
         self.optimizers[id(optimizer)] = optimizer
+        self._own_steps.turn_off()
         self._on_step_begin(optimizer)
         if self._depth["backward"]:
             return

@@ -43,6 +43,7 @@ class Phases:
         self._has_ended = False  # training has, but for a batch that was fetched before its end
         self._scope = None  # the phase that all marks belong to now
         self._scope_is_of_step = False
+        self.has_stepped = lambda: False  # whether a program without an optimizer has updated its weights (own_steps.py)
         self.on_mark = []  # called as a phase is to begin
         self.on_left = []  # called with the name of a scope that has been left
         self.on_close = []  # called with the name and the step of a phase that has ended
@@ -64,6 +65,7 @@ class Phases:
                 return  # as of a Trainer that clears gradients before the first forward: still loading
             if name == "backward" and previous in ("other", "zero_grad") and self.started and self._has_led_to_it():
                 previous = "forward"  # of a module that nobody watched
+            previous = self._own_step_or(previous)
             begins_step = self._stepped and not self.is_stepping and name in ("forward", "backward", "serving")
             if begins_step and previous == "forward":
                 self._end_step()
@@ -121,9 +123,17 @@ class Phases:
     def close(self):
         """The program ends: its last phase, and its last step if it is whole."""
         with self._lock:
-            self._close(self.name)
+            self._close(self._own_step_or(self.name))
             if self._stepped:
                 self._end_step()
+
+    def _own_step_or(self, name):
+        """The phase that ends: what followed a backward was the program's own step, or, where nobody saw a forward
+        begin, that and a forward."""
+        if name not in ("other", "forward") or self._stepped or self.is_outside or not self.has_stepped():
+            return name
+        self.stepped()
+        return "optimizer_step" if name == "other" else name
 
     def close_so_far(self):
         """The phase that is under way is written as it stands, and goes on as one more of its name."""

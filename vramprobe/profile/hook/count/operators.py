@@ -98,9 +98,22 @@ def row_of(func, args, kwargs, out, num_launches, has_product=False):
     row["what"], row["flops"] = computed or ("other", 0)
     row["launches"] = max(num_launches, 1)  # cuBLAS's stub launches nothing: a product is one kernel
     dtypes = [str(one.dtype)[6:] for one in on_card if one.is_floating_point()]
+    if computed is not None and dtypes[:1] == ["float32"] and _is_tf32(name, on_card[0].device):
+        dtypes = ["tf32"]
     if computed is not None:
         row["width"] = int(on_card[0].shape[-1]) if on_card[0].ndim else 0
     return row | {"dtype": dtypes[0] if dtypes else "", "read": read, "written": written}
+
+
+def _is_tf32(name, device):
+    """Whether tensor cores round this operator's fp32 to TF32: by default convolutions', not products'."""
+    if torch.cuda.get_device_capability(device)[0] < 8 or "attention" in name:
+        return False
+    kind = "conv" if "convolution" in name else "matmul"
+    getter = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if getter is not None:  # torch 2.9 on
+        return getter("cuda", kind) == "tf32"
+    return torch._C._get_cudnn_allow_tf32() if kind == "conv" else torch._C._get_cublas_allow_tf32()
 
 
 def _unpacking(given, num_launches):

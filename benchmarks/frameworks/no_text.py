@@ -49,15 +49,16 @@ RUNS = (
     ("U-Net, diffusers", "A100-80GB", _UNET, ""),
     ("LeRobot ACT, batch 1", "H100-SXM", _LEROBOT.format("act", "aloha", 1), "1.03 GB (batch 1)"),
     ("LeRobot ACT, batch 8", "H100-SXM", _LEROBOT.format("act", "aloha", 8), "2 to 6 GB (batch 8)"),
-    ("LeRobot diffusion policy", "H100-SXM", _LEROBOT.format("diffusion", "pusht", 64), "0.167 s a step (batch size not given)"),
+    ("LeRobot diffusion policy", "H100-SXM", _LEROBOT.format("diffusion", "pusht", 64), "0.167 s a step"),
 )
 HEAD = """# Programs that train no language model, on an emulated GPU
 
 Each command as its users start it, unmodified, with the weights and data sets that `--empty-weights` makes where they
 are missing. Peaks and the predicted step time are of the highest rank; *host* is what the program's CPU tensors and
 pinned memory held at most; *took* is how long the emulation took, on two cores that others used, too. Emulated:
-workspaces of cuDNN are counted as 0, so memory is a lower bound. *steps* are optimizer steps: YOLO accumulates gradients
-up to 64 pictures, so that three batches make one. Step times take convolutions in fp32 as TF32, torch's default.
+workspaces of cuDNN are counted as 0, so memory is a lower bound. *steps* are optimizer steps: YOLO accumulates
+gradients up to 64 pictures, so that its three batches make one. Step times take convolutions in fp32 as TF32, torch's
+default.
 
 Rebuild: `python benchmarks/frameworks/no_text.py FOLDER`.
 
@@ -123,7 +124,17 @@ def page(rows: list[dict[str, str]]) -> str:
         ]
         for row in rows
     ]
-    columns = ["program", "GPU", "steps", "peak in", "allocated, MiB", "reserved, MiB", "step, ms", "host, MiB", "took, s"]
+    columns = [
+        "program",
+        "GPU",
+        "steps",
+        "peak in",
+        "allocated, MiB",
+        "reserved, MiB",
+        "step, ms",
+        "host, MiB",
+        "took, s",
+    ]
     table = as_markdown([*columns, "published"], "llrlrrrrrl", lines)
     commands = [f"- {row['program']}: `{row['command']}`" for row in rows]
     return HEAD + "\n".join([*table, "", "Commands:", "", *commands]) + "\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,10 +54,10 @@ def loss_of(model): return model(torch.randn(64, 1024, device="cuda")).square().
 
 
 @pytest.fixture(scope="module")
-def looped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def looped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own_steps")
     assert profiled(folder, SCRIPT + "".join(LOOPS.values())).exit_status == 0
-    yield folder
+    return folder
 
 
 def test_each_loop_has_two_steps(looped: Path) -> None:

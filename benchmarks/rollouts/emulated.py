@@ -24,10 +24,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vramprobe.records.engine import EngineMemory
-from vramprobe.records.profile import ProfileRecord, read_profiles
+from vramprobe.records.profile import ProfileRecord
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
+import journal  # noqa: E402
 import serving  # noqa: E402
 from tables import as_markdown, read_csv, write_or_check  # noqa: E402
 
@@ -86,12 +87,11 @@ def rows() -> dict[int, Row]:
 
 def ran(table: dict[int, Row]) -> dict[int, EngineMemory]:
     """The account of the last profile of each row that came to a cache, in order."""
-    found: dict[int, EngineMemory] = {}
-    for record in read_profiles(JOURNAL) if JOURNAL.exists() else ():
-        for row in table.values():
-            if row.matches(record) and record.engine and _tokens(record.engine):
-                found[row.number] = _account(record, row.worker)
-    return dict(sorted(found.items()))
+    found = journal.latest_profiles(
+        JOURNAL,
+        lambda record: [row.number for row in table.values() if row.matches(record) and _tokens(record.engine)],
+    )
+    return {number: _account(found[number], table[number].worker) for number in sorted(found)}
 
 
 def _account(record: ProfileRecord, worker: int | None) -> EngineMemory:

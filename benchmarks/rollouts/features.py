@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.predict.serve import serve
-from vramprobe.records.profile import ProfileRecord, read_profiles
+from vramprobe.records.profile import ProfileRecord
 from vramprobe.units import GIB
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 import emulated  # noqa: E402
+import journal  # noqa: E402
 from tables import as_markdown, write_or_check  # noqa: E402
 
 JOURNAL, PAGE = HERE / "features.jsonl", HERE / "features.md"
@@ -38,12 +39,11 @@ def settings(name: str) -> dict[str, Any]:
 
 def ran() -> dict[str, ProfileRecord]:
     """The last profile of each feature, in the table's order."""
-    records = {
-        json.dumps(json.loads(record.command[-1]), sort_keys=True): record
-        for record in (read_profiles(JOURNAL) if JOURNAL.exists() else ())
-    }
-    keys = {name: json.dumps(settings(name), sort_keys=True) for name in TABLE["features"]}
-    return {name: records[key] for name, key in keys.items() if key in records}
+    found = journal.latest_profiles(
+        JOURNAL,
+        lambda record: [name for name in TABLE["features"] if settings(name) == json.loads(record.command[-1])],
+    )
+    return {name: found[name] for name in TABLE["features"] if name in found}
 
 
 def predicted_gib(name: str) -> str:

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks import journal
 from benchmarks.rollouts import stacks
 from benchmarks.tables import as_markdown, write_or_check
 from vramprobe.predict.grpo import Grpo, grpo
-from vramprobe.records.profile import ProfileRecord, RolloutStage, read_profiles
+from vramprobe.records.profile import ProfileRecord, RolloutStage
 from vramprobe.units import GIB
 
 HERE = Path(__file__).parent
@@ -59,21 +60,16 @@ STACK_OPTIONS = (
 STAGES = ("weight_sync", "generation", "log_probs", "forward", "backward", "optimizer_step")
 
 
-def journal() -> dict[int, ProfileRecord]:
+def profiles() -> dict[int, ProfileRecord]:
     """The last profile of each row, by its command's last word."""
-    return _last(JOURNAL, [(json.dumps(one),) for one in ROWS], slice(-1, None))
+    known = {json.dumps(one): [at] for at, one in enumerate(ROWS)}
+    return journal.latest_profiles(JOURNAL, lambda record: known.get(record.command[-1], ()))
 
 
-def stacks_journal() -> dict[int, ProfileRecord]:
+def stacks_profiles() -> dict[int, ProfileRecord]:
     """The last profile of each row of stacks.py, by its command."""
-    return _last(STACKS, [tuple(stacks.words(one)) for one in stacks.ROWS], slice(None))
-
-
-def _last(path: Path, rows: Sequence[tuple[str, ...]], which: slice) -> dict[int, ProfileRecord]:
-    """By row: the last profile whose command has the row's words there."""
-    number = {words: at for at, words in enumerate(rows)}
-    found = read_profiles(path) if path.exists() else ()
-    return {number[words]: record for record in found if (words := tuple(record.command[which])) in number}
+    known = {tuple(stacks.words(one)): [at] for at, one in enumerate(stacks.ROWS)}
+    return journal.latest_profiles(STACKS, lambda record: known.get(tuple(record.command), ()))
 
 
 def run(python: str, row: int) -> None:
@@ -103,7 +99,7 @@ def _profile(gpus: str, into: Path, command: Sequence[str], *options: str, **tol
 def stacks_page() -> str:
     """stacks.md: a row for each setting and GPU, its stages, the phases of processes with a GPU of their own."""
     lines, details, apart = [], [], []
-    for number, record in sorted(stacks_journal().items()):
+    for number, record in sorted(stacks_profiles().items()):
         row = stacks.ROWS[number]
         name = stacks.name(row)
         for rank in (one for one in record.ranks if one.rollout):
@@ -124,7 +120,7 @@ def stacks_page() -> str:
 def page() -> str:
     """grpo.md: a row for each setting, then the stages of those that fit."""
     lines, against, details = [], [], []
-    for number, record in sorted(journal().items()):
+    for number, record in sorted(profiles().items()):
         told, stages = ROWS[number], {one.name: one for one in record.ranks[0].rollout} if record.ranks else {}
         method = _method(told)
         model = told["model"].partition("/")[2].removesuffix("-Instruct")
@@ -223,11 +219,11 @@ def main() -> None:
     """Run what is missing if an interpreter is given; write the pages, or say which are stale."""
     if "--python" in sys.argv:
         for row in range(len(ROWS)):
-            if row not in journal():
+            if row not in profiles():
                 run(sys.argv[sys.argv.index("--python") + 1], row)
     for option, stack in STACK_OPTIONS:
         for number, row in enumerate(stacks.ROWS if option in sys.argv else ()):
-            if row["stack"] == stack and number not in stacks_journal():
+            if row["stack"] == stack and number not in stacks_profiles():
                 run_stack(sys.argv[sys.argv.index(option) + 1], row)
     write_or_check({PAGE: page(), STACKS_PAGE: stacks_page()}, "rollouts/grpo.py", check="--check" in sys.argv)
 

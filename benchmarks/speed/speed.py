@@ -2,8 +2,7 @@
 
 Commands are run as processes: the median of wall seconds; the least of CPU seconds, which others on the machine change
 less; the most memory. ``--instructions`` counts those instead where valgrind is: nobody else changes them at all, and
-two commits can be compared on a busy machine (a minute a command, and without torch). What a cell costs is in
-cell_overhead.py.
+two commits can be compared on a busy machine (a minute a command, and without torch).
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ the package. Memory is *emulated*, step time *predicted*. A run takes half a min
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from itertools import zip_longest
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import journal
 from benchmarks.techniques.runs import attempt, fingerprint
 from vramprobe.techniques.registry import KINDS, Technique, bases, combinations, of_kind, techniques
 
@@ -33,9 +33,7 @@ def todo() -> list[tuple[str, list[Technique]]]:
 
 def entries() -> dict[str, dict[str, Any]]:
     """The journal's last entry of each run, by fingerprint."""
-    if not JOURNAL.exists():
-        return {}
-    return {entry["fingerprint"]: entry for entry in map(json.loads, JOURNAL.read_text().splitlines())}
+    return journal.latest(journal.read(JOURNAL, "fingerprint"), "fingerprint")
 
 
 def main() -> None:
@@ -66,9 +64,7 @@ def run(python: Path, only: list[str] | None, beside: list[str]) -> None:
             continue
         print(f"{base}: {' + '.join(names)}", file=sys.stderr, flush=True)
         entry = attempt(bases()[base], several, python)
-        JOURNAL.parent.mkdir(parents=True, exist_ok=True)
-        with JOURNAL.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        journal.append(JOURNAL, entry)
         said = entry["outcome"] if entry["outcome"] != "ok" else f"{entry['peak']['allocated_bytes'] / 2**30:.2f} GiB"
         print(f"  {said}, {entry['seconds']} s", file=sys.stderr, flush=True)
 

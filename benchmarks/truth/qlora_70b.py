@@ -28,8 +28,8 @@ from vramprobe.units import GIB
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import journal
 from benchmarks.frameworks import frameworks
-from benchmarks.truth.reproduction import journal
 from benchmarks.versions.attempt import profiled
 
 HERE = Path(__file__).resolve().parent

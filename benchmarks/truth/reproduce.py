@@ -25,10 +25,11 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import journal
 from benchmarks.frameworks.stacks import fingerprint
 from benchmarks.tables import read_csv
 from benchmarks.truth.published_rows import PublishedRow, list_published
-from benchmarks.truth.reproduction import journal, table
+from benchmarks.truth.reproduction import table
 from benchmarks.truth.reproduction.rows import NUM_STEPS, Recipe, num_params, recipe_of
 from benchmarks.truth.reproduction.run import profile, run
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import journal
 from benchmarks.frameworks.stacks import environment, fingerprint, fingerprint_of, home, pins, stacks
 from benchmarks.tables import read_csv
-from benchmarks.truth.reproduction import journal
 from benchmarks.versions import bisection, table
 from benchmarks.versions.attempt import attempt
 from benchmarks.versions.runs import Run, run_named, runs

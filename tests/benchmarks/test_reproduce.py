@@ -65,7 +65,7 @@ def test_the_models_that_the_catalog_lacks_are_those_of_the_folder(script: Scrip
 
 
 def test_a_torn_line_costs_only_itself(script: Script, tmp_path: Path) -> None:
-    journal, path = script("truth.reproduction.journal"), tmp_path / "journal.jsonl"
+    journal, path = script("journal"), tmp_path / "journal.jsonl"
     first, second = ({"line": line, "fingerprint": "f", "outcome": "ok"} for line in (1, 2))
     journal.append(path, first)
     with path.open("ab") as file:
@@ -76,7 +76,7 @@ def test_a_torn_line_costs_only_itself(script: Script, tmp_path: Path) -> None:
 
 
 def test_the_last_attempt_counts_and_an_error_does_not_hide_what_was_known(script: Script, tmp_path: Path) -> None:
-    journal = script("truth.reproduction.journal")
+    journal = script("journal")
     entries = [{"line": 1, "fingerprint": "f", "outcome": outcome} for outcome in ("ok", "error")]
     assert journal.latest(entries)[1]["outcome"] == "error"
     assert journal.latest(entries, outcome="ok")[1]["outcome"] == "ok"

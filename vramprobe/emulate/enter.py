@@ -60,7 +60,7 @@ def entrance(
     # This very package, whichever interpreter runs it, and before what the working folder has.
     searched = [str(package_home(machine)), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
-    # The host only fills adapters; a forked cell's pool of threads made that four times as long (emulated_speed.py).
+    # The host only fills adapters; a forked cell's pool of threads made that four times as long.
     environment.setdefault("OMP_NUM_THREADS", "1")
     return Entrance(python=python, environment=environment, machine=machine)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frameworks.stacks import pins
+from benchmarks.journal import Entry
 from benchmarks.tables import as_csv, read_csv
 from benchmarks.truth.published_rows import PublishedRow, list_published
 from benchmarks.truth.reproduction import device
-from benchmarks.truth.reproduction.journal import Entry
 from benchmarks.truth.reproduction.rows import NotRun, Recipe, num_params_of, recipe_of
 from vramprobe.units import GIB, KIB, MIB
 

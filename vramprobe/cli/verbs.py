@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import vramprobe
 from vramprobe.choices import meant
@@ -36,6 +36,7 @@ from vramprobe.cli import recommend as recommend_verb
 from vramprobe.cli import results, sweeps
 from vramprobe.cli import techniques as techniques_verb
 from vramprobe.cli.emulate import enter_emulated, num_cards
+from vramprobe.cli.help import root_help, verb_help
 from vramprobe.cli.options import (
     Emulate,
     Json,
@@ -50,8 +51,21 @@ from vramprobe.errors import VramprobeError
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.sweep.signals import signals_that_end
 
+_WORDS = "vramprobe.words"  # of a click context: what was typed after the verb
+
+
+class _Root(TyperGroup):
+    """All verbs, in groups."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        verbs = {name: one.get_short_help_str(200) for name, one in self.commands.items()}
+        formatter.write(root_help(self.help or "", verbs) + "\n")
+
+
 app = typer.Typer(
     name="vramprobe",
+    cls=_Root,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -210,9 +224,16 @@ for verb in (
 class _Verb(TyperCommand):
     """A verb whose options take a word in any case and under its usual aliases (choices.py)."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         ctx.params = {name: meant(name, value) for name, value in ctx.params.items()}
         return super().invoke(ctx)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(verb_help(ctx.command_path, self.help or "", self.get_params(ctx), ctx.meta[_WORDS]) + "\n")
 
 
 for registered in app.registered_commands:

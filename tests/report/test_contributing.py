@@ -27,7 +27,8 @@ ONE_OF_EACH = {
 _OTHERS = (
     "vramprobe/literature/",
     "vramprobe/data/published",
-    "vramprobe/data/claims",
+    "vramprobe/data/claim",
+    "vramprobe/data/formulas",
     "vramprobe/data/techniques",
     "vramprobe/data/sweeps/",
     "vramprobe/terms/sharding/zero/",

@@ -2,9 +2,10 @@
 
 An answer is a function of one cell, ``answer(oracle) -> (allocated, reserved)`` in bytes, null where it has none;
 ``tests/oracles/oracles.py`` says what an oracle holds. recipes.md has today's arithmetic as the baseline, from the
-frozen rows (seconds), and what recipes say of the cells that ``--record N`` recorded: N of each kind, and all that
-arithmetic does not know (1 to 60 seconds each; recipes.csv keeps them). ``--answer MODULE:FUNCTION`` prints the same
-tables for another answer, ``--differing`` also each cell that it has otherwise; ``--kind`` takes these kinds alone.
+frozen rows (seconds), and what recipes say of the cells that ``--record N`` recorded: N of each kind, of ranks of each
+sharding, and all that arithmetic does not know (1 to 60 seconds each; recipes.csv keeps them). ``--answer
+MODULE:FUNCTION`` prints the same tables for another answer, ``--differing`` also each cell that it has otherwise;
+``--kind`` takes these lines of the tables alone (``--kind "ranks, zero3"``, or ``--kind ranks`` for all of them).
 ``--check`` says whether recipes.md is what the rows give.
 """
 
@@ -84,11 +85,11 @@ def record(cells: Sequence[Oracle], number: int) -> None:
     from vramprobe.predict import recorded
     from vramprobe.recipe.book import close_recorders
 
-    known = [one for one in cells if is_of_one_gpu(one) and of_run(one) != (None, None)]
-    kinds = sorted({one.kind for one in known})
+    known = [one for one in cells if (is_of_one_gpu(one) or is_a_rank(one)) and of_run(one) != (None, None)]
+    groups = sorted(set(map(group_of, known)))
     drawn = [one for one in known if one.today.engine != "formula"]
-    for kind in kinds:
-        own = [one for one in known if one.kind == kind and one.today.engine == "formula"]
+    for group in groups:
+        own = [one for one in known if group_of(one) == group and one.today.engine == "formula"]
         drawn += random.Random(0).sample(own, min(number, len(own)))
     last = None
     for oracle in sorted(drawn, key=lambda one: one.gpu or ""):
@@ -155,6 +156,11 @@ def is_of_one_gpu(oracle: Oracle) -> bool:
     """Whether the gate counts it as a cell on a single emulated GPU."""
     run = oracle.run
     return run is not None and run.instrument == "emulated" and oracle.spec.num_gpus == 1 and not oracle.is_a_command
+
+
+def is_a_rank(oracle: Oracle) -> bool:
+    """Whether it is one of several emulated ranks."""
+    return oracle.run is not None and oracle.spec.only_rank is not None
 
 
 def table(found: Sequence[Compared]) -> list[str]:
@@ -325,7 +331,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--record", type=int, metavar="N")
     words = parser.parse_args()
-    cells = [one for one in oracles.cells() if not words.kind or one.kind in words.kind]
+    cells = [one for one in oracles.cells() if not words.kind or {one.kind, group_of(one)} & {*words.kind}]
     if words.record is not None:
         record(cells, words.record)
         return

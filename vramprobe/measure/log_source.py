@@ -85,11 +85,18 @@ class LogSource:
         def at(position: int) -> int:  # behind where the cache was emptied between two phases, which is of neither
             return max(before(position), bisect_right(numbers, position - self._first) - 1)
 
+        stops = [before(one.events.stop) for one in self._marks]
+        starts = [0, *stops[:-1]]  # what happens between two phases, as FSDP1's no_sync does, is the next one's
+        for number, one in enumerate(self._marks[1:], 1):
+            between = range(stops[number - 1], at(one.events.start))
+            emptied = next((position for position in reversed(between) if events[position].size_bytes == 0), None)
+            if emptied is not None:  # what came before is the last one's, and where the cache was emptied of neither
+                stops[number - 1], starts[number] = emptied, emptied + 1
         return log_of(
             events,
             [
-                PhaseMark(one.name, one.step, one.micro_step, range(at(one.events.start), before(one.events.stop)))
-                for one in self._marks
+                PhaseMark(one.name, one.step, one.micro_step, range(*ends))
+                for one, *ends in zip(self._marks, starts, stops, strict=True)
             ],
             [OwnedBlocks(one.cause, one.step, at(one.position), one.blocks) for one in self._owned],
             [one._replace(position=at(one.position)) for one in self._layers],

@@ -110,7 +110,7 @@ def record(cells: Sequence[Oracle], number: int) -> None:
             "cell": oracle.spec.cell_id,
             "allocated_bytes": found and found.peak_allocated_bytes.value,
             "reserved_bytes": found and found.reserved_bytes.value,
-            "how": refusal or found.warnings[0],
+            "how": refusal or next(one for one in found.warnings if one.startswith("recorded")),
             "seconds": f"{time.monotonic() - began:.1f}",
         }
         is_new = not CSV.exists()

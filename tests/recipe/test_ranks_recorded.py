@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from emulated import require_emulation
 from grids import exhaustive
 
 from tests.oracles import oracles
-from vramprobe import catalog
+from vramprobe import api, catalog
 from vramprobe.predict import recorded
-from vramprobe.recipe.book import close_recorders
+from vramprobe.recipe import recording
+from vramprobe.recipe.book import close_recorders, recorded_as
+from vramprobe.recipe.recording import NotRecorded, Recording, Request
 
 #: Among them what happens between two phases (no_sync of FSDP1), and what is extended.
 CELLS = (
@@ -37,3 +42,33 @@ def test_a_rank_takes_what_it_took(name: str) -> None:
     found = recorded.predict(oracle.spec, gpu=catalog.find_gpu(oracle.gpu))
     assert found.peak_allocated_bytes.value == oracle.run.allocated_bytes
     assert found.reserved_bytes.value == oracle.run.reserved_bytes
+
+
+class _Deaf(Recording):
+    """Notes the depth of the first run, None for the whole model, and ends there."""
+
+    def _run(self, spec: Any, depth: int | None) -> Any:
+        raise NotRecorded(str(depth))
+
+
+@pytest.mark.parametrize(
+    ("options", "depth"),
+    [
+        ({}, 2),
+        ({"sharding": "fsdp", "num_gpus": 2}, 4),
+        ({"sharding": "fsdp1-hybrid", "num_gpus": 16}, 4),
+        ({"sharding": "tp", "num_gpus": 3}, 4),
+        ({"sharding": "ddp", "num_gpus": 2}, None),
+        ({"sharding": "zero3", "num_gpus": 2}, None),
+    ],
+)
+def test_what_fills_buckets_is_recorded_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any], depth: int | None
+) -> None:
+    """Of one GPU two layers are enough, of ranks with layers gathered ahead four; others' buckets hold any number."""
+    monkeypatch.setattr(recording, "require_packages", lambda specs: None)
+    launcher = SimpleNamespace(start=lambda: None)
+    deaf = _Deaf(tmp_path, SimpleNamespace(launcher_of=lambda spec: launcher))
+    one = api.cell(model="smollm2-135m", method="full", device="cuda", batch_size=1, seq_len=64, **options)
+    with pytest.raises(NotRecorded, match=f"^{depth}$"):
+        deaf.recipe(Request(recorded_as(one), tmp_path / "recipe"), lambda words: None)

@@ -119,7 +119,7 @@ def predict(
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell_on_ranks(device=device or (model.device if model else "cuda"), **options)
     sharding = options.get("sharding")
-    require_engine(engine, sharding)
+    engine = engine_for(engine, options)
     if stack is not None:
         from vramprobe.predict.stack import on_stack
 
@@ -195,15 +195,20 @@ def _without_recipe(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in (named | options).items() if name != "recipe"}
 
 
-def require_engine(engine: str, sharding: str | None) -> None:
+def engine_for(engine: str, options: dict[str, Any]) -> Any:
+    """The engine that is asked for, or needed: one of several ranks is recorded. Raises SpecError."""
     from vramprobe.predict.prediction import Engine
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    if sharding is not None and engine == "trace":
+    if options.get("sharding") is not None and engine == "trace":
         raise SpecError(
             "sharding is by arithmetic or a recording, and the trace engine is of one GPU; use engine recipe"
         )
+    rank = options.get("only_rank")
+    if rank is not None and engine == "formula":
+        raise SpecError(f"only_rank {rank}: arithmetic is of the rank that holds the most; use engine recipe")
+    return engine if rank is None else "recipe"
 
 
 def predicted(
@@ -225,9 +230,7 @@ def predicted(
     from vramprobe.architecture import RunFails, UnsupportedArchitecture
     from vramprobe.predict.predict import predict as predict_cell
 
-    if engine == "formula" and one.only_rank is not None:
-        raise SpecError(f"only_rank {one.only_rank}: arithmetic is of the rank that holds the most; use engine recipe")
-    if engine in ("auto", "formula") and one.only_rank is None:
+    if engine in ("auto", "formula"):
         try:
             return predict_cell(
                 one, model, allow_extrapolation=allow_extrapolation, gpu=gpu, replays=replays, retries=retries

@@ -93,7 +93,6 @@ def _predicted(recipe: Recipe, spec: CellSpec, model: MemoryModel | None, shape:
         libraries={name: recipe.stack[name] for name in DECIDING if name in recipe.stack},
         num_gpus=spec.num_gpus,
         sharding=spec.sharding,
-        host_bytes=recipe.facts.get("host_bytes"),
     )
 
 

@@ -13,7 +13,7 @@ from vramprobe import catalog, spec
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.choices import Offload, Sharding, meant
 from vramprobe.errors import OutOfRange, SpecError
-from vramprobe.predict.questions import cell, cell_on_ranks, given_fit, one_gpu_alone, predicted, require_engine
+from vramprobe.predict.questions import cell, cell_on_ranks, engine_for, given_fit, one_gpu_alone, predicted
 from vramprobe.rules.images import BESIDE_AN_IMAGE
 from vramprobe.rules.sharding import SHARDINGS, cannot_shard, rules_of
 
@@ -143,7 +143,7 @@ def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options:
 def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: int, **options: Any) -> Largest:
     from vramprobe.predict import largest
 
-    allow, engine = options.get("allow_extrapolation", False), options.get("engine", "auto")
+    allow, engine = options.get("allow_extrapolation", False), engine_for(options.get("engine", "auto"), options)
     asked = _asked(gpu, options, engine="formula" if engine == "auto" else engine)
     one = cell_on_ranks(**asked.words)
     if engine == "auto":
@@ -221,7 +221,7 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     say = words.pop("say", lambda words: None)
     allow = words.pop("allow_extrapolation", False)
     sharding, words["device"] = words.get("sharding"), words.get("device") or "cuda"
-    require_engine(engine, sharding)
+    engine_for(engine, words)
 
     def judge_by(model: MemoryModel | None, *, replays: bool) -> Judge:
         def judge(one: spec.CellSpec) -> Judged:

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from vramprobe.catalog import cut_depth, depth_of
 from vramprobe.emulate.build import emulator_version
@@ -31,6 +30,7 @@ from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.records.whole_file import replacing
+from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
 
 _NUM_DEPTHS = 4  # three to make the recipe from, one to hold it against
@@ -91,8 +91,8 @@ class Recording:
             pattern = layer_pattern(config_from_dict(spec.architecture).to_dict())
             started.result()
         deeper = _DEEPER_OF_RANKS if spec.sharding else 0
-        depths = pattern.depths(_NUM_DEPTHS, deeper=deeper) if pattern and not request.whole else []
-        if depths:
+        depths = pattern.depths(_NUM_DEPTHS, deeper=deeper) if pattern else []
+        if depths and not request.whole and not _fills_buckets(spec):
             try:
                 return self._extended(request, pattern, depths, say)
             except NotLinear as reason:
@@ -109,7 +109,7 @@ class Recording:
             say(f"recording {spec.model}: run {number} of {count}" + (f", {depth} layers" if pattern else ""))
             runs.append(self._run(spec, depth if pattern else None))
         logs, records = [log for log, _ in runs], [record for _, record in runs]
-        facts = [_facts(record) for record in records]
+        facts = [record.facts.model_dump() for record in records]
         owned = [record.ledger.model_dump(include=_OWNED) for record in records]
         versions = {name: version for name, version in records[0].environment.versions.items() if version}
         recipe = Recipe(
@@ -143,11 +143,11 @@ class Recording:
         return read_log(recording), record
 
 
-def _facts(record: RunRecord) -> dict[str, Any]:
-    """What was seen on the live model and, where a rank offloads, its tensors on the host."""
-    assert record.facts is not None
-    offloads = record.spec.offload != "none"
-    return record.facts.model_dump() | ({"host_bytes": record.ranks[0].host_tensors_bytes} if offloads else {})
+def _fills_buckets(spec: CellSpec) -> bool:
+    """Whether its ranks gather or reduce a fixed number of bytes at a time, whichever layers they are of: how many such
+    buckets there are, and what is in each, a few layers do not say."""
+    rules = rules_of(spec.sharding)
+    return rules.uses_deepspeed or rules.module == "ddp"
 
 
 def main() -> None:

@@ -70,6 +70,7 @@ def test_every_rule_is_some_claims_and_every_axis_some_rules() -> None:
         ("expression", "peak /", "no expression"),
         ("expression", "open('x')", "has no function 'open'"),
         ("axes", "recipee", "unknown 'recipee'"),
+        ("expression", "params / usable", "claim L1-10 names no GPU"),
         ("where", "after.peak > 1", "unknown 'after'"),
     ],
 )

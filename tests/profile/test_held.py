@@ -47,6 +47,31 @@ _SHARDS = """
 shards = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
 for p, shard in zip(model.parameters(), shards): p.ds_tensor = shard
 """
+#: DeepSpeed's ZeRO-1 and 2: what is averaged replaces the parameters' own gradients before the backward ends.
+_AVERAGED = """
+import sys, types
+del model, buffer, p
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024, bias=False) for _ in range(8)]).cuda().bfloat16()
+class ZeROOptimizer:
+    averaged_gradients = {0: None}
+sys.modules["deepspeed.runtime.base_optimizer"] = types.SimpleNamespace(ZeROOptimizer=ZeROOptimizer)
+zero = ZeROOptimizer()
+def average(p, queue=torch.autograd.Variable._execution_engine.queue_callback):
+    if p is model[0].weight:
+        def epilogue():
+            for one in model.parameters(): one.grad = None
+            zero.averaged_gradients = {0: [torch.zeros(4 * 2**20, device="cuda") for _ in range(2)]}
+            torch.zeros(2**26, device="cuda")
+        queue(epilogue)
+for p in model.parameters(): p.register_post_accumulate_grad_hook(average)
+optimizer = torch.optim.AdamW(masters, fused=True)
+for _ in range(3):
+    model(torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)).float().sum().backward()
+    for q, averaged in zip(masters, torch.cat(zero.averaged_gradients[0]).chunk(8)): q.grad = averaged.view_as(q)
+    zero.averaged_gradients = {0: None}
+    optimizer.step()
+    for q in masters: q.grad = None
+"""
 #: A program without a module.
 _BARE = """
 import torch
@@ -63,9 +88,10 @@ for _ in range(3):
     [
         (_MASTERS + _OWN + _STEPS, (WEIGHTS, 2 * WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS)),
         (_MASTERS + _SHARDS + _IN_THE_OPTIMIZER + _STEPS, (2 * WEIGHTS, 2 * WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS)),
+        (_MASTERS + _AVERAGED, (WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS, 4 * WEIGHTS)),  # averaged, and flat for the step
         (_BARE, (WEIGHTS, 0, WEIGHTS, 2 * WEIGHTS)),
     ],
-    ids=["masters", "in the optimizer", "no module"],
+    ids=["masters", "in the optimizer", "averaged", "no module"],
 )
 def test_a_framework_s_own_tensors(tmp_path: Path, script: str, expected: tuple[int, ...]) -> None:
     """Weights, masters, gradients and state at the peak, but for the few bytes of a step's count."""

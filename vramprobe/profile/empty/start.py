@@ -41,7 +41,7 @@ def install():
         return
     if not asked:
         return
-    from . import audio, folders, hub, hub_kernels, processors, rows, videos, yolo
+    from . import audio, folders, hub, hub_kernels, processors, rows, torch_hub, videos, yolo
 
     os.environ |= {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "true"}
     told = Told(folder)
@@ -59,6 +59,7 @@ def install():
         "transformers.video_processing_utils": lambda module: videos.serve(
             module, folder=folder, size=asked["video_size"], told=told
         ),
+        "torch.hub": lambda module: torch_hub.serve(module, told=told),
         "ultralytics.utils.downloads": lambda module: yolo.serve_weights(module, folder=folder, told=told),
         "ultralytics.data.utils": lambda module: yolo.serve_data(
             module, folder=folder, size=asked["image_size"], told=told

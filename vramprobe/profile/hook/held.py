@@ -7,6 +7,7 @@ wrapper (DTensor, torchao's quantised ones), and what cannot be asked is left ou
 """
 
 import gc
+import sys
 import time
 from dataclasses import fields, is_dataclass
 
@@ -16,6 +17,8 @@ import torch
 _BESIDE_A_PARAMETER, _BESIDE_A_MODULE = ("quant_state", "CB", "SCB"), ("state",)
 _ENGINES = ("vllm.", "sglang.")  # their models are known as such (engine.py)
 _QUANTISED = ("Params4bit", "Int8Params")
+#: Where DeepSpeed's ZeRO keeps what it has averaged, by group of parameters, until its optimizer steps.
+_ZERO_GRADIENTS = ("averaged_gradients", "all_grad_tensors")
 _SHARD = "ds_tensor"  # ZeRO-3 keeps a parameter's shard in this attribute of it
 
 
@@ -49,7 +52,14 @@ def gradients(modules, optimizers):
     under a name of their own, as Megatron's ``main_grad``; a flat buffer that they are views of is one storage."""
     parameters = [named for module in modules for named in module.named_parameters()]
     parameters += [("", one) for one in _stepped(optimizers)]
-    return _holding("gradients", ((name, tensor) for name, one in parameters for tensor in _gradients_of(one)))
+    found = [(name, tensor) for name, one in parameters for tensor in _gradients_of(one)]
+    return _holding("gradients", [*found, *(("", tensor) for tensor in _tensors_in(_averaged_by_zero()))])
+
+
+def _averaged_by_zero():
+    kind = getattr(sys.modules.get("deepspeed.runtime.base_optimizer"), "ZeROOptimizer", None)
+    optimizers = [one for one in gc.get_objects() if issubclass(type(one), kind)] if kind else []
+    return [getattr(one, name, None) for one in optimizers for name in _ZERO_GRADIENTS]
 
 
 def _gradients_of(parameter):

@@ -79,7 +79,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "autocast": get_args(Autocast),
     "attn": get_args(Attention),
     "loss": get_args(Loss),
-    "trainer": (*get_args(Trainer), "grpo"),  # which predict alone takes
+    "trainer": (*get_args(Trainer), "grpo"),  # a verb of its own, which says so
     "weights": get_args(Weights),
     "optim": tuple(OPTIMIZER_NAMES),
     "sharding": get_args(Sharding),

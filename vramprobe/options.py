@@ -193,7 +193,7 @@ OPTIONS: dict[str, Option] = {
     "trainer": Option(
         str,
         f"Trainer: {_words(Trainer)}, TRL's but for sft (default sft). A batch of dpo, orpo or reward is so many "
-        "pairs; predict also takes grpo, with --rollout vllm.",
+        "pairs. GRPO: vramprobe grpo.",
         "whose loss was computed, by its name in TRL: sft (next tokens), or of preferences: dpo, kto, orpo, reward",
         is_recipe=True,
     ),

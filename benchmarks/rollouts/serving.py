@@ -1,4 +1,4 @@
-"""Hold `vramprobe predict --serve` against published logs of vLLM; learn the charges outside torch from half of them.
+"""Hold `vramprobe serve` against published logs of vLLM; learn the charges outside torch from half of them.
 
 Needs nothing but this package; takes a second. Rows with an even number are learnt from, the others are held out:
 

@@ -43,7 +43,7 @@ _NOT_TRIED = {
     "--largest-model",
     "--torch-compile",
 }
-_WITHOUT_AN_ENGINE = ("--serve", "--rollout", "--trainer", "--min-gpus")
+_WITHOUT_AN_ENGINE = ("--min-gpus",)
 _NUMBERS = [
     "0",
     "1",

@@ -21,8 +21,6 @@ VERBS: dict[str, tuple[Callable[..., None], Sequence[Mode], Sequence[Mapping[str
         predict.predict,
         predict._MODES,
         (
-            {"serve": True},
-            {"cell": {"trainer": "grpo"}},
             {"min_gpus": True},
             {"max_batch": True},
             {"lengths": "rows.txt"},
@@ -32,7 +30,7 @@ VERBS: dict[str, tuple[Callable[..., None], Sequence[Mode], Sequence[Mapping[str
     "recommend": (recommend.recommend, recommend._MODES, ({"from_folder": "out"}, {"command": ["python"]}, {})),
 }
 #: Groups of options → how their names are found in the verb's own signature.
-GROUPS = ("cell", "ranks", "serving", "rollouts")
+GROUPS = ("cell", "ranks")
 
 
 def options_of(verb: Callable[..., None]) -> dict[str, str | None]:

@@ -47,8 +47,10 @@ def test_two_sizes_are_refused() -> None:
 def test_inverse_questions_and_an_engine_take_a_size() -> None:
     largest = run("predict", *CELL[:2], *CELL[3:], "--max-batch", "--limit-vram=24GiB", "--json")
     assert json.loads(largest.stdout)["gpu"] == "GPU of 24GiB"
-    served = run("predict", "--serve", "--model=qwen3-8b", "--gpu=24GiB", "--max-model-len=8k", "--json")
+    served = run("serve", "--model=qwen3-8b", "--gpu=24GiB", "--max-model-len=8k", "--json")
     assert json.loads(served.stdout)["requested_bytes"] == pytest.approx(0.9 * 24 * 2**30, abs=1)
+    beside = run("grpo", "--model=qwen3-0.6b", "--method=lora", "--gpu=24GiB")
+    assert "24GiB: fits" in beside.stdout
 
 
 @pytest.mark.parametrize(
@@ -68,4 +70,15 @@ def test_time_price_and_emulation_need_a_gpu(words: tuple[str, ...]) -> None:
 
 def test_no_verb_with_a_gpu_is_left_out() -> None:
     taking = {name for name, verb in get_command(app).commands.items() if any(one.name == "gpu" for one in verb.params)}
-    assert taking == {"predict", "simulate", "plan", "run", "recommend", "techniques", "claims", "launch"}
+    assert taking == {
+        "predict",
+        "serve",
+        "grpo",
+        "simulate",
+        "plan",
+        "run",
+        "recommend",
+        "techniques",
+        "claims",
+        "launch",
+    }

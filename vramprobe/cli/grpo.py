@@ -1,66 +1,39 @@
-"""``vramprobe predict --trainer grpo --rollout vllm``: a GRPO step beside an engine on one GPU.
+"""``vramprobe grpo``: a GRPO step beside an engine, vLLM in the trainer's process, on one GPU.
 
 In: a cell's options, TRL's, and vLLM's share. Out: both accounts by stage, the verdict and what fits, as text or JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from vramprobe.cli.options import flag, print_json, takes_given
+from vramprobe.cli.options import Gpu, Json, print_json, takes_a_cell, takes_given
+from vramprobe.cli.serve import SERVE_OPTIONS
+from vramprobe.options import RANK_OPTIONS
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
     from vramprobe.predict.grpo import Grpo
 
-#: The value of a cell's --trainer that means this, and that no cell that runs has.
-GRPO = "grpo"
 #: Option → (type, help), in TRL's words; the defaults are in predict/grpo.py.
 GRPO_OPTIONS: dict[str, tuple[Any, str]] = {
-    "rollout": (str, "With --trainer grpo: vllm, the engine that generates, in the trainer's process."),
-    "num_generations": (int, "With --trainer grpo: completions per prompt; one group is a micro-batch (default 8)."),
-    "max_prompt_length": (int, "With --trainer grpo: longest prompt in tokens (default 512)."),
-    "max_completion_length": (int, "With --trainer grpo: longest completion in tokens (default 256)."),
-    "beta": (float, "With --trainer grpo: above 0, full training keeps a reference model (default 0)."),
-    "sleep": (bool, "With --trainer grpo: vLLM's sleep mode; it gives its memory back while the trainer works."),
+    "num_generations": (int, "Completions per prompt; one group is a micro-batch (default 8)."),
+    "max_prompt_length": (int, "Longest prompt in tokens (default 512)."),
+    "max_completion_length": (int, "Longest completion in tokens (default 256)."),
+    "beta": (float, "Above 0, full training keeps a reference model (default 0)."),
+    "sleep": (bool, "vLLM's sleep mode; it gives its memory back while the trainer works."),
+    **{name: SERVE_OPTIONS[name] for name in ("gpu_memory_utilization", "vllm_release")},
 }
 
 
-def takes_grpo(command: Callable[..., None]) -> Callable[..., Any]:
-    """Give ``command(rollouts, …)`` the options of GRPO, those that were given."""
-    return takes_given(command, "rollouts", GRPO_OPTIONS)
-
-
-def is_grpo(cell: Mapping[str, Any]) -> bool:
-    """Whether this trainer is asked for."""
-    return cell.get("trainer") == GRPO
-
-
-def show(
-    *,
-    cell: dict[str, Any],
-    rollouts: dict[str, Any],
-    gpu: str | None,
-    json_output: bool,
-    gpu_memory_utilization: float | None = None,
-    vllm_release: str | None = None,
-) -> None:
-    """Predict and print. Raises wrong usage for another trainer or engine, and without a model and a GPU."""
+@functools.partial(takes_given, mapping="rollouts", options=GRPO_OPTIONS)
+@takes_a_cell(without=(*RANK_OPTIONS, "batch_size", "seq_len", "trainer", "limit_vram", "device"))
+def grpo(cell: dict[str, Any], rollouts: dict[str, Any], gpu: Gpu, json_output: Json = False) -> None:
+    """Predict a step of TRL's GRPO beside vLLM on one GPU: both accounts by stage, and what fits."""
     from vramprobe import api
 
-    words, cell = dict(rollouts), dict(cell)
-    for name, known, where in (("trainer", GRPO, cell), ("rollout", "vllm", words)):
-        given = where.pop(name, None)
-        if given != known:
-            said = f"{flag(name)} {given}" if given else f"no {flag(name)}"
-            raise typer.BadParameter(f"{said} given; --trainer grpo --rollout vllm is what can be predicted.")
-    if not {"model", "method"} <= cell.keys() or gpu is None:
-        raise typer.BadParameter("--trainer grpo needs --model, --method and --gpu.")
-    engine = {"gpu_memory_utilization": gpu_memory_utilization, "vllm_release": vllm_release}
-    found = api.grpo(gpu=gpu, **{name: it for name, it in engine.items() if it is not None}, **words, **cell)
+    found = api.grpo(gpu=gpu, **rollouts, **cell)
     if json_output:
         print_json(found.model_dump(mode="json"))
     else:
@@ -88,7 +61,7 @@ def _print(found: Grpo) -> None:
         f"{format_bytes(found.usable_bytes)})"
     )
     for what, value in (
-        ("longest completion", found.largest_completion_length),
+        ("Longest completion", found.largest_completion_length),
         ("largest group", found.largest_num_generations),
         ("largest gpu_memory_utilization", found.largest_gpu_memory_utilization),
     ):

@@ -15,7 +15,7 @@ from vramprobe.options import ADAPTER_OPTIONS, RANK_OPTIONS
 
 #: Group → its verbs, in the order in which they are needed.
 VERBS = {
-    "Ask": ("predict", "recommend", "techniques", "explain"),
+    "Ask": ("predict", "serve", "grpo", "recommend", "techniques", "explain"),
     "Look": ("profile", "diff", "measure", "simulate", "doctor"),
     "Sweep": ("plan", "run", "launch", "status", "collect"),
     "Publish": ("fit", "evaluate", "calibrate", "claims", "report", "check", "merge", "contribute", "export"),
@@ -31,17 +31,17 @@ PANELS = {
                "fused_linear_cross_entropy", "recipe", "autocast", "kbit_prep", "attn", "torch_compile", "steps",
                "timing_steps", "seed"),
     "GPUs": ("gpu", "limit_vram", *RANK_OPTIONS, "alloc_conf", "device"),
-    "Question": ("max_batch", "max_seq_len", "largest_model", "min_gpus", "changes", "serve"),
+    "Question": ("max_batch", "max_seq_len", "largest_model", "min_gpus", "changes"),
     "vLLM": ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization",
              "tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager", "vllm_release"),
-    "GRPO": ("rollout", "num_generations", "max_prompt_length", "max_completion_length", "beta", "sleep"),
+    "GRPO": ("num_generations", "max_prompt_length", "max_completion_length", "beta", "sleep"),
 }  # fmt: skip
-#: Panel that is long and rarely asked for → the words that ask for it.
-_SHOWN_WITH = {"vLLM": ("--serve",), "GRPO": ("--trainer", "grpo")}
 _REST = "Output and more"
 #: Verb → a command that answers.
 EXAMPLES = {
     "predict": "predict --model llama-3.1-8b --method qlora --batch-size 1 --seq-len 2k --gpu RTX-4090",
+    "serve": "serve --model llama-3.1-8b --gpu H100-SXM --max-model-len 8k",
+    "grpo": "grpo --model llama-3.1-8b --method lora --gradient-checkpointing --gpu H100-SXM",
     "recommend": "recommend --model llama-3.1-8b --method lora --seq-len 2k --tokens 50M",
     "profile": "profile --emulate RTX-4090 --empty-weights -- python train.py",
     "explain": "explain train.log",
@@ -50,19 +50,15 @@ EXAMPLES = {
 _MOST_COLUMNS, _FLAG_COLUMNS = 100, 29
 
 
-def verb_help(path: str, text: str, parameters: Sequence[Any], words: Sequence[str]) -> str:
-    """The help of one verb; ``words``: what was typed after it, which may ask for a panel of its own."""
+def verb_help(path: str, text: str, parameters: Sequence[Any]) -> str:
+    """The help of one verb."""
     columns = _columns()
-    hidden = {panel for panel, asked in _SHOWN_WITH.items() if not set(asked) <= set(words)}
     panels = _in_panels([one for one in parameters if not getattr(one, "hidden", False)])
     parts = [f"Usage: {path} {_usage(parameters)}", "", *textwrap.wrap(" ".join(text.split()), columns)]
     if example := EXAMPLES.get(path.removeprefix("vramprobe ")):
         parts += ["", f"  vramprobe {example}"]
     for panel, own in panels.items():
-        if panel in hidden:
-            parts += ["", f"{panel}: {len(own)} options more, shown by {path} {' '.join(_SHOWN_WITH[panel])} --help"]
-        else:
-            parts += ["", panel, *_rows([(_typed(one), _said(one)) for one in own], columns)]
+        parts += ["", panel, *_rows([(_typed(one), _said(one)) for one in own], columns)]
     return "\n".join(parts)
 
 

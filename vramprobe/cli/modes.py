@@ -18,8 +18,6 @@ from vramprobe.cli.options import flag
 GROUPS = {
     "cell": "a cell's options",
     "ranks": "those of several GPUs",
-    "serving": "an engine's options",
-    "rollouts": "GRPO's options",
 }
 
 

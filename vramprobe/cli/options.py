@@ -30,6 +30,9 @@ Check = Annotated[
     bool,
     typer.Option("--check", help="Write nothing; list each file of -o that is missing or different, and exit with 1."),
 ]
+_GPU_HELP = "A GPU of `vramprobe gpus`, or a size such as 12GiB"
+Gpu = Annotated[str, typer.Option(help=f"{_GPU_HELP}.")]
+AnyGpu = Annotated[str | None, typer.Option("--gpu", help=f"{_GPU_HELP}: does it fit?")]
 Timeout = Annotated[float | None, typer.Option(help="Time limit for one cell, in seconds (default 900).")]
 
 SweepFile = Annotated[
@@ -142,23 +145,18 @@ def takes_a_cell(
     asks: Mapping[str, str] = MappingProxyType({}),
     optional: Collection[str] = (),
     without: Collection[str] = (),
-    freed_by: Collection[str] = (),
-    freed_if: Callable[[Mapping[str, Any]], bool] = lambda given: False,
 ) -> Callable[..., Any]:
     """Give ``command(cell, …)`` every option of a cell, as ``--batch-size`` and so on.
 
     ``asks``: flag of the command → the option that it asks for, which cannot be given with it. ``optional``: options
-    that the command does without; ``without``: those that it does not have. ``freed_by``: flags of the command with
-    any of which no option is needed: it checks them itself. ``freed_if``: the same of a cell's own options.
+    that the command does without; ``without``: those that it does not have.
     """
     if command is None:
-        return functools.partial(
-            takes_a_cell, asks=asks, optional=optional, without=without, freed_by=freed_by, freed_if=freed_if
-        )
+        return functools.partial(takes_a_cell, asks=asks, optional=optional, without=without)
 
     def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
         flags = (f"{flag(name)}/--no-{flag(name)[2:]}",) if kind is bool else (flag(name),)
-        required = name in _REQUIRED and name not in asks.values() and name not in optional and not freed_by
+        required = name in _REQUIRED and name not in asks.values() and name not in optional
         if name in asks.values():
             text += f" Not with {next(flag(asking) for asking, asked in asks.items() if asked == name)}."
         annotation = Annotated[kind if required else kind | None, option(name, *flags, help=text, show_default=False)]
@@ -166,10 +164,9 @@ def takes_a_cell(
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def gather(given: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-        if not any(others[name] for name in freed_by) and not freed_if(given):
-            _require_one_question(given, [name for name in asks if others[name]], asks)
-            if freed_by:
-                _require_all(given, optional, asks)
+        _require_one_question(given, [name for name in asks if others[name]], asks)
+        if given.get("trainer") == "grpo":
+            raise typer.BadParameter("--trainer grpo: a step of GRPO beside its engine is `vramprobe grpo`.")
         return {name: value for name, value in given.items() if value is not None}
 
     own = [parameter(name, *what) for name, what in CELL_OPTIONS.items() if name not in without]
@@ -253,13 +250,6 @@ def takes_given(
         return {name: value for name, value in given.items() if value is not None}
 
     return with_options(command, mapping, [parameter(name, *what) for name, what in options.items()], gather)
-
-
-def _require_all(cell: dict[str, Any], optional: Collection[str], asks: Mapping[str, str]) -> None:
-    """Raise wrong usage for an option that is needed and was not given, as typer words it."""
-    for name in _REQUIRED:
-        if cell[name] is None and name not in optional and name not in asks.values():
-            raise typer.BadParameter(f"Missing option '{flag(name)}'.")
 
 
 def flag(name: str) -> str:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramprobe.cli import grpo as grpo_option
 from vramprobe.cli import lengths as lengths_option
-from vramprobe.cli import serve as serve_option
 from vramprobe.cli.modes import Mode, answer
 from vramprobe.cli.options import (
     CELL_OPTIONS,
+    AnyGpu,
     BatchSampler,
     Json,
     Lengths,
@@ -40,24 +39,16 @@ if TYPE_CHECKING:
 RANKS = {name: CELL_OPTIONS[name] for name in RANK_OPTIONS}
 
 
-@grpo_option.takes_grpo
-@serve_option.takes_serving
 @functools.partial(takes_given, mapping="ranks", options=RANKS)
 @takes_a_cell(
     asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"},
     without=RANK_OPTIONS,
-    freed_by=("serve", "rollouts"),
-    freed_if=grpo_option.is_grpo,
 )
 def predict(
     cell: dict[str, Any],
     ranks: dict[str, Any],
-    serving: dict[str, Any],
-    rollouts: dict[str, Any],
     fit: PredictFit = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="A GPU of `vramprobe gpus`, or a size such as 12GiB: does it fit?")
-    ] = None,
+    gpu: AnyGpu = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits --gpu.")] = False,
     max_seq_len: Annotated[
         bool, typer.Option("--max-seq-len", help="Find the longest sequence that fits --gpu.")
@@ -94,9 +85,6 @@ def predict(
             help="Play so many steps of the batches of --lengths through the allocator, under several settings.",
         ),
     ] = 0,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Predict an inference engine (vLLM) alone on --gpu, with its own options.")
-    ] = False,
     allow_extrapolation: Annotated[
         bool, typer.Option(help="Predict even far outside the range of the fit's records.")
     ] = False,
@@ -198,12 +186,6 @@ def _fewest(
 
 #: The first that is asked for answers.
 _MODES = (
-    Mode("--serve", lambda given: given["serve"], serve_option.show),
-    Mode(
-        "--trainer grpo",
-        lambda given: given["rollouts"] or grpo_option.is_grpo(given["cell"]),
-        grpo_option.show,
-    ),
     Mode("--min-gpus", lambda given: given["min_gpus"], _fewest),
     Mode(
         "--max-batch, --max-seq-len and --largest-model",

@@ -1,16 +1,16 @@
-"""``vramprobe predict --serve``: an inference engine alone on a GPU.
+"""``vramprobe serve``: an inference engine alone on a GPU.
 
 In: vLLM's options. Out: where the GPU's memory goes and what the KV cache holds, as text or JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramprobe.cli.options import print_json, takes_given
+from vramprobe.cli.options import CELL_OPTIONS, Gpu, Json, print_json, takes_given
 from vramprobe.units import format_bytes, requests_at_once
 
 if TYPE_CHECKING:
@@ -33,26 +33,17 @@ SERVE_OPTIONS: dict[str, tuple[Any, str]] = {
 }
 
 
-def takes_serving(command: Callable[..., None]) -> Callable[..., Any]:
-    """Give ``command(serving, …)`` the options of an engine, those that were given."""
-    options = {name: (kind, f"With --serve: {text}") for name, (kind, text) in SERVE_OPTIONS.items()}
-    return takes_given(command, "serving", options)
-
-
-def show(
-    *,
-    serve: bool,
-    model: str | None = None,
-    dtype: str | None = None,
-    gpu: str | None,
+@functools.partial(takes_given, mapping="serving", options=SERVE_OPTIONS)
+def serve(
     serving: dict[str, Any],
-    json_output: bool,
+    model: Annotated[str, typer.Option(help=CELL_OPTIONS["model"][1])],
+    gpu: Gpu,
+    dtype: Annotated[str | None, typer.Option(help=CELL_OPTIONS["dtype"][1])] = None,
+    json_output: Json = False,
 ) -> None:
-    """Predict and print. Raises wrong usage without a model and a GPU."""
+    """Predict an inference engine (vLLM) on a GPU: where its memory goes, and what its KV cache holds."""
     from vramprobe import api
 
-    if model is None or gpu is None:
-        raise typer.BadParameter("--serve needs a model and a GPU: --model llama-3.1-8b --gpu H100-SXM.")
     of_cell = {} if dtype is None else {"dtype": dtype}
     found = api.serve(model=model, gpu=gpu, **of_cell, **serving)
     if json_output:

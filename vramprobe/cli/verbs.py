@@ -29,11 +29,13 @@ from vramprobe.cli import contribute as contribute_verbs
 from vramprobe.cli import diff as diff_verb
 from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import explain as explain_verb
+from vramprobe.cli import grpo as grpo_verb
 from vramprobe.cli import launch as launch_verb
 from vramprobe.cli import predict as predict_verb
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
 from vramprobe.cli import results, sweeps
+from vramprobe.cli import serve as serve_verb
 from vramprobe.cli import techniques as techniques_verb
 from vramprobe.cli.emulate import enter_emulated, num_cards
 from vramprobe.cli.help import root_help, verb_help
@@ -50,8 +52,6 @@ from vramprobe.emulate.enter import leaving
 from vramprobe.errors import VramprobeError
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.sweep.signals import signals_that_end
-
-_WORDS = "vramprobe.words"  # of a click context: what was typed after the verb
 
 
 class _Root(TyperGroup):
@@ -212,6 +212,8 @@ for verb in (
     calibrate_gpu_verb.calibrate_gpu,
     results.fit,
     predict_verb.predict,
+    serve_verb.serve,
+    grpo_verb.grpo,
     recommend_verb.recommend,
     results.evaluate,
     results.calibrate,
@@ -224,16 +226,12 @@ for verb in (
 class _Verb(TyperCommand):
     """A verb whose options take a word in any case and under its usual aliases (choices.py)."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[_WORDS] = tuple(args)
-        return super().parse_args(ctx, args)
-
     def invoke(self, ctx: Any) -> Any:
         ctx.params = {name: meant(name, value) for name, value in ctx.params.items()}
         return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(verb_help(ctx.command_path, self.help or "", self.get_params(ctx), ctx.meta[_WORDS]) + "\n")
+        formatter.write(verb_help(ctx.command_path, self.help or "", self.get_params(ctx)) + "\n")
 
 
 for registered in app.registered_commands:

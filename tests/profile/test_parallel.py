@@ -46,8 +46,10 @@ def test_a_pipeline_has_the_tokens_of_its_first_stage_and_the_time_of_the_slowes
     assert found.tokens_per_second == pytest.approx(2048 / found.seconds)
 
 
-def test_a_pipelines_waiting_is_said_not_to_be_in_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """(4 − 1) / 6 of the step; interleaved by two, half of it."""
+def test_a_pipelines_waiting_is_in_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """(4 − 1) / 6 of the micro-batches' time; interleaved by two, half of it."""
+    alone = step_time(tmp_path / "alone", sizes={}, num_micro_steps=6)
+    once = alone.by_class["rest"] + alone.by_class.get("optimizer", 0.0)
     for virtual, share, schedule in (
         (1, 0.5, "1F1B adds 50%"),
         (2, 0.25, "interleaved 1F1B (2 chunks a stage) adds 25%"),
@@ -56,7 +58,11 @@ def test_a_pipelines_waiting_is_said_not_to_be_in_the_time(tmp_path: Path, capsy
         assert found.bubble_share == share
         print_step_time(Console(width=300), found)
         said = capsys.readouterr().out
-        assert f"waiting for other stages is not in it: with 4 equal stages and 6 micro-batches {schedule}" in said
+        assert found.seconds == pytest.approx(alone.seconds + share * (alone.seconds - once))
+        assert found.by_class["waiting"] == pytest.approx(found.seconds - alone.seconds)
+        assert found.low_seconds / found.seconds == pytest.approx(alone.low_seconds / alone.seconds)
+        assert found.tokens_per_second == pytest.approx(found.tokens / found.seconds)
+        assert f"of it is waiting for other stages: with 4 equal stages and 6 micro-batches {schedule}" in said
         assert "8,192 tokens a step on 4 GPUs that share a model (pipeline 4)" in said
     assert step_time(tmp_path / "none", sizes={"tensor": 2}).bubble_share is None
 

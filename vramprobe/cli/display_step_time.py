@@ -33,6 +33,12 @@ def print_step_time(console: Console, time: StepTime) -> None:
             f"     no published step of {time.gpu} is in the fit: the interval is a guess from other cards, and a card "
             "that throttles takes longer"
         )
+    if time.condition == "short steps" and time.num_launches:
+        each = short_seconds(time.by_class.get("launches", 0.0) / time.num_launches)
+        console.print(
+            f"     the host decides: {each} a launch, as in the fit's runs; with more Python between launches it takes "
+            "longer, and no bound for that is known"
+        )
     for rate, amount, what in (
         (time.tokens_per_second, time.tokens, "tokens"),
         (time.samples_per_second, time.samples, "samples"),
@@ -63,14 +69,14 @@ def _shared(time: StepTime) -> str:
 
 
 def _print_bubble(console: Console, time: StepTime) -> None:
-    """That a pipeline's waiting is not in the time, and how much it would be."""
+    """How much of the time is a pipeline's waiting, and what it leaves out."""
     assert time.bubble_share is not None
     chunks = time.parallel.get("virtual", 1)
     schedule = f"interleaved 1F1B ({chunks} chunks a stage)" if chunks > 1 else "1F1B"
     console.print(
-        f"     waiting for other stages is not in it: with {time.parallel['pipeline']} equal stages and "
-        f"{time.num_micro_steps} micro-batches {schedule} adds {time.bubble_share:.0%}, "
-        f"{short_seconds(time.seconds * time.bubble_share)}; a slower stage adds more"
+        f"     {short_seconds(time.by_class.get('waiting', 0.0))} of it is waiting for other stages: with "
+        f"{time.parallel['pipeline']} equal stages and {time.num_micro_steps} micro-batches {schedule} adds "
+        f"{time.bubble_share:.0%}; another schedule or a slower stage may add more"
     )
 
 

@@ -34,10 +34,28 @@ def step_time(run: RawRun, warn: Callable[[str], None]) -> StepTime | None:
         warn(f"no step time: {error}")
         return None
     slowest = max(times, key=lambda one: one.seconds)
-    if slowest.tokens is not None:
-        return slowest
     first = next((one for one in times if one.tokens is not None), slowest)  # of a pipeline's stages, that which embeds
-    return slowest.model_copy(update=_rates(first.tokens, first.samples, slowest.seconds))
+    return _with_waiting(slowest, first.tokens, first.samples)
+
+
+def _with_waiting(time: StepTime, tokens: int | None, samples: int | None) -> StepTime:
+    """The step with what a pipeline's schedule adds while its ranks wait for each other's micro-batches."""
+    share = time.bubble_share or 0.0
+    once = time.by_class.get("rest", 0.0) + time.by_class.get("optimizer", 0.0)  # after all micro-batches
+    waiting = share * max(time.seconds - once, 0.0)
+    seconds = time.seconds + waiting
+    longer = seconds / time.seconds
+    return time.model_copy(
+        update={
+            "seconds": seconds,
+            "low_seconds": time.low_seconds * longer,
+            "high_seconds": time.high_seconds * longer,
+            "mfu": time.mfu / longer,
+            "hfu": time.hfu / longer,
+            "by_class": time.by_class | ({"waiting": waiting} if waiting else {}),
+            **_rates(tokens, samples, seconds),
+        }
+    )
 
 
 def _rates(tokens: int | None, samples: int | None, seconds: float) -> dict[str, float | None]:

@@ -58,8 +58,8 @@ class StepTime(_Frozen):
 
     @property
     def bubble_share(self) -> float | None:
-        """What waiting for other stages adds to the step, of its seconds, where all are alike: 1F1B's bubble, which
-        interleaved chunks divide; null without a pipeline. It is not in ``seconds``."""
+        """What waiting adds to the micro-batches' time where all stages are alike: 1F1B's bubble, which interleaved
+        chunks divide; null without a pipeline. ``by_class`` has its seconds as ``waiting``."""
         stages = self.parallel.get("pipeline", 1)
         if stages < 2:
             return None

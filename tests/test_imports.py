@@ -32,18 +32,6 @@ TORCH_SIDE = (
     "vramprobe.measure.emulation",
     "vramprobe.measure.environment",
     "vramprobe.measure.selftest",
-    "vramprobe.simulate.fake.adapters",
-    "vramprobe.simulate.kernels.cuda",
-    "vramprobe.simulate.fake.fused_loss",
-    "vramprobe.simulate.kernels.cpu",
-    "vramprobe.simulate.fake.quantised",
-    "vramprobe.simulate.fake.recorder",
-    "vramprobe.simulate.kernels.reductions",
-    "vramprobe.simulate.run",
-    "vramprobe.simulate.kernels.scratch",
-    "vramprobe.simulate.fake.shapes",
-    "vramprobe.simulate.fake.values",
-    "vramprobe.simulate.fake.vision",
 )
 
 
@@ -82,7 +70,7 @@ def graph() -> dict[str, set[str]]:
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
     "errors", "units", "optimizers", "trainers", "choices", "options", "allocator", "architecture", "catalog",
-    "kernels", "rules", "spec", "terms", "records", "log", "workload", "emulate", "measure", "simulate", "recipe",
+    "kernels", "rules", "spec", "terms", "records", "log", "workload", "emulate", "measure", "recipe",
     "model", "techniques", "predict", "lengths", "speed", "recommend", "check", "sweep", "literature", "report",
     "profile", "explain", "api", "cli", "__main__",
 )  # fmt: skip
@@ -199,7 +187,6 @@ LIGHT = (
     [
         ["--help"],
         ["measure", "--help"],
-        ["simulate", "--help"],
         ["models"],
         ["gpus"],
         ["plan", "configs/sweeps/quickstart.yaml", "--device", "cpu"],

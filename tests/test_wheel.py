@@ -67,8 +67,6 @@ ANSWERS: list[tuple[list[str], str]] = [
 FEW = [pair for pair in ANSWERS if pair[0][0] in ("recommend", "plan", "claims", "fit", "report")]
 NEEDS_TORCH = [
     ["measure", *CELL, "--device", "cpu"],
-    ["simulate", *CELL],
-    ["predict", *CELL, "--engine", "trace"],
     ["run", "quickstart", "--device", "cpu", "--limit", "1"],
 ]
 

@@ -50,7 +50,7 @@ def block(source: str, page: Path) -> str:
     said = "\n".join(lines[: int(first)] if first else lines)
     if "--timeline" in words:
         picture = os.path.relpath(ROOT / words[words.index("--timeline") + 1], page.parent)
-        return f"![live memory over one step of {said.split()[0]}, by cause]({picture})\n"
+        return f"![live memory over one step of {words[words.index('--model') + 1]}, by cause]({picture})\n"
     return f"```\n$ {source}\n{said}\n```\n"
 
 

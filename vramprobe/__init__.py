@@ -2,7 +2,7 @@
 
 One call per stage is in :mod:`vramprobe.api`; the command line is ``vramprobe --help``. Each folder is a room on the
 data's way, and says in its first lines what comes in and what goes out. Three lines nobody crosses, and a test says so:
-the torch line (only workload/, simulate/ and parts of measure/ load torch; importing this does not), the process line
+the torch line (only workload/ and parts of measure/ load torch; importing this does not), the process line
 (runner and worker exchange a spec and a record as JSON, nothing else), the independence line (terms/, arithmetic, and
 workload/, tensors, never import each other: a shared helper would let errors cancel).
 """
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 def load(path: str | Path = "results", of: Literal["records", "phases", "ranks"] = "records") -> pd.DataFrame:
     """Return the results in a .jsonl file or folder, or an exported .parquet file, as a pandas DataFrame.
 
-    ``of="records"``: one row per record of a cell, failures and simulations included. ``of="phases"``: one row per
+    ``of="records"``: one row per record of a cell, failures included. ``of="phases"``: one row per
     record, rank and phase. ``of="ranks"``: one row per rank. Phases and ranks of profiled commands are rows, too.
 
     Bytes are Int64 in columns that end in ``_bytes``, seconds Float64 in ``_seconds``; unknown values are NA, never 0.

@@ -2,7 +2,7 @@
 
 The command line calls nothing else. A cell is named by the words of :func:`vramprobe.spec.option_names`:
 ``measure(model="gpt2", method="lora", batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it
-in the worker's process only, simulating in this one. What a stage needs a module of its own for stands in its room.
+in the worker's process only. What a stage needs a module of its own for stands in its room.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import os
 import shlex
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from vramprobe import catalog, spec
+from vramprobe import catalog
 from vramprobe.emulate import require_emulated
-from vramprobe.errors import SpecError, StoreError
+from vramprobe.errors import SpecError
 from vramprobe.predict.grpo import grpo
-from vramprobe.predict.questions import cell, changes, given_fit, predict
+from vramprobe.predict.questions import cell, cell_on_ranks, changes, given_fit, predict
 from vramprobe.predict.serve import serve
 from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_len, min_gpus, min_gpus_by_sharding
 from vramprobe.sweep.jobs import default_results
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from vramprobe.records.parquet import export
     from vramprobe.records.record import RunRecord
     from vramprobe.report.card_truth import card_truth, card_truth_gpu
-    from vramprobe.simulate.run import Simulation
     from vramprobe.sweep.launch import launch_tasks
     from vramprobe.sweep.launch_command import launch_command
     from vramprobe.sweep.questions import campaign, plan, plan_campaign, run
@@ -50,7 +49,7 @@ __all__ = [
     "dataset", "default_results", "doctor", "evaluate", "explain", "export", "fit", "gpus", "grpo", "largest_model",
     "launch_command", "launch_tasks", "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus",
     "min_gpus_by_sharding", "models", "plan", "plan_campaign", "predict", "recommend", "report", "run", "serve",
-    "simulate",
+    "timeline",
 ]  # fmt: skip
 
 
@@ -113,7 +112,7 @@ def measure(
     if snapshot is not None and one.device != "cuda":
         raise SpecError(
             "a snapshot is the history of CUDA's caching allocator, and this cell is for the CPU: measure it on a GPU, "
-            "or draw what it would do there with `vramprobe simulate --timeline FILE.html`"
+            "or on an emulated one: --emulate GPU"
         )
     if snapshot is not None and one.num_gpus > 1:
         raise SpecError(
@@ -146,67 +145,22 @@ def measure(
     return record
 
 
-def simulate(
+def timeline(
+    path: str | Path,
     *,
-    device: str = "auto",
+    device: str | None = None,
     gpu: str | None = None,
-    depth: Literal["auto", "full"] = "auto",
-    timeline: str | Path | None = None,
-    save: str | Path | None = None,
+    say: Callable[[str], None] = lambda words: None,
     **options: Any,
-) -> RunRecord:
-    """The record of a cell on fake tensors, on any machine: a prediction, and no measurement.
+) -> None:
+    """Draw a cell's live memory over one step by cause, to .html, .png or .svg, from its recording on an emulated GPU.
 
-    ``device`` auto is CUDA. ``gpu``: as on this GPU of the catalog. ``timeline``: where to write the steady step's live
-    memory, .html or .png; runs every layer where the events of a deep model are not known otherwise. Appended to
-    ``save`` where that is given, which must not hold what was measured. Raises NotSimulated for what is not
-    covered.
+    ``options`` are the cell's words, ``gpu`` the GPU that is emulated; ``say`` hears what a recording does.
     """
-    from vramprobe.records import store
-    from vramprobe.report import timeline_file
-    from vramprobe.sweep.resume import open_journal
+    from vramprobe.report.recorded_timeline import write
 
-    if depth not in ("auto", "full"):
-        raise SpecError(f"depth {depth!r} is not known; use auto or full")
-    if gpu is not None and device == "cpu":
-        raise SpecError(f"a simulation for {gpu} is one for device cuda, and cpu was given; drop one of them")
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
-    one = cell(device="cuda" if device == "auto" else device, **options)
-    if one.num_gpus > 1:
-        raise SpecError(
-            f"num_gpus {one.num_gpus}: a simulation is of one GPU; predict one rank with predict --sharding, or run it "
-            "with measure --emulate"
-        )
-    if timeline is not None:
-        timeline_file.require_writable(timeline)
-    if save is not None:
-        store.require_journal(save)
-        if open_journal(save).attempts:
-            raise StoreError(f"{save} holds what was measured; name another file for what is simulated")
-    simulation = _simulated(one, card, depth, with_history=timeline is not None)
-    if save is not None:
-        store.append(save, simulation.record)
-    if timeline is not None:
-        from vramprobe.report.timeline import timeline_of
-
-        assert simulation.log is not None
-        timeline_file.write(timeline_of(simulation.record, simulation.log), timeline)
-    return simulation.record
-
-
-def _simulated(
-    one: spec.CellSpec, card: catalog.Gpu | None, depth: Literal["auto", "full"], *, with_history: bool
-) -> Simulation:
-    """Raises NotSimulated also where a library cannot build the cell or run it on tensors that have no values."""
-    from vramprobe.measure.isolation import require_packages
-
-    require_packages([one], with_device=False)
-    from vramprobe.simulate.run import simulate
-
-    simulation = simulate(one, gpu=card, depth=depth)
-    if with_history and simulation.log is None:
-        simulation = simulate(one, gpu=card, depth="full")
-    return simulation
+    write(cell_on_ranks(device=device or "cuda", **options), card, path, say)
 
 
 def explain(

@@ -97,7 +97,7 @@ _RANK = {
     "only_rank": Option(
         int,
         "Emulated only: run this one rank of --num-gpus (counted from 0).",
-        "the one rank that ran, with its peers' messages simulated; NA where all ran",
+        "the one rank that ran, with its peers' messages emulated; NA where all ran",
     ),
 }
 OPTIONS: dict[str, Option] = {
@@ -212,9 +212,7 @@ OPTIONS: dict[str, Option] = {
         bool, "Allow a pretrained checkpoint to run its own code.", "whether the checkpoint's own code ran"
     ),
     **_RANK,
-    "device": Option(
-        str, "auto | cuda | cpu (default auto; simulate: cuda; predict: cuda, or the fit's device).", "cuda or cpu"
-    ),
+    "device": Option(str, "auto | cuda | cpu (default auto; predict: cuda, or the fit's device).", "cuda or cpu"),
     "alloc_conf": Option(
         str,
         "PYTORCH_ALLOC_CONF for the cell's process, for example expandable_segments:True.",

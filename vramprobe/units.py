@@ -20,12 +20,10 @@ NUM_PUBLISHED_DIGITS = 6
 #: What is nearer to 0 is published as 0: of 1 TB it is a byte, and sums that cancel end somewhere below it.
 SMALLEST_PUBLISHED = 1e-12
 
-_WORDS = {"emulated": "emulated", "simulated": "simulated"}
-
 
 def word_for(instrument: str) -> str:
-    """What the numbers of an instrument are called wherever they are shown: measured, emulated or simulated."""
-    return _WORDS.get(instrument, "measured")
+    """What the numbers of an instrument are called wherever they are shown: measured or emulated."""
+    return "emulated" if instrument == "emulated" else "measured"
 
 
 def published(value: Any) -> Any:

@@ -22,7 +22,6 @@ REPORT = f"report {ROOT}/results/cpu/sizes --fit {ROOT}/vramprobe/data/fits/cpu.
 PREDICT = "predict --model llama-3.1-70b --method qlora --batch-size 1 --seq-len 4096 --gradient-checkpointing"
 OF_8B = "predict --model llama-3.1-8b --method qlora --batch-size 1 --seq-len 2048"
 OF_A_RANK = f"{PREDICT} --device cuda --num-gpus 8 --sharding"
-SIMULATE = "simulate --model llama-3.1-70b --method qlora --batch-size 1 --seq-len 2048 --gpu H100-SXM"
 RECOMMEND = "recommend --model llama-3.1-8b --seq-len 2048 --tokens 50M --deadline 12h"
 LIGHT = (
     "--help",
@@ -84,7 +83,6 @@ def main() -> None:
     print(f"{'wall':>10} {'CPU':>10} {'memory':>12}")
     for command in LIGHT:
         print(f"{cost_of(command)}  vramprobe {command}", flush=True)
-    print(f"{cost_of(SIMULATE, times=3)}  vramprobe {SIMULATE}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         cost = cost_of(f"{REPORT} -o {folder}", times=3)
         num_files = len(list(Path(folder).iterdir()))

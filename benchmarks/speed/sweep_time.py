@@ -52,7 +52,7 @@ HEADINGS = ("attempts", "minutes", "a minute", "load", "first step", "other step
 
 def sweep_time(records: Iterable[RunRecord]) -> SweepTime | None:
     """The time of one journal's attempts; None where none was run."""
-    attempts = [record for record in records if record.was_run and record.timing]
+    attempts = [record for record in records if record.timing]
     if not attempts:
         return None
     spans = sorted((start := _start(record), start + record.timing.total_seconds) for record in attempts)

@@ -1,8 +1,8 @@
 """Every architecture of the catalog once: ``python benchmarks/truth/catalog.py`` (rebuilds catalog.csv and catalog.md).
 
 Each is cut to its first layers, as many as have one layer of each kind, and trained by LoRA on an emulated H100 (the
-real CUDA software over a driver that launches nothing), simulated on fake tensors, and counted by arithmetic where that
-walks its layers. None of these is a measurement. The emulated records stay under ``--out`` and are not run again;
+real CUDA software over a driver that launches nothing), and counted by arithmetic where that walks its layers. Neither
+is a measurement. The emulated records stay under ``--out`` and are not run again;
 ``--check`` says whether catalog.md is what catalog.csv says and whether every architecture has a row.
 """
 
@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.tables import as_csv, as_markdown, read_csv  # noqa: E402
 from vramprobe import catalog  # noqa: E402
 from vramprobe.architecture import UnsupportedArchitecture  # noqa: E402
-from vramprobe.errors import VramprobeError  # noqa: E402
 from vramprobe.predict.predict import predict  # noqa: E402
 from vramprobe.records import store  # noqa: E402
 from vramprobe.records.table import describe_outcome  # noqa: E402
@@ -35,7 +34,7 @@ from vramprobe.spec import CellSpec, resolve  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_suffix(".csv")
-CARD, SIMULATED_CARD = "H100-SXM", "A100-80GB-SXM"  # simulate's own where none is named
+CARD = "H100-SXM"
 CELL = {"method": "lora", "lora_targets": "q_v", "batch_size": 1, "seq_len": 256, "timing_steps": 0}
 Row = dict[str, Any]
 
@@ -68,17 +67,6 @@ def emulate(asked: dict[str, CellSpec], out: Path) -> dict[str, Any]:
     return store.latest_by_fingerprint(store.read(out / "records").records)
 
 
-def simulated_bytes(cell: CellSpec) -> int | str:
-    """The allocated peak, or why there is none."""
-    from vramprobe.simulate.run import simulate
-
-    try:
-        record = simulate(cell).record
-    except VramprobeError as error:
-        return str(error)
-    return record.peak.allocated_bytes if record.peak else record.outcome.kind
-
-
 def counted_bytes(cell: CellSpec) -> int | str:
     """By arithmetic alone; empty where it does not walk these layers."""
     try:
@@ -104,23 +92,17 @@ def rows(out: Path) -> list[Row]:
                 "outcome": record.outcome.kind,
                 "detail": describe_outcome(record.outcome),
                 "emulated_bytes": record.peak.allocated_bytes if record.peak else "",
-                "simulated_bytes": simulated_bytes(cell),
                 "counted_bytes": counted_bytes(cell),
             }
         )
     return made
 
 
-def percent(row: Row, name: str) -> float | None:
-    """How far this one is from the emulated peak, each without its card's cuBLAS workspaces; None without a number."""
-    if not row["emulated_bytes"] or not str(row[name]).isdigit():
+def percent(row: Row) -> float | None:
+    """How far arithmetic is from the emulated peak; None without a number."""
+    if not row["emulated_bytes"] or not row["counted_bytes"]:
         return None
-    ran, asked = CARD, SIMULATED_CARD if name == "simulated_bytes" else CARD
-    emulated, found = (
-        int(row[key]) - 2 * catalog.find_gpu(card).blas_workspace_bytes
-        for key, card in (("emulated_bytes", ran), (name, asked))
-    )
-    return 100 * (found / emulated - 1)
+    return 100 * (int(row["counted_bytes"]) / int(row["emulated_bytes"]) - 1)
 
 
 def summary(found: list[Row]) -> str:
@@ -132,22 +114,21 @@ def summary(found: list[Row]) -> str:
         f"{len(found)} architectures, cut to their first layers, with LoRA of the query and value projections on",
         f"{CELL['batch_size']} × {CELL['seq_len']} tokens: {len(ok)} ran on an emulated {CARD},",
         f"{len(counted)} are counted by arithmetic.",
-        "Emulated: the real CUDA software over a driver that launches nothing; no GPU was measured. Simulated: fake",
-        f"tensors, for an {SIMULATED_CARD}. In percent of the emulated peak of allocated memory, apart from cuBLAS's",
-        "workspaces, which these cards have of other sizes; a dash: no arithmetic, so `predict` simulates.",
+        "Emulated: the real CUDA software over a driver that launches nothing; no GPU was measured. In percent of the",
+        "emulated peak of allocated memory; a dash: no arithmetic, so `predict` records a recipe.",
         "Linear attention, Mamba and convolutions run as transformers has them without the kernels of",
         "flash-linear-attention, mamba-ssm and causal-conv1d, with which memory is another.",
         "By `python benchmarks/truth/catalog.py`.\n",
     ]
-    head = ["architecture", "family", "parameters", "layers run", "emulated, GiB", "simulated, %", "arithmetic, %"]
+    head = ["architecture", "family", "parameters", "layers run", "emulated, GiB", "arithmetic, %"]
     cells = []
     for row in found:
         emulated = f"{int(row['emulated_bytes']) / 2**30:.3f}" if row["emulated_bytes"] else row["outcome"]
-        errors = [percent(row, name) for name in ("simulated_bytes", "counted_bytes")]
-        shown = ["–" if error is None else f"{error:+.2f}" for error in errors]
+        error = percent(row)
+        shown = "–" if error is None else f"{error:+.2f}"
         size = f"{int(row['num_params']) / 1e9:.3g}B"
-        cells.append([row["model"], row["model_type"], size, row["num_layers"], emulated, *shown])
-    return "\n".join([*lines, *as_markdown(head, "llrrrrr", cells)]) + "\n"
+        cells.append([row["model"], row["model_type"], size, row["num_layers"], emulated, shown])
+    return "\n".join([*lines, *as_markdown(head, "llrrrr", cells)]) + "\n"
 
 
 def read_rows() -> list[Row]:

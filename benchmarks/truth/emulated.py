@@ -1,25 +1,19 @@
-"""Simulated against emulated: ``python benchmarks/truth/emulated.py`` rebuilds emulated.csv and .md; resumable.
+"""Cells of every family, emulated: ``python benchmarks/truth/emulated.py`` adds to emulated.csv what it lacks.
 
 Every family of the catalog, most cut to two layers, with each method, optimizer and option, runs on an emulated card
-(the real CUDA software over a driver that launches nothing) and once more on fake tensors; the peaks are compared.
-Neither is a measurement on a GPU. Each card is one ``vramprobe run --emulate``, whose records stay under ``out/``;
-``--compare`` runs none and compares those there are; ``--anew`` simulates also what the table has; ``--only WORD``
-writes nothing; ``--check`` says whether emulated.md is what emulated.csv says.
+(the real CUDA software over a driver that launches nothing); nothing is measured. tests/oracles hold predictions and
+recipes against these rows. Each card is one ``vramprobe run --emulate``, whose records stay under ``out/``.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import re
-import statistics
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +25,13 @@ import yaml  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, read_csv  # noqa: E402
-from vramprobe import catalog  # noqa: E402
+from benchmarks.tables import as_csv, read_csv  # noqa: E402
 from vramprobe.errors import VramprobeError  # noqa: E402
 from vramprobe.records import store  # noqa: E402
 from vramprobe.records.record import RunRecord  # noqa: E402
 from vramprobe.spec import CellSpec, resolve  # noqa: E402
-from vramprobe.units import published  # noqa: E402
 
 TABLE = Path(__file__).with_suffix(".csv")
-NUM_PROCESSES = 2
 RECORDS = Path(__file__).parents[2] / "out" / "emulated"
 Row = dict[str, Any]
 Words = dict[str, Any]
@@ -181,11 +172,8 @@ def records_of(card: str) -> list[RunRecord]:
     return [found[one] for one in dict.fromkeys(order) if one in found]
 
 
-def compare(card: str, emulated: RunRecord) -> Row:
-    """One row: allocated and reserved bytes, emulated and simulated, and the errors in percent."""
-    from vramprobe.predict.predict import predict
-    from vramprobe.simulate.run import simulate
-
+def row_of(card: str, emulated: RunRecord) -> Row:
+    """One row: allocated and reserved bytes, or why the cell did not run."""
     spec: CellSpec = emulated.spec
     row: Row = {
         "fingerprint": spec.fingerprint,
@@ -197,38 +185,12 @@ def compare(card: str, emulated: RunRecord) -> Row:
     if emulated.outcome.kind != "ok" or emulated.peak is None:
         return row | {"why": why_not(emulated.outcome)[:300]}
     peak = emulated.peak
-    row |= {
+    return row | {
         "phase": peak.phase,
         "step": peak.step or "",
         "emulated_allocated_bytes": peak.allocated_bytes,
         "emulated_reserved_bytes": peak.reserved_bytes,
     }
-    try:
-        row["arithmetic_bytes"] = predict(spec).peak_allocated_bytes.value
-        row["arithmetic_error_percent"] = percent(row["arithmetic_bytes"], peak.allocated_bytes)
-    except VramprobeError:
-        pass  # a family without arithmetic
-    gc.collect()
-    try:
-        simulated = simulate(spec, gpu=catalog.find_gpu(card)).record
-    except VramprobeError as error:
-        return row | {"why": f"{type(error).__name__}: {error}"[:300]}
-    assert simulated.peak is not None
-    row |= {
-        "simulated_allocated_bytes": simulated.peak.allocated_bytes,
-        "simulated_reserved_bytes": simulated.peak.reserved_bytes,
-        "allocated_error_percent": percent(simulated.peak.allocated_bytes, peak.allocated_bytes),
-        "reserved_error_percent": percent(simulated.peak.reserved_bytes, peak.reserved_bytes),
-    }
-    errors = {
-        f"{one.name} of step {one.step}" if one.step else one.name: percent(
-            two.allocated_peak_bytes, one.allocated_peak_bytes
-        )
-        for one, two in zip(emulated.phases, simulated.phases, strict=False)
-        if one.allocated_peak_bytes and two.allocated_peak_bytes and (one.name, one.step) == (two.name, two.step)
-    }
-    worst = max(errors, key=lambda name: abs(errors[name]))
-    return row | {"worst_phase": worst, "worst_phase_error_percent": errors[worst]}
 
 
 def why_not(outcome: Any) -> str:
@@ -238,126 +200,16 @@ def why_not(outcome: Any) -> str:
     return getattr(outcome, "message", outcome.kind).partition("\n")[0] + where
 
 
-def percent(value: int | None, reference: int | None) -> float | str:
-    """How far ``value`` is from ``reference``; empty where one of them is not known."""
-    if value is None or not reference:
-        return ""
-    return published(round(100 * (value / reference - 1), 4))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--card", action="append", choices=CARDS, help="these alone")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--compare", action="store_true")
-    parser.add_argument("--anew", action="store_true")
-    parser.add_argument("--check", action="store_true")
     words = parser.parse_args()
-    rows = {(row["gpu"], row["fingerprint"]): row for row in read_rows()}
-    if words.check:
-        stale = TABLE.with_suffix(".md").read_text() != summary(list(rows.values()))
-        raise SystemExit(f"{TABLE.stem}.md is not what {TABLE.name} says" if stale else 0)
-    wanted: list[tuple[str, RunRecord]] = []
+    rows = {(row["gpu"], row["fingerprint"]): row for row in read_csv(TABLE)}
     for card in words.card or CARDS:
-        if not words.compare:
-            run_sweep(card)
-        wanted += [
-            (card, record)
-            for record in records_of(card)
-            if words.only in f"{record.cell_id} {record.spec.optim}"
-            and (words.anew or (card, record.spec.fingerprint) not in rows)
-        ]
-    with ProcessPoolExecutor(NUM_PROCESSES, get_context("spawn")) as pool:
-        for row in pool.map(compare, *zip(*wanted, strict=True)) if wanted else ():
-            print(
-                f"{row['gpu']:14} {row['cell']:70} {row.get('allocated_error_percent', '-'):>9} "
-                f"{row.get('reserved_error_percent', '-'):>9} {row.get('worst_phase_error_percent', '-'):>9} "
-                f"{row.get('worst_phase', '')} {row.get('why', '')}",
-                flush=True,
-            )
-            rows[row["gpu"], row["fingerprint"]] = {name: str(value) for name, value in row.items()}
-            if not words.only:
-                write(list(rows.values()))
-
-
-_IN_LOAD = "the norms' weights stand from the start of the load; on the card they are moved there in its end"
-_MAPS = "bitsandbytes' two maps of 8 bits, 1 KiB each, stand from the start; on the card those in use do from step 1 on"
-_GROUPED = "what the experts' grouped product takes while it runs, 66 KiB and its arguments (CUTLASS), is left out"
-#: Why a cell's simulation is not the emulated run to the byte: a part of its name, and the cause that a comparison of
-#: the two histories showed. First match wins.
-CAUSES: tuple[tuple[str, str], ...] = (
-    ("gemma-", "the embedding's scale, one number that is copied to the card while it loads, is left out"),
-    ("_rmsprop_", "the steps' counters, 4 B a parameter, are taken to be on the card"),
-    ("_lion_8bit_", _MAPS),
-    ("_paged_adamw_8bit_", _MAPS),
-    ("llama-3.2-1b@2layers_qlora-nf4-none-", _IN_LOAD),
-    ("smollm2-360m_qlora-nf4-peft-", _IN_LOAD),
-    ("mixtral-8x7b@2layers_lora-", _GROUPED),
-    ("falcon-7b@2layers_full_bf16_adamw-fused_b2s512_ckpt", "the peak is the third step's, taken to be the second's"),
-)
-
-
-def cause_of(row: Row) -> str:
-    """The named cause of a row that differs; empty for one that is the same to the byte."""
-    if all(row[f"simulated_{tier}_bytes"] == row[f"emulated_{tier}_bytes"] for tier in ("allocated", "reserved")):
-        return ""
-    return next((why for part, why in CAUSES if part in row["cell"]), "unexplained")
-
-
-def summary(rows: list[Row]) -> str:
-    """The errors by card and over all, then each cell that is not the same to the byte, and why."""
-    done = [row for row in rows if row.get("simulated_allocated_bytes")]
-    lines = [
-        "# Simulated against emulated\n",
-        "Neither was measured on a GPU: the emulated run is the real CUDA software over a driver that launches",
-        "nothing, the simulated one the workload on fake tensors. Errors of the run's peak, in percent.\n",
-    ]
-    head = [
-        "card",
-        "cells",
-        *(f"{what}: mean, worst" for what in ("allocated", "reserved", "arithmetic without a fit")),
-    ]
-    by_card = []
-    for card in (*CARDS, "all"):
-        group = [row for row in done if card in ("all", row["gpu"])]
-        if group:
-            names = ("allocated_error_percent", "reserved_error_percent", "arithmetic_error_percent")
-            by_card.append([card, len(group), *(_mean_and_worst(group, name) for name in names)])
-    lines += as_markdown(head, "lrrrr", by_card)
-    same = [row for row in done if not cause_of(row)]
-    lines.append(f"\nThe same to the byte, allocated and reserved: {len(same)} of {len(done)} cells.")
-    if rest := [row for row in done if cause_of(row)]:
-        cells = [
-            [row["cell"], row["gpu"], _difference(row, "allocated"), _difference(row, "reserved"), cause_of(row)]
-            for row in rest
-        ]
-        lines += ["", *as_markdown(["not the same", "card", "allocated", "reserved", "why"], "llrrl", cells)]
-    if missing := [row for row in rows if not row.get("simulated_allocated_bytes")]:
-        cells = [[row["cell"], row["gpu"], row["emulated"], row["why"].partition("\n")[0]] for row in missing]
-        lines += ["", *as_markdown(["not compared", "card", "emulated", "why"], "llll", cells)]
-    return "\n".join(lines) + "\n"
-
-
-def _difference(row: Row, tier: str) -> str:
-    """Simulated less emulated, in bytes and percent."""
-    num_bytes = int(row[f"simulated_{tier}_bytes"]) - int(row[f"emulated_{tier}_bytes"])
-    return f"{num_bytes:+,} B, {float(row[f'{tier}_error_percent']):+.4f} %" if num_bytes else "0"
-
-
-def _mean_and_worst(rows: list[Row], name: str) -> str:
-    errors = [abs(float(row[name])) for row in rows if row.get(name)]
-    return f"{statistics.mean(errors):.4f}, {max(errors):.3f}" if errors else "-"
-
-
-def read_rows() -> list[Row]:
-    """The table as it is."""
-    return read_csv(TABLE)
-
-
-def write(rows: list[Row]) -> None:
-    """The table so far, whole, and its summary."""
-    TABLE.write_text(as_csv(rows))
-    TABLE.with_suffix(".md").write_text(summary(read_rows()))
+        run_sweep(card)
+        for record in records_of(card):
+            rows.setdefault((card, record.spec.fingerprint), row_of(card, record))
+    TABLE.write_text(as_csv(list(rows.values())))
 
 
 if __name__ == "__main__":

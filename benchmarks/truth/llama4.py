@@ -1,8 +1,8 @@
 """Llama 4's cells: ``python benchmarks/truth/llama4.py`` (rebuilds llama4.csv and llama4.md; resumable).
 
 Scout and Maverick, whole or cut to their first layers, text alone or with images, run on emulated cards (the real CUDA
-software over a driver that launches nothing), once more on fake tensors, and by ``predict``. None of these is a
-measurement. It needs ``vramprobe emulate setup`` and takes about 10 minutes on two cores and 10 GiB. The emulated
+software over a driver that launches nothing), and by arithmetic where there is one. Neither is a measurement. It
+needs ``vramprobe emulate setup`` and takes about 10 minutes on two cores and 10 GiB. The emulated
 records stay under ``--out`` and are not run again; ``--check`` says whether llama4.md is what llama4.csv says.
 """
 
@@ -19,8 +19,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
-from benchmarks.truth.vision import ROOT, Row, peaks_of, simulated, worst_of  # its settings of the process, too
-from vramprobe import api
+from benchmarks.truth.vision import ROOT, Row, counted_bytes, peaks_of, worst_of  # its settings of the process, too
 from vramprobe.records import store
 from vramprobe.spec import resolve
 
@@ -64,15 +63,12 @@ def row_of(card: str, words: dict[str, Any], records: dict[str, Any]) -> Row:
     """The peaks of one cell."""
     cell = resolve(device="cuda", timing_steps=0, **words)
     emulated = records[cell.fingerprint].peak
-    predicted = api.predict(gpu=card, device="cuda", timing_steps=0, **words)
     return {
         "card": card,
         "cell": cell.cell_id,
         "emulated_bytes": emulated.allocated_bytes,
         "emulated_reserved_bytes": emulated.reserved_bytes,
-        **simulated(cell, card),
-        "engine": predicted.engine,
-        "predicted_bytes": predicted.peak_allocated_bytes.value,
+        "predicted_bytes": counted_bytes({"timing_steps": 0} | words, card),
     }
 
 
@@ -89,21 +85,17 @@ def rows(out: Path) -> list[Row]:
 
 def summary(found: list[Row]) -> str:
     """The page."""
-    names = ("simulated_bytes", "simulated_reserved_bytes", "predicted_bytes")
-    worst = {name: f"{worst_of(found, name):.3f} %" for name in names}
     lines = [
-        "# Llama 4: simulated and predicted against emulated\n",
-        f"{len(found)} cells of Scout and Maverick, whole or cut to their first layers. Simulated peaks are off by",
-        f"{worst['simulated_bytes']} at worst (allocated) and {worst['simulated_reserved_bytes']} (reserved),",
-        f"`predict` by {worst['predicted_bytes']}: by arithmetic, with images by simulation. Emulated: the real",
-        "CUDA software over a driver that launches nothing; no GPU was measured.",
+        "# Llama 4: arithmetic against emulated\n",
+        f"{len(found)} cells of Scout and Maverick, whole or cut to their first layers. Arithmetic is off by",
+        f"{worst_of(found):.3f} % at worst; a dash: there is none, and `predict` records. Emulated: the real CUDA",
+        "software over a driver that launches nothing; no GPU was measured.",
         "transformers runs every expert on every token; a library that sends tokens to their experts has another peak.",
-        "A dash: of a whole model a few layers are simulated, which says nothing of what is reserved.",
         "By `python benchmarks/truth/llama4.py`.\n",
     ]
-    head = ["cell", "card", "emulated, GiB", "simulated, %", "reserved, %", "predicted, %", "by"]
-    cells = [[row["cell"], row["card"], *peaks_of(row, names)] for row in found]
-    return "\n".join([*lines, *as_markdown(head, "llrrrrl", cells)]) + "\n"
+    head = ["cell", "card", "emulated, GiB", "arithmetic, %"]
+    cells = [[row["cell"], row["card"], *peaks_of(row)] for row in found]
+    return "\n".join([*lines, *as_markdown(head, "llrr", cells)]) + "\n"
 
 
 def main() -> None:

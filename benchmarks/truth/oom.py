@@ -1,10 +1,9 @@
 """Out-of-memory errors of public issues, explained and repeated: ``python benchmarks/truth/oom.py`` writes oom.md.
 
-``explain`` reads each report of oom/reports.toml. Its run, where the thread tells it, is repeated without a GPU: a
-cell of one GPU by simulation (*simulated*), one of several or of an old transformers by arithmetic (*predicted*). Both
-go through the allocator's replay on a card that has exactly what the message leaves to PyTorch: reserved and free.
-Nothing is fitted. It needs torch and takes about a minute; ``--check`` writes nothing. ``--emulate`` first runs those
-that say ``is_emulated`` on an emulated A100 (``vramprobe emulate setup``; a minute each) and keeps how they end.
+``explain`` reads each report of oom/reports.toml. Its run, where the thread tells it, is repeated without a GPU, by
+arithmetic: its requests go through the allocator's replay on a card that has exactly what the message leaves to
+PyTorch, reserved and free. Nothing is fitted; ``--check`` writes nothing. ``--emulate`` first runs those that say
+``is_emulated`` on an emulated A100 (``vramprobe emulate setup``; a minute each) and keeps how they end.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+
 from benchmarks.tables import as_csv, as_markdown, write_or_check
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.ledger import Device
@@ -33,11 +33,9 @@ from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.explain.messages import OutOfMemory
 from vramprobe.explain.report import report_of
 from vramprobe.kernels.chip import A100
-from vramprobe.log.reserved import reserve
 from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES
 from vramprobe.predict.predict import predict
 from vramprobe.predict.stack import on_stack
-from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms.sharding.ranks import run_of
 from vramprobe.terms.step.requests import Run
@@ -56,7 +54,6 @@ Row = dict[str, Any]
 class Repeated:
     """How the repeated run ends, bytes; ``requested``: None where it fits; ``peak``: allocated on an endless card."""
 
-    engine: str
     phase: str
     requested: int | None
     allocated: int
@@ -88,25 +85,12 @@ def room_of(oom: OutOfMemory) -> int | None:
 def repeated(report: Mapping[str, Any], room: int) -> Repeated:
     """The report's run where PyTorch's segments may take ``room`` bytes."""
     spec, device = spec_of(report), Device(segment_bytes=room)
-    if spec.num_gpus == 1 and "stack" not in report:
-        return _by_simulation(spec, device)
     try:
         peak = _played(spec, Device())[2]
     except UnsupportedArchitecture:  # whose order of requests is not known
         peak = predict(spec).peak_allocated_bytes.value
-        return Repeated("predicted", "fits" if peak <= room else "does not fit", None, peak, None, peak)
-    return Repeated("predicted", *_played(spec, device), peak)
-
-
-def _by_simulation(spec: CellSpec, device: Device) -> Repeated:
-    found = simulate(spec)
-    assert found.log is not None
-    ended = reserve(found.record.phases, found.log, None, device)
-    peak = max(phase.allocated_peak_bytes for phase in found.record.phases)
-    if ended.oom is None:
-        return Repeated("simulated", "fits", None, peak, max(one.reserved_peak_bytes for one in ended.phases), peak)
-    oom = ended.oom
-    return Repeated("simulated", oom.phase, oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes, peak)
+        return Repeated("fits" if peak <= room else "does not fit", None, peak, None, peak)
+    return Repeated(*_played(spec, device), peak)
 
 
 def _played(spec: CellSpec, device: Device) -> tuple[str, int | None, int, int]:
@@ -162,7 +146,7 @@ def compared(report: Mapping[str, Any]) -> Row:
     }
     if "cell" in report and room is not None:
         again = repeated(report, room)
-        row |= {"run": _in_words(spec_of(report)), "engine": again.engine, "repeated_phase": again.phase}
+        row |= {"run": _in_words(spec_of(report)), "repeated_phase": again.phase}
         row |= {
             f"repeated_{name}_bytes": getattr(again, name) for name in ("requested", "allocated", "reserved", "peak")
         }
@@ -187,7 +171,7 @@ def same_phase(row: Row) -> bool | None:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Counts, the table of repetitions, what explain says, and what was assumed."""
-    again = [row for row in rows if "engine" in row]
+    again = [row for row in rows if "run" in row]
     ended = [row for row in again if row["repeated_phase"] != "fits"]
     judged = [row for row in rows if row["cause"]]
     phases = [row for row in again if same_phase(row) is not None]
@@ -211,14 +195,14 @@ def markdown(rows: Sequence[Row]) -> str:
         f"reports; of the other {len(rows) - len(judged)} it is not known. Its thresholds (fragmentation: 10 % of the "
         "reserved memory unused; another process: 25 % of the GPU outside PyTorch) were chosen on these reports, so "
         "that the count is no test of them.\n",
-        "A repetition is *simulated* (one GPU) or *predicted* (arithmetic: several GPUs), under PyTorch 2.13, "
-        "transformers 5.23 and peft 0.21, not under the report's releases; the card is an A100 that leaves PyTorch as "
+        "A repetition is by arithmetic, under PyTorch 2.13, transformers "
+        "5.23 and peft 0.21, not under the report's releases; the card is an A100 that leaves PyTorch as "
         "much as the message says (reserved and free). Allocated memory that is near the message's therefore shows "
         "little by itself: the phase and the request do.\n",
         "## Repeated\n",
         *_repeated_table(again),
         "\n## Emulated\n",
-        "Some of the simulated ones, run on an emulated A100 with the same memory (*emulated*):\n",
+        "Some of them, run on an emulated A100 with the same memory (*emulated*):\n",
         *_emulated_table(again),
         "\n## What explain says\n",
         *as_markdown(
@@ -247,8 +231,8 @@ def markdown(rows: Sequence[Row]) -> str:
 def _repeated_table(rows: Sequence[Row]) -> list[str]:
     head = ("report", "run", "phase: told, here", "requested: message, here", "allocated, GiB", "reserved, GiB")
     return as_markdown(
-        (*head, "engine", "difference"),
-        "lllrrrll",
+        (*head, "difference"),
+        "lllrrrl",
         [
             (
                 row["source"],
@@ -257,7 +241,6 @@ def _repeated_table(rows: Sequence[Row]) -> list[str]:
                 f"{_shown(row['requested_bytes'])}, {_shown(row['repeated_requested_bytes'])}",
                 _pair(row, "allocated"),
                 _pair(row, "reserved"),
-                row["engine"],
                 row["why"] or "none",
             )
             for row in rows
@@ -268,7 +251,7 @@ def _repeated_table(rows: Sequence[Row]) -> list[str]:
 def _emulated_table(rows: Sequence[Row]) -> list[str]:
     kept = json.loads(EMULATED.read_text()) if EMULATED.exists() else {}
     return as_markdown(
-        ("report", "phase: simulated, emulated", *(f"{one}: simulated, emulated" for one in _EMULATED_FIGURES)),
+        ("report", "phase: here, emulated", *(f"{one}: here, emulated" for one in _EMULATED_FIGURES)),
         "llrrr",
         [
             (

@@ -55,14 +55,9 @@ class Compared(NamedTuple):
 
 
 def arithmetic(oracle: Oracle) -> Sizes:
-    """What predict said by arithmetic, frozen; what it simulated is not arithmetic's."""
+    """What predict said by arithmetic, frozen."""
     today = oracle.today
     return (today.allocated_bytes, today.reserved_bytes) if today.engine == "formula" else (None, None)
-
-
-def predict(oracle: Oracle) -> Sizes:
-    """What predict said by whatever engine it took, frozen."""
-    return oracle.today.allocated_bytes, oracle.today.reserved_bytes
 
 
 def recipe(oracle: Oracle) -> Sizes:
@@ -269,15 +264,9 @@ def page(cells: Sequence[Oracle]) -> str:
         "",
         "What `vramprobe predict` said by arithmetic, with the fit that ships and the allocator's replay. Kinds",
         "`techniques` and `releases` are whole training scripts, which a cell only resembles. Where cells are not",
-        "answered, arithmetic has no such family, and `predict` simulates or refuses.",
+        "answered, arithmetic has no such family, and `predict` records or refuses.",
         "",
         *tables(cells, arithmetic, baseline=True),
-        "",
-        "## With the simulation, where arithmetic has no answer",
-        "",
-        "What `vramprobe predict` said by the simulation on fake tensors (seconds each).",
-        "",
-        *table(compared([one for one in cells if one.today.engine == "trace"], predict, of_run)),
         *_of_recipes(cells),
     ]
     return "\n".join(lines) + "\n"
@@ -306,9 +295,9 @@ def _of_recipes(cells: Sequence[Oracle]) -> list[str]:
         "",
         *table(compared(extended, recipe, of_run)),
         "",
-        "Arithmetic, and the simulation, of the same cells:",
+        "Arithmetic of the same cells:",
         "",
-        *table(compared(own, predict, of_run)),
+        *table(compared(own, arithmetic, of_run)),
         *furthest_of_both(found),
     ]
 

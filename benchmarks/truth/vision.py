@@ -1,8 +1,8 @@
 """Cells with images: ``python benchmarks/truth/vision.py`` (rebuilds vision.csv and vision.md; resumable).
 
 Vision-language models, their language model cut to two or three layers and their vision tower whole, run on an
-emulated A100 (the real CUDA software over a driver that launches nothing), once more on fake tensors, and by
-``predict``. None of these is a measurement. It needs ``vramprobe emulate setup`` and takes about 10 minutes on two
+emulated A100 (the real CUDA software over a driver that launches nothing), and by ``predict``'s arithmetic where there
+is one. Neither is a measurement. It needs ``vramprobe emulate setup`` and takes about 10 minutes on two
 cores. The emulated records stay under ``--out`` and are not run again; ``--check`` says whether vision.md is what
 vision.csv says, for the cells that are here.
 """
@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ import yaml  # noqa: E402
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check  # noqa: E402
-from vramprobe import api, catalog  # noqa: E402
-from vramprobe.errors import VramprobeError  # noqa: E402
+from vramprobe import api  # noqa: E402
+from vramprobe.architecture import UnsupportedArchitecture  # noqa: E402
 from vramprobe.records import store  # noqa: E402
 from vramprobe.spec import CellSpec, resolve  # noqa: E402
 
@@ -79,15 +78,12 @@ def emulate(out: Path) -> dict[str, Any]:
     return store.latest_by_fingerprint(store.read(out / "records").records)
 
 
-def simulated(cell: CellSpec, card: str = CARD) -> dict[str, int | str | None]:
-    """The peaks, or why there are none."""
-    from vramprobe.simulate.run import simulate
-
+def counted_bytes(words: Row, card: str = CARD) -> int | str:
+    """Allocated memory by arithmetic; empty where there is none."""
     try:
-        peak = simulate(cell, gpu=catalog.find_gpu(card)).record.peak
-    except VramprobeError as error:
-        return {"simulated_bytes": str(error), "simulated_reserved_bytes": ""}
-    return {"simulated_bytes": peak.allocated_bytes, "simulated_reserved_bytes": peak.reserved_bytes}
+        return api.predict(gpu=card, device="cuda", engine="formula", **words).peak_allocated_bytes.value
+    except UnsupportedArchitecture:
+        return ""
 
 
 def rows(out: Path) -> list[Row]:
@@ -96,7 +92,6 @@ def rows(out: Path) -> list[Row]:
     for words, cell in zip(CELLS, cells(), strict=True):
         record = records[cell.fingerprint]
         peak = record.peak
-        predicted = api.predict(gpu=CARD, device="cuda", **DEFAULTS | words)
         made.append(
             {
                 "cell": cell.cell_id,
@@ -105,69 +100,50 @@ def rows(out: Path) -> list[Row]:
                 "outcome": record.outcome.kind,
                 "emulated_bytes": peak.allocated_bytes if peak else "",
                 "emulated_reserved_bytes": peak.reserved_bytes if peak else "",
-                **simulated(cell),
-                "engine": predicted.engine,
-                "predicted_bytes": predicted.peak_allocated_bytes.value,
+                "predicted_bytes": counted_bytes(DEFAULTS | words),
             }
         )
         print(made[-1], flush=True)
     return made
 
 
-def percent(row: Row, name: str) -> float | None:
-    """How far this one is from the emulated one of its kind; None where not all layers were simulated."""
-    if not row[name]:
-        return None
-    of = "emulated_reserved_bytes" if "reserved" in name else "emulated_bytes"
-    return 100 * (int(row[name]) / int(row[of]) - 1)
+def percent(row: Row) -> float | None:
+    """How far arithmetic is from the emulated peak; None where there is none."""
+    return 100 * (int(row["predicted_bytes"]) / int(row["emulated_bytes"]) - 1) if row["predicted_bytes"] else None
 
 
-def worst_of(found: list[Row], name: str) -> float:
+def worst_of(found: list[Row]) -> float:
     """The largest of :func:`percent`, whatever its sign."""
-    return max(abs(percent(row, name) or 0) for row in found)
+    return max(abs(percent(row) or 0) for row in found)
 
 
-def peaks_of(row: Row, names: Sequence[str]) -> list[str]:
-    """The emulated peak, how far the others are from it, and by which engine ``predict`` came to its own."""
-    errors = [percent(row, name) for name in names]
-    shown = ["–" if error is None else f"{error:+.3f}" for error in errors]
-    engine = {"trace": "simulation", "formula": "arithmetic"}[row["engine"]]
-    return [f"{int(row['emulated_bytes']) / 2**30:.3f}", *shown, engine]
+def peaks_of(row: Row) -> list[str]:
+    """The emulated peak, and how far arithmetic is from it."""
+    error = percent(row)
+    return [f"{int(row['emulated_bytes']) / 2**30:.3f}", "–" if error is None else f"{error:+.3f}"]
 
 
 def summary(found: list[Row]) -> str:
     """The page."""
-    names = ("simulated_bytes", "simulated_reserved_bytes", "predicted_bytes")
-    worst = {name: worst_of(found, name) for name in names}
     lines = [
-        "# Cells with images: simulated and predicted against emulated\n",
+        "# Cells with images: arithmetic against emulated\n",
         f"{len(found)} cells on an emulated {CARD}: the language model cut to two or three layers, the vision tower",
-        f"whole. Simulated peaks are off by {worst['simulated_bytes']:.3f} % at worst (allocated) and",
-        f"{worst['simulated_reserved_bytes']:.3f} % (reserved), `predict` by {worst['predicted_bytes']:.3f} %.",
+        f"whole. Arithmetic is off by {worst_of(found):.3f} % at worst; a dash: there is none, and `predict` records.",
         "Emulated: the real CUDA software over a driver that launches nothing; no GPU was measured, and the workspaces",
         "of cuDNN's convolutions are left out of all of them.",
         "By `python benchmarks/truth/vision.py`.\n",
     ]
-    head = [
-        "cell",
-        "tokens of an image",
-        "of a row",
-        "emulated, GiB",
-        "simulated, %",
-        "reserved, %",
-        "predicted, %",
-        "by",
-    ]
+    head = ["cell", "tokens of an image", "of a row", "emulated, GiB", "arithmetic, %"]
     cells = [
         [
             row["cell"],
             row["image_tokens"],
             row["row_tokens"],
-            *peaks_of(row, names),
+            *peaks_of(row),
         ]
         for row in found
     ]
-    return "\n".join([*lines, *as_markdown(head, "lrrrrrrl", cells)]) + "\n"
+    return "\n".join([*lines, *as_markdown(head, "lrrrr", cells)]) + "\n"
 
 
 def main() -> None:

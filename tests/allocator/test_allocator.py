@@ -684,7 +684,7 @@ def test_half_a_million_events_take_seconds() -> None:
 
 
 def test_the_replay_loads_nothing_heavy() -> None:
-    code = "import sys, vramprobe.simulate.against_snapshot as _; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, vramprobe.log.against_snapshot as _; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
 

@@ -109,6 +109,6 @@ def test_what_transformers_cannot_take_is_refused(family: str, options: dict[str
         ("falcon", {"num_ln_in_parallel_attn": 2}),
     ],
 )
-def test_what_would_be_counted_wrongly_is_left_to_the_trace_engine(family: str, options: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedArchitecture, match=f"{family} with {next(iter(options))} .* --engine trace knows"):
+def test_what_would_be_counted_wrongly_is_left_to_a_recording(family: str, options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=f"{family} with {next(iter(options))} .* --engine recipe knows"):
         architecture(BARE[family] | {"model_type": family} | options)

@@ -34,7 +34,6 @@ def test_every_architecture_ran_and_those_that_are_walked_are_counted(benchmark)
     assert {row["model_type"] for row in rows if row["counted_bytes"]} == with_text
     for row in rows:
         assert bool(row["counted_bytes"]) == (row["model_type"] in with_text), row["model"]
-        assert abs(benchmark.percent(row, "simulated_bytes")) < 1, row["model"]
 
 
 @pytest.mark.parametrize(

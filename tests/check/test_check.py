@@ -119,7 +119,6 @@ def again(record: RunRecord, **changes: Any) -> RunRecord:
 
 
 CPU, CUDA = make_record(), cuda_record()
-SIMULATED = again(CPU, attempt_id="simulated", instrument="simulated")
 CLEAN = {
     "cpu": [CPU],
     "cuda": [CUDA],
@@ -168,7 +167,6 @@ CASES = [
     _doubt("identity", "fingerprint", edited(CPU, fingerprint="0" * 16)),
     _doubt("identity", "cell_id", edited(CPU, cell_id="gpt2_full")),
     _doubt("identity", "the instrument is cuda", edited(CPU, instrument="cuda")),
-    _doubt("measured", "a prediction, no measurement", SIMULATED),
     _doubt("complete", "lacks peak", edited(CPU, peak=None)),
     _doubt("complete", "lacks ledger", edited(CPU, ledger=None)),
     _doubt("complete", "phases of loading", without(CPU, ("load", None))),
@@ -359,18 +357,6 @@ def test_replicated_cells_are_counted(tmp_path: Path) -> None:
     report = check_records([CPU, again(CPU), CUDA.model_copy(update={"attempt_id": "gpu"})], tmp_path)
     assert (report.num_cells, report.num_replicated_cells) == (2, 1)
     assert report.outcomes == {"ok": 3}
-
-
-def test_a_simulated_record_stands_for_no_measurement(tmp_path: Path) -> None:
-    """Neither for the attempt that failed or never ended, nor for a replicate; and it is the only thing to mend."""
-    failed = make_record(outcome=Error(error_type="OSError", message="boom"))
-    findings = check_records([failed, SIMULATED], tmp_path / "failed").findings
-    assert {found.rule for found in findings} == {"measured", "outcomes"}
-    store.append(tmp_path / "lost" / "records.jsonl", make_started(CPU))
-    assert {found.rule for found in check_records([SIMULATED], tmp_path / "lost").findings} == {"measured", "readable"}
-    report = check_records([CPU, edited(SIMULATED, environment=make_environment(device_name="Other"))], tmp_path / "ok")
-    assert (report.num_cells, report.num_replicated_cells) == (1, 0)
-    assert [found.rule for found in report.findings] == ["measured"]
 
 
 def test_a_place_without_files_is_the_users_error(tmp_path: Path) -> None:

@@ -54,7 +54,6 @@ def test_shards_become_one_journal_with_each_attempt_once(tmp_path: Path) -> Non
         (lambda good: good.model_copy(update={"warnings": ["edited"]}), "the same attempt has other values"),
         (lambda good: good.model_copy(update={"attempt_id": "attempt-new"}), "so it is a copy under another name"),
         (lambda good: taken(2, fingerprint="0" * 16), "fingerprint is '0000000000000000'"),
-        (lambda good: taken(2, instrument="simulated"), "simulated: a prediction, no measurement"),
         (
             lambda good: taken(
                 1,
@@ -64,7 +63,7 @@ def test_shards_become_one_journal_with_each_attempt_once(tmp_path: Path) -> Non
             "peak.allocated_bytes is",
         ),
     ],
-    ids=["edited", "copied", "fingerprint", "simulated", "peak"],
+    ids=["edited", "copied", "fingerprint", "peak"],
 )
 def test_records_that_cannot_be_are_refused_and_nothing_is_written(bad: Any, said: str, tmp_path: Path) -> None:
     journal(tmp_path / "1" / "records.jsonl", taken(1))

@@ -11,25 +11,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from command_line import HERE, vramprobe
-from factories import TINY_LLAMA, TINY_LLAMA_PATH, make_record, make_spec
+from factories import TINY_LLAMA_PATH, make_spec
 from grids import exhaustive
 from processes import is_alive
 from typer.main import get_command
-from typer.testing import CliRunner
 
-from vramprobe import api, spec
+from vramprobe import spec
 from vramprobe.cli import options as cli_options
 from vramprobe.cli import verbs
-from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.options import OPTIONS, RANK_OPTIONS
 from vramprobe.records import store
-from vramprobe.records.record import record_from_json
 from vramprobe.rules.sharding import SHARD_SIZE
 
 VERBS = {
@@ -37,7 +33,7 @@ VERBS = {
     for name, verb in get_command(verbs.app).commands.items()
     for part, inner in getattr(verb, "commands", {"": verb}).items()
 }
-TAKES_A_CELL = ("measure", "simulate", "predict")
+TAKES_A_CELL = ("measure", "predict")
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "16", "--device", "cpu"]
 TINY = ["--model", str(TINY_LLAMA_PATH), *CELL]
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "sweeps" / "quickstart.yaml")
@@ -103,86 +99,6 @@ def test_measure_json_is_the_record() -> None:
     assert len(record["timing"]["step_seconds"]) == 1
 
 
-def test_simulate_says_that_nothing_was_measured(tmp_path: Path) -> None:
-    journal, page = tmp_path / "one.jsonl", tmp_path / "new" / "one.html"
-    done = vramprobe("simulate", *TINY, "--save", str(journal), "--timeline", str(page))
-    assert done.returncode == 0, done.stderr
-    for word in ("predicted, not measured", "weights", "saved_activations", "█", "allocated, in", "optimizer_step"):
-        assert word in done.stdout
-    assert "instrument" not in done.stdout
-    assert f"timeline written to {page}\n" in done.stdout
-    assert re.fullmatch(r"simulated in \S+ s\n", done.stderr)  # apart: what a cell takes is the same each time
-    (record,) = store.read(journal).records
-    assert (record.outcome.kind, record.instrument) == ("ok", "simulated")
-    assert f"({record.peak.allocated_bytes:,} B), the peak" in page.read_text()
-
-
-def test_simulate_json_is_one_record_that_reads_back() -> None:
-    done = vramprobe("simulate", *TINY, "--json", "--depth", "full")
-    record = record_from_json(done.stdout)
-    assert done.stdout.count("\n") == 1
-    assert done.stderr == ""
-    assert (record.instrument, record.outcome.kind) == ("simulated", "ok")
-    assert record.fingerprint == make_spec(method="lora", batch_size=1).fingerprint
-
-
-def test_simulate_is_about_a_gpu_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it runs; ``--gpu`` says whether it fits, in JSON beside the record's own keys."""
-    asked: list[dict[str, Any]] = []
-
-    def simulated(one: spec.CellSpec, card: Any, depth: str, *, with_history: bool) -> Any:
-        asked.append({"device": one.device, "card": card and card.short_name, "depth": depth})
-        return SimpleNamespace(record=make_record(one, instrument="simulated"), history=None)
-
-    monkeypatch.setattr(api, "_simulated", simulated)
-    words = ["simulate", *TINY[:-2]]
-    plain = CliRunner().invoke(verbs.app, words)
-    told = CliRunner().invoke(verbs.app, [*words, "--device", "auto", "--gpu", "RTX-4090", "--depth", "full"])
-    data = json.loads(CliRunner().invoke(verbs.app, [*words, "--gpu", "RTX-4090", "--json"]).stdout)
-    assert asked == [
-        {"device": "cuda", "card": None, "depth": "auto"},
-        {"device": "cuda", "card": "RTX-4090", "depth": "full"},
-        {"device": "cuda", "card": "RTX-4090", "depth": "auto"},
-    ]
-    assert "4090" not in plain.stdout
-    assert "GeForce RTX 4090: fits (predicted allocated memory" in told.stdout
-    assert data.pop("verdict")["verdict"] == "fits"
-    assert record_from_json(json.dumps(data)).instrument == "simulated"
-
-
-def test_what_is_simulated_is_not_saved_beside_what_was_measured(tmp_path: Path) -> None:
-    journal = tmp_path / "records.jsonl"
-    cell = {"model": str(TINY_LLAMA_PATH), "method": "lora", "batch_size": 1, "seq_len": 16, "device": "cpu"}
-    store.append(journal, make_record())
-    with pytest.raises(StoreError, match="holds what was measured; name another file"):
-        api.simulate(save=journal, **cell)
-    assert len(store.read(journal).records) == 1
-
-
-def test_what_a_model_cannot_do_without_values_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    from vramprobe.simulate import run
-
-    monkeypatch.setattr(run, "train_step", lambda work, *rest: torch.nonzero(next(work.model.parameters())))
-    cell = {"model": str(TINY_LLAMA_PATH), "method": "full", "batch_size": 1, "seq_len": 16, "device": "cpu"}
-    with pytest.raises(VramprobeError, match=r"cannot be simulated \(DynamicOut.*: .*\); tensors without"):
-        api.simulate(**cell)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["simulate"], pytest.param(["predict", "--engine", "trace"], marks=exhaustive)],
-    ids=["simulate", "predict"],
-)
-def test_what_a_library_refuses_is_not_blamed_on_the_simulation(words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA | {"model_type": "mixtral", "num_local_experts": 4}))
-    done = vramprobe(*words, "--model", "config.json", *CELL, "--lora-dropout", "0.1", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1
-    assert "cannot be simulated (ValueError: lora.ParamWrapper does not work with lora_dropout != 0.)" in done.stderr
-    assert "peft refuses it, and would in a real run, too" in done.stderr
-
-
 def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     sweep = {
         "name": "tiny",
@@ -239,15 +155,9 @@ def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
         (["measure", *TINY, "--lora-targets", "a/b"], "module names"),
         (["measure", *TINY[:-1], "gpu"], "Nearest: cpu"),
         (["measure", *TINY, "--quant", "int8", "--dora", "--method", "qlora"], "DoRA cannot"),
-        (["simulate", *TINY, "--timeline", "a.pdf"], "must end in .html, .png or .svg"),
+        (["predict", *TINY[:-2], "--timeline", "a.pdf"], "must end in .html, .png or .svg"),
+        (["predict", *TINY[:-2], "--timeline", "/proc/no/a.png"], "/proc/no/a.png"),
         (["profile", "--timeline", "a.txt", "--", "python", "a.py"], "must end in .html, .png, .svg or .json"),
-        (["simulate", *TINY, "--timeline", "/proc/no/a.png"], "/proc/no/a.png"),
-        (["simulate", *TINY, "--save", "."], "a folder has that name"),
-        (["simulate", *TINY, "--depth", "half"], "use auto or full"),
-        (["simulate", *TINY, "--gpu", "RTX-4090"], "one for device cuda"),
-        (["simulate", *TINY[:-2], "--gpu", "H1000"], "unknown GPU"),
-        (["simulate", *TINY[:-2], "--limit-vram", "24GiB"], "--gpu"),
-        (["simulate", *TINY, "--optim", "paged_adamw_8bit"], "needs device cuda"),
         (["run", "nowhere.yaml"], "nowhere.yaml"),
         (["plan", "nowhere.yaml"], "nowhere.yaml"),
         (["plan", QUICKSTART, "--gpu", "H1000"], "unknown GPU"),

@@ -27,7 +27,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 VERBS = get_command(app).commands
 #: Verbs that load torch, start processes or ask the network.
-_HEAVY = {"measure", "simulate", "profile", "run", "emulate", "doctor", "calibrate-gpu", "launch", "collect", "status"}
+_HEAVY = {"measure", "profile", "run", "emulate", "doctor", "calibrate-gpu", "launch", "collect", "status"}
 #: Those whose least answer takes seconds: they judge all records or claims.
 _SLOW = {"claims", "calibrate", "evaluate", "fit", "report"}
 LIGHT = sorted(set(VERBS) - _HEAVY - _SLOW)
@@ -135,7 +135,7 @@ def command_lines(draw: st.DrawFn, verb: str) -> list[str]:
             is_flag = getattr(parameter, "is_flag", False)
             words += [_flag(parameter)] if is_flag else [f"{_flag(parameter)}={draw(values_of(parameter))}"]
     if verb == "predict" and not any(word.startswith(_WITHOUT_AN_ENGINE) for word in words):
-        words.append("--engine=formula")  # auto simulates, with torch
+        words.append("--engine=formula")  # auto records, on an emulated GPU
     return words
 
 

@@ -70,15 +70,4 @@ def test_time_price_and_emulation_need_a_gpu(words: tuple[str, ...]) -> None:
 
 def test_no_verb_with_a_gpu_is_left_out() -> None:
     taking = {name for name, verb in get_command(app).commands.items() if any(one.name == "gpu" for one in verb.params)}
-    assert taking == {
-        "predict",
-        "serve",
-        "grpo",
-        "simulate",
-        "plan",
-        "run",
-        "recommend",
-        "techniques",
-        "claims",
-        "launch",
-    }
+    assert taking == {"predict", "serve", "grpo", "plan", "run", "recommend", "techniques", "claims", "launch"}

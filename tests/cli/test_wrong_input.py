@@ -199,7 +199,7 @@ def test_a_model_with_a_name_that_no_path_has(refused: Callable[..., str]) -> No
     assert len(told) < 200
 
 
-@pytest.mark.parametrize("words", [["predict"], ["simulate"], ["plan", "nosuch.yaml"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [["predict"], ["plan", "nosuch.yaml"]], ids=lambda words: words[0])
 def test_a_gpu_without_a_name(words: list[str], refused: Callable[..., str]) -> None:
     if words[0] == "plan":
         words = ["plan", str(Path(__file__).parents[2] / "configs" / "sweeps" / "quickstart.yaml")]

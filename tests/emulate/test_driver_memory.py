@@ -48,7 +48,7 @@ def test_sizes_as_a_card_holds_them(make_machine, in_process) -> None:
 
 
 def test_segments_are_handed_out_from_the_top_down_and_the_highest_hole_first(make_machine, in_process) -> None:
-    """As the listings of torch.cuda.memory_snapshot() show that tests/simulate/test_allocator.py replays."""
+    """As the listings of torch.cuda.memory_snapshot() show that tests/allocator/test_allocator.py replays."""
 
     def run(driver: Driver) -> list[int]:
         first = driver.malloc(20 * MIB)

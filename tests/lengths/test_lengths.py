@@ -172,7 +172,7 @@ def test_predict_shows_the_data_the_worst_batch_and_the_replay() -> None:
     "words",
     [
         ["--replay-steps", "5"],
-        ["--lengths", "max=9", "--engine", "trace"],
+        ["--lengths", "max=9", "--engine", "recipe"],
         ["--lengths", "max=9", "--stack", "transformers-4.48"],
     ],
 )

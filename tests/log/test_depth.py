@@ -119,7 +119,7 @@ def test_the_cache_is_emptied_where_the_log_says() -> None:
         mark = PhaseMark("forward", 2, 1, range(0, len(events)))
         log = log_of(events, [mark], [])
         script = scripts_of([log])[0]
-        return reserve(log_and_phases([mark], script).phases, log).phases[0].reserved_peak_bytes
+        return reserve(log_and_phases([mark], script).phases, log)[0].reserved_peak_bytes
 
     assert reserved(False) == 3 * large
     assert reserved(True) == 2 * large

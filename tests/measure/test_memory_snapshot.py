@@ -120,7 +120,7 @@ def test_the_request_names_the_file(asked: bool, tmp_path: Path) -> None:
 
 def test_a_cpu_cell_has_none_and_says_what_to_do(tmp_path: Path) -> None:
     cell = {"model": "gpt2", "method": "lora", "batch_size": 1, "seq_len": 8, "device": "cpu"}
-    with pytest.raises(SpecError, match=r"CUDA's caching allocator, .* measure it on a GPU, or .* simulate"):
+    with pytest.raises(SpecError, match=r"CUDA's caching allocator, .* measure it on a GPU, or on an emulated one"):
         api.measure(snapshot=tmp_path / "a.pickle", **cell)
 
 

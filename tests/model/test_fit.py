@@ -114,16 +114,6 @@ def test_mixed_records_are_refused(overrides: dict[str, Any], message: str) -> N
         fit([*records, synthetic(specs()[7], {}, **overrides)])
 
 
-def test_what_was_simulated_is_left_out_and_counted() -> None:
-    measured = [synthetic(spec, {}) for spec in specs()]
-    simulated = [make_record(spec, instrument="simulated") for spec in specs()[:2]]
-    with_both, without = fit([*simulated, *measured]), fit(measured)
-    assert with_both.left_out == {"simulated: predicted, not measured": 2}
-    assert with_both.model_copy(update={"left_out": {}}) == without
-    with pytest.raises(FitError, match="2 left out: simulated: predicted, not measured"):
-        fit(simulated)
-
-
 def test_differing_patch_versions_are_a_warning() -> None:
     versions = make_environment().versions | {"peft": "0.20.0"}
     records = [synthetic(spec, {}) for spec in specs()[:6]]

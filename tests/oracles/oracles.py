@@ -43,9 +43,9 @@ class Run(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class Today(Figures):
-    """What predict said. ``engine``: formula (arithmetic) or trace (simulation); null where it refused."""
+    """What predict said by arithmetic; all null where it has none and would record the cell."""
 
-    engine: str | None = None
+    engine: str | None = None  # formula; null where it refused, too
     terms: dict[str, int] | None = None  # bytes by cause at the peak, as predict prints them
     constant_bytes: int = 0  # what the terms lack of the allocated peak
     verdict: str | None = None

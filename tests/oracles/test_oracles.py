@@ -19,7 +19,7 @@ from vramprobe.choices import Loss, Optim, Quant, Sharding, Trainer
 from vramprobe.errors import SpecError
 
 ROOT = Path(__file__).parents[2]
-#: In ``make test`` one of so many cells is predicted anew, without those that load torch.
+#: In ``make test`` one of so many cells is predicted anew.
 PART = 60
 MOST_BYTES = 1_500_000
 

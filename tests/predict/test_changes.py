@@ -133,7 +133,7 @@ def test_a_change_is_not_broken_within_a_word(columns: int) -> None:
     assert "--num-gpus 8 --sharding fsdp" in flags
 
 
-def test_what_is_simulated_gets_no_changes_and_says_so_when_asked() -> None:
+def test_what_is_recorded_gets_no_changes_and_says_so_when_asked() -> None:
     with pytest.raises(UnsupportedArchitecture):
         api.changes(gpu="T4", padding=True, **SMALL)
     done = CliRunner().invoke(app, ["predict", *words_of(SMALL), "--changes", "--max-batch", "--gpu", "T4"])

@@ -179,15 +179,6 @@ def test_failures_are_left_out_with_their_reason_and_ooms_are_bounds(records: li
     assert found.scores == ()
 
 
-def test_what_was_simulated_is_no_measurement_to_be_judged_by(records: list[RunRecord]) -> None:
-    held_out = next(record for record in records if record.held_out)
-    same = held_out.model_copy(update={"instrument": "simulated", "attempt_id": "a", "started_at": "2030-01-01"})
-    other = make_record(make_spec(seq_len=9), instrument="simulated", attempt_id="b", held_out=True)
-    found, without = evaluate([*records, same, other]), evaluate(records)
-    assert (found.scores, found.summaries) == (without.scores, without.summaries)
-    assert found.left_out == without.left_out | {"simulated: predicted, not measured": 1}  # the other had its run
-
-
 def test_sums_are_those_of_the_scores(records: list[RunRecord]) -> None:
     found = evaluate(records, leave_out="model")
     total = found.summaries[0]

@@ -295,25 +295,6 @@ def other_branch(*words: Any, **options: Any) -> Any:
     raise CannotRecord("at 3 x 64 tokens the step asks the allocator in another order")
 
 
-def test_the_trace_engine_is_asked_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linear in the batch, as simulations are: three or four of them find both answers."""
-    asked: list[int] = []
-
-    def simulated(one: CellSpec, **_: Any) -> Prediction:
-        asked.append(one.batch_size)
-        size = 4 * GIB + one.batch_size * GIB // 7
-        return predict(resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=8)).model_copy(
-            update={"peak_allocated_bytes": Interval(value=size, low=size, high=round(size * 1.06))}
-        )
-
-    monkeypatch.setattr("vramprobe.predict.trace_engine.predict", simulated)
-    found = api.max_batch_size(gpu="RTX-4090", engine="trace", model="t5-base", method="lora", seq_len=64)
-    usable = find_gpu("RTX-4090").total_bytes - GIB
-    assert found.tight.value == (usable - 4 * GIB) * 7 // GIB
-    assert found.num_predictions == len(asked) == len(set(asked))
-    assert len(asked) <= 8
-
-
 def test_sharded_ranks_hold_larger_batches() -> None:
     words = {"model": "llama-3.1-8b", "method": "full", "seq_len": 1024, "gradient_checkpointing": True}
     few, many = (api.max_batch_size(gpu="A100-80GB", sharding="zero3", num_gpus=n, **words) for n in (4, 8))

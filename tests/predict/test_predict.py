@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from factories import CONSTANT_BYTES, TRUE, make_oom, make_record, make_spec, specs, synthetic
+from factories import CONSTANT_BYTES, TRUE, make_spec, specs, synthetic
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
@@ -17,9 +17,8 @@ from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import MemoryModel, Spread, is_same_gpu
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
-from vramprobe.predict.trace_engine import prediction_of
-from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, usable_bytes, verdict, verdict_on_simulated
-from vramprobe.records.record import Invalid, Peak
+from vramprobe.predict.uncertainty import interval_around
+from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, usable_bytes, verdict
 from vramprobe.spec import resolve
 from vramprobe.units import GIB
 
@@ -178,23 +177,13 @@ def test_a_deep_model_takes_milliseconds() -> None:
         ({"reserved_bytes": 23 * GIB}, "does not fit", "predicted reserved memory, .*: 23.00 GiB"),
     ],
 )
-def test_a_simulated_peak_is_judged_as_the_trace_engine_judges(tiers: dict[str, int], answer: str, said: str) -> None:
-    peak = Peak(phase="backward", step=2, allocated_bytes=20 * GIB, load_allocated_bytes=1, **tiers)
-    spec = make_spec(device="cuda")
-    record = make_record(spec, instrument="simulated", peak=peak)
-    judged = verdict_on_simulated(record, find_gpu("RTX-4090"))
+def test_reserved_memory_is_judged_where_it_is_known(tiers: dict[str, int], answer: str, said: str) -> None:
+    found = predict(make_spec(device="cuda"))
+    allocated = interval_around(20 * GIB, (0.95, 1.06))
+    reserved = {name: interval_around(size, (0.95, 1.08)) for name, size in tiers.items()}
+    judged = verdict(found.model_copy(update={"peak_allocated_bytes": allocated, **reserved}), find_gpu("RTX-4090"))
     assert judged.verdict == answer
     assert re.search(said, judged.reason)
-    assert judged == verdict(prediction_of(record, spec), find_gpu("RTX-4090"))
-
-
-def test_a_simulation_that_ran_out_of_memory_does_not_fit() -> None:
-    judged = verdict_on_simulated(make_oom(make_spec(), instrument="simulated"), find_gpu("RTX-4090"))
-    assert (judged.verdict, judged.needed_bytes.low) == ("does not fit", 24 * GIB)
-    assert "ran out in backward of step 1" in judged.reason
-    invalid = make_record(instrument="simulated", outcome=Invalid(reasons=["open"]), peak=make_record().peak)
-    with pytest.raises(VramprobeError, match="RTX 4090 is not known: the simulation ended as invalid"):
-        verdict_on_simulated(invalid, find_gpu("RTX-4090"))
 
 
 # -- the fit that ships ------------------------------------------------------------------------------------------------
@@ -232,7 +221,7 @@ def test_a_gpu_that_shares_the_cpu_s_memory_leaves_it_a_part() -> None:
     spark = find_gpu("GB10")
     assert spark.total_bytes == 122570 * 2**20
     assert usable_bytes(spark, device_is_known=False) == spark.total_bytes - 17 * GIB  # 1 GiB is the context's
-    told = verdict_on_simulated(make_record(instrument="simulated"), spark).reason
+    told = verdict(predict(make_spec(device="cuda")), spark).reason
     assert "16.00 GiB for the CPU, which shares this memory" in told
 
 

@@ -87,9 +87,9 @@ def test_a_cell_of_which_an_older_release_is_not_known_is_refused(words: dict[st
         predict(on_stack(cell(**words), "transformers-4.48"))
 
 
-def test_sharding_and_simulation_know_no_other_release() -> None:
+def test_sharding_and_recordings_know_no_other_release() -> None:
     words = {"model": "llama-3-8b", "method": "lora", "batch_size": 1, "seq_len": 64, "stack": "transformers-4.48"}
-    for more in ({"engine": "trace"}, {"sharding": "zero3", "num_gpus": 2}):
+    for more in ({"engine": "recipe"}, {"sharding": "zero3", "num_gpus": 2}):
         with pytest.raises(SpecError, match="stack is by arithmetic, of one GPU"):
             api.predict(**words, **more)
 

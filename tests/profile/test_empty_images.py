@@ -71,14 +71,14 @@ def test_each_config_says_where_it_is_from() -> None:
 
 @pytest.mark.parametrize("name", ["all-minilm-l6-v2", "answerdotai/ModernBERT-base"])
 def test_what_is_not_predicted_says_what_to_do(name) -> None:
-    with pytest.raises(SpecError, match=r"not predicted or simulated.*profile --emulate GPU --empty-weights"):
+    with pytest.raises(SpecError, match=r"not predicted.*profile --emulate GPU --empty-weights"):
         find_model(name)
 
 
 def test_they_are_listed_as_what_only_a_profile_knows() -> None:
     listed = json.loads(CliRunner().invoke(verbs.app, ["models", "--json"]).stdout)
     others = {one["slug"]: one["kind"] for one in listed if one.get("profile_only")}
-    assert others == {one.name: one.kind for one in list_profiled() if not one.is_simulated}
+    assert others == {one.name: one.kind for one in list_profiled() if not one.has_counted_images}
     assert "qwen2.5-vl-7b" not in others
     shown = CliRunner().invoke(verbs.app, ["models"]).stdout
     assert "Only in profile --emulate GPU --empty-weights" in shown

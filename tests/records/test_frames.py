@@ -95,11 +95,11 @@ def test_every_record_is_a_row_with_exact_values(tmp_path: Path) -> None:
         make_record(sweep="tiny", held_out=True),
         make_record(make_spec(method="lora", lora_dropout=0.1), environment=other),
         make_record(outcome=Oom(phase="load", message="no")),
-        make_record(instrument="simulated"),
+        make_record(make_spec(device="cuda"), instrument="emulated"),
     ]
     frame = vramprobe.load(saved(tmp_path, *records))
     assert frame.outcome.tolist() == ["ok", "ok", "oom", "ok"]
-    assert frame.instrument.tolist() == ["cpu", "cpu", "cpu", "simulated"]
+    assert frame.instrument.tolist() == ["cpu", "cpu", "cpu", "emulated"]
     assert frame.peak_allocated_bytes[0] == records[0].peak.allocated_bytes
     assert frame.num_params[0] == TINY_LLAMA_PARAMS
     assert frame.device_total_bytes[1] == 2**62  # never a float

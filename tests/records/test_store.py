@@ -368,8 +368,6 @@ def test_a_finished_attempt_counts_more_than_a_later_failure() -> None:
     failed = make_record(attempt_id="3", started_at="2026-03-03T00:00:00Z", outcome=Timeout(limit_seconds=1))
     assert store.latest_by_fingerprint([new, failed, old]) == {old.fingerprint: new}
     assert store.latest_by_fingerprint([failed]) == {old.fingerprint: failed}
-    simulated = make_record(attempt_id="4", started_at="2026-03-04T00:00:00Z", instrument="simulated")
-    assert store.latest_by_fingerprint([simulated, failed]) == {old.fingerprint: failed}
 
 
 def test_an_older_records_name_of_a_field_is_read() -> None:

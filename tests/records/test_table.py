@@ -48,7 +48,7 @@ def test_a_failed_record_has_the_same_columns_and_no_made_up_numbers() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"instrument": "simulated"}, ["instrument", "'cpu'", "'simulated'"]),
+        ({"instrument": "emulated"}, ["instrument", "'cpu'", "'emulated'"]),
         ({"environment": make_environment(device_name="Other CPU")}, ["device_name", "'Test CPU", "'Other CPU'"]),
         ({"environment": make_environment(versions={"torch": "2.12.9"})}, ["torch", "'2.13'", "'2.12'"]),
         ({"environment": make_environment(versions={})}, ["torch", "'2.13'", "None"]),

@@ -36,14 +36,14 @@ def table_of(records: list[RunRecord]) -> Any:
 
 
 def various() -> list[RunRecord]:
-    """Two measured cells, a failure and a simulation, of two machines."""
+    """Two measured cells, a failure and an emulated run, of two machines."""
     versions = {"torch": "2.13.0", "new": "1"}
     other = make_environment(device_name="<img> GPU", device_total_bytes=2**62, versions=versions)
     return [
         make_record(attempt_id="one", held_out=True, sweep="tiny"),
         make_record(make_spec(method="lora", lora_dropout=0.1), attempt_id="two", environment=other),
         make_record(attempt_id="three", outcome=Oom(phase="load", message="no")),
-        make_record(attempt_id="four", instrument="simulated"),
+        make_record(make_spec(device="cuda"), attempt_id="four", instrument="emulated"),
     ]
 
 
@@ -52,7 +52,7 @@ def test_every_record_is_a_row_and_nothing_is_lost() -> None:
     rows = table_of(records).to_pylist()
     assert [record_from_json(row["record_json"]) for row in rows] == records
     assert [row["outcome"] for row in rows] == ["ok", "ok", "oom", "ok"]
-    assert [row["instrument"] for row in rows] == ["cpu", "cpu", "cpu", "simulated"]
+    assert [row["instrument"] for row in rows] == ["cpu", "cpu", "cpu", "emulated"]
     assert rows[0]["peak_allocated_bytes"] == records[0].peak.allocated_bytes
     assert (rows[0]["held_out"], rows[0]["sweep"], rows[1]["sweep"]) == (True, "tiny", None)
     assert (rows[0]["lora_r"], rows[1]["lora_r"], rows[1]["lora_dropout"]) == (None, 16, 0.1)
@@ -92,7 +92,7 @@ def test_the_card_is_what_the_hub_reads(tmp_path: Path) -> None:
     assert config["data_files"] == [{"split": "train", "path": "records.parquet"}]
     assert "4 attempts at 2 configurations" in text
     assert "- outcomes: 3 ok, 1 oom\n" in text
-    assert "- instruments: cpu (3), simulated (1)\n" in text
+    assert "- instruments: cpu (3), emulated (1)\n" in text
     assert "&lt;img&gt; GPU (1)" in text
     assert "torch 2.13.0 (1)" in text
     assert "| peak\\_" not in text

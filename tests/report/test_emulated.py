@@ -142,12 +142,7 @@ def test_programs_find_the_same_keys(built: dict[str, bytes]) -> None:
 
 
 def test_words() -> None:
-    assert [word_for(name) for name in ("cuda", "cpu", "emulated", "simulated")] == [
-        "measured",
-        "measured",
-        "emulated",
-        "simulated",
-    ]
+    assert [word_for(name) for name in ("cuda", "cpu", "emulated")] == ["measured", "measured", "emulated"]
     text = "Measured peak: not measured, 3 measurements, one measurement, measured_bytes"
     assert worded(text, "measured") == text
     assert worded(text, "emulated") == (

@@ -319,22 +319,6 @@ def test_what_cannot_be_reported(tmp_path: Path) -> None:
         report(good, tmp_path / "file")
 
 
-def test_what_was_simulated_is_left_out_and_counted(tmp_path: Path) -> None:
-    """Of a cell that was measured too, and of one that was not; a later one does not take a measurement's place."""
-    measured, other = make_record(), make_spec(seq_len=8)
-    simulated = {"instrument": "simulated", "started_at": "2027-01-01T00:00:00Z"}
-    predicted = [make_record(attempt_id="one", **simulated), make_record(other, attempt_id="two", **simulated)]
-    report(save(tmp_path / "results", [measured, *predicted]), tmp_path / "out")
-    page = unpadded((tmp_path / "out" / "measured.md").read_text())
-    assert "- left out: 2 simulated records (predicted, not measured)\n" in page
-    assert "- 1 record of 1 cell\n" in page
-    table = (tmp_path / "out" / "measured.csv").read_text()
-    assert measured.fingerprint in table
-    assert other.fingerprint not in table
-    with pytest.raises(StoreError, match=r"nothing was measured in .*: its 2 records are simulated"):
-        report(save(tmp_path / "simulated", predicted), tmp_path / "none")
-
-
 def test_summaries_without_predictions_are_none() -> None:
     assert summaries(cells_of([make_record()], None)) == []
 

@@ -12,20 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from factories import make_oom, make_record, make_spec
+from emulated import require_emulation
+from factories import make_spec
+from grids import exhaustive
 from matplotlib.image import imread
 
 from vramprobe import api
-from vramprobe.errors import SpecError, StoreError, VramprobeError
+from vramprobe.errors import SpecError, StoreError
 from vramprobe.log.log import CAUSES, Log, PhaseMark
-from vramprobe.records.record import Peak, PhaseMemory, RunRecord
+from vramprobe.predict import recorded
+from vramprobe.records.record import Composition, Peak, PhaseMemory
 from vramprobe.report import timeline_file, timeline_page
-from vramprobe.report.timeline import MAX_COLUMNS, STACK, Timeline, _with_ordered_frees, timeline_of
+from vramprobe.report.recorded_timeline import timeline_of
+from vramprobe.report.timeline import MAX_COLUMNS, STACK, Subject, Timeline, _with_ordered_frees, timeline_over
 from vramprobe.report.timeline_page import page, ticks
 from vramprobe.report.timeline_picture import picture
 from vramprobe.units import GIB, MIB, unit_of
-
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 STEP = ("forward", "backward", "optimizer_step", "zero_grad")
 WEIGHTS, GRADIENTS, TEMPORARIES = (CAUSES.index(cause) for cause in ("weights", "gradients", "temporaries"))
@@ -58,9 +60,12 @@ def some_history(seed: int, num_events: int) -> Log:
     return history(events, phases + [(name, 2, length) for name, length in zip(STEP, lengths, strict=True)])
 
 
-def record_of(peak_bytes: int = 1, **changes: Any) -> RunRecord:
-    peak = Peak(phase="forward", step=2, allocated_bytes=peak_bytes, load_allocated_bytes=1)
-    return make_record(instrument="simulated", peak=peak, **changes)
+def drawn(one: Log, *, name: str = "a cell", reserved: int | None = None, max_columns: int = MAX_COLUMNS) -> Timeline:
+    """Step 2 of a log."""
+    tier = "allocated" if reserved is None else "requested"
+    subject = Subject(name=name, word="emulated", footer="by hand", step=2, tier=tier, allocated_bytes=1)
+    marks = [mark for mark in one.marks if mark.step == 2]
+    return timeline_over(subject, one, marks, [reserved] * len(marks), has_micro_steps=False, max_columns=max_columns)
 
 
 def alive_after(one: Log, position: int) -> dict[int, tuple[int, int]]:
@@ -78,7 +83,7 @@ def alive_after(one: Log, position: int) -> dict[int, tuple[int, int]]:
 @pytest.mark.parametrize("max_columns", [4, 9, 60, 10**6])
 def test_no_peak_is_lost_however_few_the_columns(max_columns: int) -> None:
     one = some_history(seed=max_columns, num_events=900)
-    timeline = timeline_of(record_of(), one, max_columns=max_columns)
+    timeline = drawn(one, max_columns=max_columns)
     totals = np.cumsum(one.size_bytes)
     step = [mark for mark in one.marks if mark.step == 2]
     assert timeline.peak_bytes == totals[step[0].events.start - 1 :].max()
@@ -91,7 +96,7 @@ def test_no_peak_is_lost_however_few_the_columns(max_columns: int) -> None:
 
 def test_every_column_is_a_moment_of_its_own_and_its_stack_adds_up() -> None:
     one = _with_ordered_frees(some_history(seed=1, num_events=400))
-    timeline = timeline_of(record_of(), one, max_columns=50)
+    timeline = drawn(one, max_columns=50)
     first = next(mark.events.start for mark in one.marks if mark.step == 2)
     for column, events in enumerate(timeline.events.tolist()):
         alive = alive_after(one, first + events - 1)
@@ -104,7 +109,7 @@ def test_every_column_is_a_moment_of_its_own_and_its_stack_adds_up() -> None:
 
 
 def test_phases_follow_each_other_and_none_is_too_narrow_to_be_seen() -> None:
-    timeline = timeline_of(record_of(), some_history(seed=2, num_events=3000), max_columns=100)
+    timeline = drawn(some_history(seed=2, num_events=3000), max_columns=100)
     assert [phase.name for phase in timeline.phases] == list(STEP)
     assert [phase.first for phase in timeline.phases] == [0, *(phase.stop for phase in timeline.phases[:-1])]
     assert timeline.phases[-1].stop == len(timeline.live_bytes) == len(timeline.edges) - 1
@@ -123,7 +128,7 @@ def test_the_order_of_frees_that_follow_each_other_changes_nothing() -> None:
     pages = set()
     for order in ([0, 1, 2, 3, 4, 5, 6], [2, 0, 1, 6, 4, 3, 5]):
         frees = [(block, -size, cause) for block, size, cause in (made[index] for index in order)]
-        pages.add(page(timeline_of(record_of(280), history(made + frees, phases))))
+        pages.add(page(drawn(history(made + frees, phases))))
     assert len(pages) == 1
 
 
@@ -141,7 +146,7 @@ def test_known_moments() -> None:
         ],
         [("load", None, 1), ("forward", 2, 1), ("backward", 2, 4), ("optimizer_step", 2, 0), ("zero_grad", 2, 1)],
     )
-    timeline = timeline_of(record_of(167), one)
+    timeline = drawn(one)
     assert timeline.causes == ("weights", "gradients", "temporaries")  # as in STACK, without those that never are
     assert timeline.total_bytes.tolist() == [100, 130, 130, 160, 167, 137, 107, 107, 107, 100]
     assert timeline.events.tolist() == [0, 1, 1, 2, 3, 4, 5, 5, 5, 6]
@@ -155,35 +160,42 @@ def test_known_moments() -> None:
     assert "In forward, before the first event: 100 B (100 B)" in page(timeline)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"method": "lora", "gradient_checkpointing": True},
-        {"grad_accum": 3},
-        {"dtype": "fp32", "autocast": "bf16"},
-        {"device": "cuda"},
-        {"device": "cuda", "method": "qlora", "grad_accum": 2},
-    ],
-    ids=str,
-)
-def test_a_simulated_runs_peak_and_its_parts_are_the_records(options: dict[str, Any]) -> None:
-    pytest.importorskip("torch")
-    from vramprobe.simulate.run import simulate as simulate_cell
-
-    simulation = simulate_cell(make_spec(**options), depth="full")
-    record, timeline = simulation.record, timeline_of(simulation.record, simulation.log, max_columns=120)
-    steady = [phase for phase in record.phases if phase.step == 2]
-    peaks = [getattr(phase, f"{timeline.subject.tier}_peak_bytes") for phase in steady]
-    assert timeline.peak_bytes == max(peaks)
-    assert [span.peak_bytes for span in timeline.phases] == peaks
-    at_peak = record.ledger.at_peak.parts()
+@exhaustive
+@pytest.mark.parametrize("options", [{"method": "qlora", "grad_accum": 2}, {"method": "lora"}], ids=str)
+def test_a_recordings_peak_and_its_parts_are_the_predictions(options: dict[str, Any]) -> None:
+    require_emulation()
+    spec = make_spec(device="cuda", **options)
+    replay, found = recorded.replay_of(spec), recorded.predict(spec)
+    timeline = timeline_of(replay, spec)
+    steady = [phase for phase in replay.phases if phase.step == replay.peak.step]
+    assert [span.peak_bytes for span in timeline.phases] == [phase.requested_peak_bytes for phase in steady]
+    assert timeline.peak_bytes == max(phase.requested_peak_bytes for phase in steady)
+    assert timeline.subject.allocated_bytes == found.peak_allocated_bytes.value
     shown = dict(zip(timeline.causes, timeline.live_bytes[timeline.peak_column].tolist(), strict=True))
-    assert {f"{cause}_bytes": shown.get(cause, 0) for cause in STACK} == at_peak
-    assert [(span.name, span.micro_step if len(steady) > 4 else None) for span in timeline.phases] == [
-        (phase.name, phase.micro_step if len(steady) > 4 else None) for phase in steady
+    assert shown == {cause: size for cause, size in found.terms.items() if cause in STACK} | {
+        cause: 0 for cause in timeline.causes if cause not in found.terms
+    }
+
+
+def test_a_replays_step_with_the_peak_is_drawn() -> None:
+    one = some_history(seed=3, num_events=500)
+    phases = [
+        PhaseMemory(name=name, step=2, allocated_end_bytes=1, allocated_peak_bytes=1, reserved_peak_bytes=3 * GIB)
+        for name in STEP
     ]
-    assert f"({max(peaks):,} B)" in page(timeline)
+    replay = recorded.Replay(
+        phases=phases,
+        log=one,
+        peak=Peak(phase="forward", step=2, allocated_bytes=5, reserved_bytes=6, load_allocated_bytes=1),
+        at_peak=Composition.model_construct(total_bytes=0),
+        provenance="recorded by hand",
+        stack={},
+    )
+    found = timeline_of(replay, make_spec())
+    assert [span.reserved_peak_bytes for span in found.phases] == [3 * GIB] * 4
+    assert (found.subject.name, found.subject.allocated_bytes) == (make_spec().cell_id, 5)
+    assert found.peak_bytes == drawn(one).peak_bytes
+    assert "recorded by hand" in page(found)
 
 
 # -- the page and the picture ----------------------------------------------------------------------------------------
@@ -219,9 +231,8 @@ class Reader(HTMLParser):
         self.texts[key] = self.texts.get(key, "") + data
 
 
-def timeline(num_events: int = 500, **changes: Any) -> Timeline:
-    one = some_history(seed=3, num_events=num_events)
-    return timeline_of(record_of(**changes), one)
+def timeline(num_events: int = 500, **words: Any) -> Timeline:
+    return drawn(some_history(seed=3, num_events=num_events), **words)
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -231,7 +242,7 @@ def data_of(text: str) -> dict[str, Any]:
 def test_the_page_needs_nothing_else_and_says_what_it_is() -> None:
     text = page(timeline())
     read = Reader(text)
-    assert "Simulated on fake tensors: predicted, not measured." in text
+    assert "Emulated: the real CUDA software on no GPU." in text
     assert not [value for name, value in read.attributes if name in ("src", "href", "xlink:href", "srcset")]
     assert not re.search(r"https?:|@import|url\((?!#)", text)
     assert {"script", "svg", "table"} <= set(read.tags)
@@ -244,10 +255,10 @@ def test_the_page_needs_nothing_else_and_says_what_it_is() -> None:
 
 def test_what_others_wrote_is_text_and_never_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&$title"
-    plain, odd = Reader(page(timeline())), Reader(page(timeline(cell_id=evil)))
+    plain, odd = Reader(page(timeline())), Reader(page(timeline(name=evil)))
     assert odd.tags == plain.tags
     assert odd.texts["h1"] == evil
-    assert picture(timeline(cell_id=evil), "png").startswith(b"\x89PNG")
+    assert picture(timeline(name=evil), "png").startswith(b"\x89PNG")
     monkeypatch.setattr(timeline_page, "phase_name", lambda phase: evil)  # of no user's making today
     odd = Reader(page(timeline()))
     assert odd.tags == plain.tags
@@ -262,18 +273,7 @@ def test_a_long_run_is_still_a_small_page() -> None:
 
 
 def test_reserved_memory_is_drawn_where_it_is_known() -> None:
-    phases = [
-        PhaseMemory(
-            name=name,
-            step=2,
-            allocated_end_bytes=1,
-            allocated_peak_bytes=1,
-            requested_peak_bytes=1,
-            reserved_peak_bytes=3 * GIB,
-        )
-        for name in STEP
-    ]
-    known, unknown = timeline(phases=phases), timeline()
+    known, unknown = timeline(reserved=3 * GIB), timeline()
     assert [span.reserved_peak_bytes for span in known.phases] == [3 * GIB] * 4
     assert page(known).count('<path class="reserved"') == 4 + 1  # and the legend's
     assert page(unknown).count('<path class="reserved"') == 0
@@ -296,7 +296,7 @@ def test_the_scale_has_a_few_round_amounts(peak_bytes: int) -> None:
 
 
 def test_files_by_their_names(tmp_path: Path) -> None:
-    one = timeline(cell_id=r"模型 $\frac{$")  # no formula, and no glyphs for it in matplotlib's own font
+    one = timeline(name=r"模型 $\frac{$")  # no formula, and no glyphs for it in matplotlib's own font
     for name, beginning in (("a.html", b"<!doctype html>"), ("b.PNG", b"\x89PNG"), ("c.svg", b"<?xml")):
         path = tmp_path / name
         timeline_file.require_writable(path)
@@ -309,25 +309,18 @@ def test_files_by_their_names(tmp_path: Path) -> None:
         assert path.read_bytes() == again
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_simulated(
+def test_what_cannot_be_written_is_refused_before_anything_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "_simulated", None)
+    monkeypatch.setattr(recorded, "replay_of", None)
     (tmp_path / "file").touch()
-    cell = {"model": "gpt2", "method": "lora", "batch_size": 1, "seq_len": 8, "device": "cpu"}
+    cell = {"model": "gpt2", "method": "lora", "batch_size": 1, "seq_len": 8}
     for name in ("a.pdf", "a", "html"):
         with pytest.raises(SpecError, match=r"must end in \.html, \.png or \.svg"):
-            api.simulate(timeline=tmp_path / name, **cell)
+            api.timeline(tmp_path / name, **cell)
     for path in (tmp_path / "file" / "a.html", tmp_path / "folder.png"):
         (tmp_path / "folder.png").mkdir(exist_ok=True)
         with pytest.raises(StoreError, match=r"cannot write the timeline to .*name another file"):
-            api.simulate(timeline=path, **cell)
+            api.timeline(path, **cell)
     with pytest.raises(StoreError, match=r"cannot write the timeline to .*Is a directory"):
         timeline_file.write(timeline(), tmp_path / "folder.png")
-
-
-def test_a_run_that_did_not_get_there_has_no_timeline() -> None:
-    blocks = [(1, 100, WEIGHTS), (2, 30, TEMPORARIES)]
-    for phases in ([("load", None, 2)], [("load", None, 1), ("forward", 2, 1)]):
-        with pytest.raises(VramprobeError, match="no timeline: oom before the end of step 2"):
-            timeline_of(make_oom(make_spec()), history(blocks, phases))

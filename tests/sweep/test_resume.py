@@ -51,17 +51,6 @@ def test_what_finished_is_kept_and_everything_else_is_run_again(file: Path, outc
         assert (cell.action, cell.reason) == ("run", f"the last attempt ended as {outcome.kind}")
 
 
-def test_a_simulated_record_is_no_attempt(file: Path) -> None:
-    simulated = attempt(2, instrument="simulated")
-    write(file, simulated)
-    (cell,) = resumed(file, make_spec())
-    assert (cell.action, cell.reason) == ("run", "no attempt yet")
-    write(file, attempt(1), attempt(3, instrument="simulated"))
-    file.write_bytes(file.read_bytes() + simulated.to_json_line().replace("attempt-2", "attempt-4").encode() + b" \n")
-    assert resumed(file, make_spec())[0].record == attempt(1)
-    assert open_journal(file).notes() == [f"{file}: 3 simulated records left out: predictions, no attempts at a cell"]
-
-
 def test_the_finished_attempt_counts_whatever_came_after(file: Path) -> None:
     failed = attempt(2, outcome=Interrupted(message="SIGTERM"))
     write(file, attempt(1), failed, make_started(attempt(3)))

@@ -1,23 +1,23 @@
-"""Vision towers by arithmetic, against the same cells on fake tensors, whose peaks are those of an emulated GPU."""
+"""Vision towers by arithmetic, against the same cells recorded on an emulated GPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from emulated import require_emulation
 from factories import make_spec
-from grids import grid
+from grids import exhaustive
 from vision import VISION
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
-from vramprobe.predict import questions
+from vramprobe.predict import questions, recorded
 from vramprobe.predict.grid import predict_grid
 from vramprobe.predict.predict import predict
 from vramprobe.spec import CellSpec, checked
 
-pytest.importorskip("torch")
 A100 = find_gpu("A100-80GB")
 CKPT, FROZEN, LORA, QLORA = (
     {"gradient_checkpointing": True},
@@ -65,17 +65,16 @@ def cell(family: str, **options: Any) -> CellSpec:
     return checked(CellSpec, make_spec(**words).model_dump() | own | {"architecture": config})
 
 
-@pytest.mark.parametrize(("family", "options"), grid(CELLS, CELLS[1], CELLS[-5]))
-def test_the_peak_is_the_simulated_one(family: str, options: dict[str, Any]) -> None:
-    from vramprobe.simulate.run import simulate
-
+@exhaustive
+@pytest.mark.parametrize(("family", "options"), CELLS)
+def test_the_peak_is_the_recorded_one(family: str, options: dict[str, Any]) -> None:
+    require_emulation()
     spec = cell(family, **options)
-    alive = simulate(spec, gpu=A100).record.ledger.at_peak
-    counted = predict(spec, gpu=A100)
-    requested = counted.peak_allocated_bytes.value - counted.terms.get("block_remainders", 0)
-    assert requested == pytest.approx(alive.total_bytes, rel=0.005)
+    found, counted = recorded.predict(spec, gpu=A100), predict(spec, gpu=A100)
+    requested = [one.peak_allocated_bytes.value - one.terms.get("block_remainders", 0) for one in (found, counted)]
+    assert requested[1] == pytest.approx(requested[0], rel=0.005)
     for cause in ("weights", "optimizer_state", "batch"):
-        assert counted.terms[cause] == getattr(alive, f"{cause}_bytes"), cause
+        assert counted.terms[cause] == found.terms[cause], cause
 
 
 def test_a_grid_and_a_single_prediction_agree() -> None:
@@ -96,8 +95,8 @@ def test_a_frozen_tower_saves_what_it_would_have_kept() -> None:
 @pytest.mark.parametrize(
     "options", [{"attn": "eager"}, {"dtype": "fp32", "autocast": "none"}, {"device": "cpu"}, {"images": 0}]
 )
-def test_what_is_not_counted_is_left_to_the_simulation(options: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedArchitecture, match="--engine trace"):
+def test_what_is_not_counted_is_left_to_a_recording(options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedArchitecture, match="--engine recipe"):
         predict(cell("qwen2_5_vl", **options))
 
 

@@ -14,7 +14,6 @@ from grids import exhaustive
 from vramprobe import api
 from vramprobe.architecture import architecture
 from vramprobe.errors import MissingDependency, SpecError
-from vramprobe.simulate.run import NotSimulated, simulate
 from vramprobe.terms import moments
 from vramprobe.terms.cell.setup import branch_of
 
@@ -86,12 +85,6 @@ def test_no_more_memory_is_taken_for_the_logits_of_a_longer_sequence() -> None:
 def test_what_cannot_be_is_refused_with_what_can(words: dict[str, Any], why: str) -> None:
     with pytest.raises(SpecError, match=why):
         make_spec(**{"model": "llama-3.2-1b"} | words)
-
-
-def test_a_simulation_is_refused() -> None:
-    cell = make_spec(model="llama-3.2-1b", **CHUNKED)
-    with pytest.raises(NotSimulated, match=r"loss chunked_nll cannot be simulated: .* the formula engine"):
-        simulate(cell)
 
 
 def test_without_trl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

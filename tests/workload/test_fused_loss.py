@@ -1,7 +1,4 @@
-"""Liger's fused linear cross entropy: measured on the CPU with its kernels interpreted, simulated, and counted.
-
-Liger's own code runs throughout: in forked workers with Triton's interpreter, and on fake tensors without kernels.
-"""
+"""Liger's fused linear cross entropy: measured on the CPU with its kernels interpreted, recorded, and counted."""
 
 from __future__ import annotations
 
@@ -13,17 +10,19 @@ from typing import Any
 
 import pytest
 import yaml
+from emulated import require_emulation
 from factories import TINY_LLAMA_PATH, make_spec, on_ranks
+from grids import exhaustive
 
 from vramprobe import catalog, spec
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency
 from vramprobe.measure.isolation import require_packages
+from vramprobe.predict import recorded
 from vramprobe.predict.predict import predict
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.rules.cell import _NO_FUSED_LOSS
-from vramprobe.simulate.run import simulate
 from vramprobe.terms import moments
 from vramprobe.terms.cell.setup import branch_of
 
@@ -31,7 +30,7 @@ pytest.importorskip("liger_kernel", reason="pip install vramprobe[liger]")
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 GIB, MIB = 2**30, 2**20
-#: What oneDNN packs for a 16-bit product, and what wraps a number: left out of arithmetic and simulation alike.
+#: What oneDNN packs for a 16-bit product, and what wraps a number: left out of the arithmetic.
 SCRATCH_BYTES, SMALL_BYTES = 80_000, 2048
 MEASURED: list[dict[str, Any]] = [
     {"method": "full", "recipe": "fp32"},
@@ -73,22 +72,21 @@ def highest_by_phase(cell: spec.CellSpec) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("words", MEASURED, ids=lambda words: "-".join(map(str, words.values())))
-def test_arithmetic_and_simulation_are_what_was_measured(records: dict[str, RunRecord], words: dict[str, Any]) -> None:
+def test_arithmetic_is_what_was_measured(records: dict[str, RunRecord], words: dict[str, Any]) -> None:
     record = records[make_spec(**COMMON | words).fingerprint]
     assert record.outcome.kind == "ok", record.outcome
     assert record.environment.versions["liger-kernel"]
-    counted, simulated = highest_by_phase(record.spec), simulate(record.spec).record
+    counted = highest_by_phase(record.spec)
     is_fp32 = record.spec.dtype == "fp32" and record.spec.autocast == "none"
-    for real, fake in zip(record.phases, simulated.phases, strict=True):
+    for real in record.phases:
         if real.step != record.spec.steps or real.micro_step not in (None, record.spec.grad_accum):
             continue
         slack = SMALL_BYTES + (0 if is_fp32 else SCRATCH_BYTES)
-        assert -SMALL_BYTES <= real.allocated_peak_bytes - fake.allocated_peak_bytes <= slack, real.name
         if real.name in counted:
             assert -SMALL_BYTES <= real.allocated_peak_bytes - counted[real.name] <= slack, real.name
 
 
-#: On CUDA beside the simulation, where a whole head's copy or product would be far above all that is left out.
+#: On CUDA beside a recording, where a whole head's copy or product would be far above all that is left out.
 CUDA: list[dict[str, Any]] = [
     {"method": "full"},
     {"method": "full", "recipe": "mixed"},  # the head is cast anew for every chunk, beside autocast's own copy
@@ -98,8 +96,10 @@ CUDA: list[dict[str, Any]] = [
 ]
 
 
+@exhaustive
 @pytest.mark.parametrize("words", CUDA, ids=lambda words: "-".join(map(str, words.values())))
-def test_on_a_gpu_arithmetic_is_what_is_simulated(words: dict[str, Any]) -> None:
+def test_on_a_gpu_arithmetic_is_what_is_recorded(words: dict[str, Any]) -> None:
+    require_emulation()
     cell = make_spec(
         model="llama-3.2-1b",
         num_layers=3,
@@ -109,10 +109,9 @@ def test_on_a_gpu_arithmetic_is_what_is_simulated(words: dict[str, Any]) -> None
         fused_linear_cross_entropy=True,
         **words,
     )
-    counted = highest_by_phase(cell)
-    for phase in simulate(cell).record.phases:
-        if phase.step == cell.steps and phase.name in counted:  # the rest: cuBLAS's workspaces, and rounding to 512 B
-            assert 0 <= phase.allocated_peak_bytes - counted[phase.name] <= 32 * MIB, phase.name
+    found, counted = recorded.predict(cell), highest_by_phase(cell)
+    rest = found.peak_allocated_bytes.value - counted[found.peak_phase]  # cuBLAS's workspaces, and rounding to 512 B
+    assert 0 <= rest <= 32 * MIB
 
 
 def test_chunks_are_as_many_tokens_as_liger_says() -> None:
@@ -165,9 +164,11 @@ def test_on_the_cpu_it_asks_for_the_interpreter(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_liger_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vramprobe.workload.fused_loss import load_liger
+
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
     with pytest.raises(MissingDependency, match=r"liger-kernel's, .* Install vramprobe\[liger\]"):
-        simulate(make_spec(fused_linear_cross_entropy=True))
+        load_liger()
 
 
 def test_without_liger_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from vramprobe.errors import SpecError
 
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 # cudaMalloc puts each large segment just below the one before: so do the two listings of torch.cuda.memory_snapshot()
-# that tests/simulate/test_allocator.py replays. It decides nothing.
+# that tests/allocator/test_allocator.py replays. It decides nothing.
 _TOP_ADDRESS = 1 << 52  # above all real ones, of 49 bits, which a replay of a real history uses beside these
 
 

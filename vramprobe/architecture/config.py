@@ -88,7 +88,7 @@ class Config:
 
     def no_arithmetic(self, text: str) -> UnsupportedArchitecture:
         """An error for a kind of this family that is not counted here."""
-        return UnsupportedArchitecture(f"{self.model_type} with {text}; --engine trace knows it")
+        return UnsupportedArchitecture(f"{self.model_type} with {text}; --engine recipe knows it")
 
     def require_flag(self, key: str, allowed: bool, why: str = "") -> None:
         """Raise where this yes or no, ``allowed`` where the key is absent, is the one that is not counted here."""

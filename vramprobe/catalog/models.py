@@ -98,7 +98,7 @@ def shipped_model(name: str) -> ModelEntry | None:
     if found is None:
         return None
     slug, note = found
-    entry = _catalog_entry(slug) if slug in _model_rows() else _profiled_entry(_simulated_models()[slug])
+    entry = _catalog_entry(slug) if slug in _model_rows() else _profiled_entry(_vision_models()[slug])
     if not note:
         return entry
     _LOG.info("%s: %s", name, note)
@@ -119,21 +119,21 @@ def _same_shape(name: str) -> tuple[str, str] | None:
 
 
 @cache
-def _simulated_models() -> dict[str, ProfiledModel]:
-    return {one.name: one for one in list_profiled() if one.is_simulated}
+def _vision_models() -> dict[str, ProfiledModel]:
+    return {one.name: one for one in list_profiled() if one.has_counted_images}
 
 
 @cache
 def _own_names() -> dict[str, str]:
-    """Slug by lower-case slug or id: the catalog's, then those of models that are simulated with images."""
-    simulated = {name.lower(): one.name for one in _simulated_models().values() for name in (one.name, one.hf_id)}
-    return simulated | _slugs_by_name()
+    """Slug by lower-case slug or id: the catalog's, then those of models with images."""
+    vision = {name.lower(): one.name for one in _vision_models().values() for name in (one.name, one.hf_id)}
+    return vision | _slugs_by_name()
 
 
 @cache
 def _other_names() -> dict[str, str]:
     """Slug by an id that does not tell whose shape it has."""
-    also = {name.lower(): one.name for one in _simulated_models().values() for name in one.also}
+    also = {name.lower(): one.name for one in _vision_models().values() for name in one.also}
     rows = {row["hf_id"].lower(): row["slug"] for row in csv_rows("models/SAME_SHAPE.csv")}
     return {name: slug for name, slug in (also | rows).items() if name not in _own_names()}
 

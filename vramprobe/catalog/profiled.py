@@ -1,5 +1,5 @@
 """The models that ``vramprobe profile --empty-weights`` knows and the catalog does not: encoders, embedding, language,
-vision-language and speech models. Those whose images are counted are simulated as well.
+vision-language and speech models. Those whose images are counted can be a cell's, too.
 
 In: a name as users write it. Out: a frozen ProfiledModel with its config.json's place, or None. Touches no network.
 """
@@ -31,18 +31,18 @@ class ProfiledModel:
     source: str
 
     @property
-    def is_simulated(self) -> bool:
+    def has_counted_images(self) -> bool:
         """Whether it can be a cell's model: its images are counted."""
         from vramprobe.architecture.images import knows_images  # not for --help
 
         return knows_images(json.loads(self.config.read_text(encoding="utf-8")))
 
     def why_not_predicted(self, given: str) -> str:
-        """One line for verbs that predict and simulate."""
+        """One line for verbs that take a cell."""
         article = "an" if self.kind[0] in "aeiou" else "a"
         of = "models of its family" if self.kind == "language" else "those"
         return (
-            f"{given} is {article} {self.kind} model, and {of} are not predicted or simulated. Run its training "
+            f"{given} is {article} {self.kind} model, and {of} are not predicted. Run its training "
             f"command on an emulated GPU: vramprobe profile --emulate GPU --empty-weights -- COMMAND."
         )
 

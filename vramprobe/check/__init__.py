@@ -44,7 +44,7 @@ class CheckReport(_Frozen):
     num_records: int
     files: list[Path]
     outcomes: dict[str, int]  # records by outcome
-    instruments: dict[str, int]  # records by instrument: what was emulated or simulated is no measurement
+    instruments: dict[str, int]  # records by instrument: what was emulated is no measurement
     num_cells: int  # cells with an ok attempt; the same cell in another context (device, versions) is another
     num_replicated_cells: int  # of them, with more than one
     strict: bool
@@ -120,7 +120,7 @@ def readable(file: Path) -> tuple[Sequence[RunRecord], list[Doubt]]:
         doubts.append(("error", "the file holds no record; delete it, or run its sweep"))
     if contents.torn_tail is not None:
         doubts.append(("warning", f"{contents.torn_tail}; resume the sweep, or delete that piece of a line"))
-    ended = {record.fingerprint for record in contents.records if record.was_run}
+    ended = {record.fingerprint for record in contents.records}
     if lost := list(
         {one.fingerprint: one.cell_id for one in contents.unfinished if one.fingerprint not in ended}.values()
     ):

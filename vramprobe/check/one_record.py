@@ -36,19 +36,10 @@ def identity(record: RunRecord) -> Iterator[Doubt]:
                 f"{name} is {written!r}, but the record's own spec gives {resolved!r}: one of them was edited, or a "
                 "field's meaning changed; restore the record, or measure the cell again",
             )
-    if record.instrument not in (spec.device, "simulated", *(("emulated",) if spec.device == "cuda" else ())):
+    if record.instrument not in (spec.device, *(("emulated",) if spec.device == "cuda" else ())):
         yield (
             "error",
             f"the instrument is {record.instrument}, but the cell is for device {spec.device}; {_MEASURE_AGAIN}",
-        )
-
-
-def measured(record: RunRecord) -> Iterator[Doubt]:
-    """An instrument watched a run: results hold no predictions."""
-    if not record.was_run:
-        yield (
-            "error",
-            "simulated: a prediction, no measurement. fit, report and run leave it out; keep it in a file of its own",
         )
 
 
@@ -171,11 +162,11 @@ def composition(record: RunRecord) -> Iterator[Doubt]:
 def _traced_peaks(record: RunRecord) -> dict[str, int]:
     """Tier → the peak that the allocation trace must have reached (measure/cpu.py, measure/cuda.py).
 
-    The trace of the CPU and of a simulation covers the run. On cuda, emulated or not, one more steady step is traced,
+    The trace of the CPU covers the run. On cuda, emulated or not, one more steady step is traced,
     in requested bytes, or in allocated ones where torch's history holds those.
     """
     training = [phase for phase in record.phases if phase.name in TRAINING_PHASES]
-    covers_the_run = record.instrument in ("cpu", "simulated")
+    covers_the_run = record.instrument == "cpu"
     traced = [phase for phase in training if covers_the_run or phase.step == record.spec.steps]
     requested = [phase.requested_peak_bytes for phase in traced if phase.requested_peak_bytes is not None]
     return ({"requested": max(requested)} if requested else {}) | {
@@ -193,5 +184,5 @@ def retries(record: RunRecord) -> Iterator[Doubt]:
         )
 
 
-RULES_OF_A_RECORD = (identity, measured, complete, code)
+RULES_OF_A_RECORD = (identity, complete, code)
 RULES_OF_A_MEASUREMENT = (tiers, steady, ledger, peak, composition, retries)

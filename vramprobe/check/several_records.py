@@ -42,9 +42,7 @@ def outcomes(entries: Sequence[Entry]) -> Iterator[PlacedDoubt]:
     """
     for folder_entries in _by_folder(entries).values():
         records = [entry.record for entry in folder_entries]
-        finished = {
-            record.fingerprint for record in records if record.was_run and record.outcome.kind in store.FINISHED
-        }
+        finished = {record.fingerprint for record in records if record.outcome.kind in store.FINISHED}
         for entry in folder_entries:
             outcome = entry.record.outcome
             if outcome.kind == "invalid" and not outcome.reasons:
@@ -95,7 +93,7 @@ def replicates(entries: Sequence[Entry]) -> Iterator[PlacedDoubt]:
 def environment(entries: Sequence[Entry]) -> Iterator[PlacedDoubt]:
     """One folder, one way of measuring: instrument, device, driver and libraries."""
     for folder, folder_entries in _by_folder(entries).items():
-        records = [entry.record for entry in folder_entries if entry.record.was_run]
+        records = [entry.record for entry in folder_entries]
         packages = sorted({package for record in records for package in record.environment.versions})
         for key in ("instrument", "device_name", "driver_version", "cuda_version", "num_threads", *packages):
             # What a record does not know differs from nothing, except where fit and report would refuse it.
@@ -135,7 +133,7 @@ def attempts_by_context(entries: Sequence[Entry]) -> list[list[Entry]]:
     for entry in entries:
         record = entry.record
         machine = record.environment
-        if record.was_run and record.outcome.kind == "ok" and record.peak is not None:
+        if record.outcome.kind == "ok" and record.peak is not None:
             libraries = tuple(sorted(item for item in machine.versions.items() if item[0] != "vramprobe"))
             context = (
                 record.instrument,

@@ -1,4 +1,4 @@
-"""What the command line shows: predictions, simulations, fits and lists. Records are display_record.py's, plans
+"""What the command line shows: predictions, fits and lists. Records are display_record.py's, plans
 display_plan.py's, a sweep under way live.py's.
 
 In: frozen results of the stages. Out: text on the terminal (rich), plain lines where there is none, JSON for machines.
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vramprobe import catalog
-from vramprobe.cli.display_record import print_bars, print_record
+from vramprobe.cli.display_record import print_bars
 from vramprobe.units import format_bytes, format_seconds, plural, word_for
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from vramprobe.predict.largest import Largest
     from vramprobe.predict.prediction import Prediction
     from vramprobe.predict.verdict import Verdict
-    from vramprobe.records.record import RunRecord
     from vramprobe.report.definition import Table
 
 _PLACES_PER_RULE = 10
@@ -62,22 +61,6 @@ def print_doctor(diagnosis: Diagnosis) -> None:
     console.print(
         f"[bold {style}]{escape(diagnosis.verdict)}[/]  ({format_seconds(diagnosis.seconds)})", soft_wrap=True
     )
-
-
-def print_simulation(record: RunRecord, verdict: Verdict | None, timeline: Path | None = None) -> None:
-    """A simulated record, its warnings, the verdict for a GPU, a timeline's place; how long it took is for stderr."""
-    print_record(record)
-    console = Console(highlight=False)
-    for warning in record.warnings:
-        if not warning.startswith("simulated:"):  # said in the first line
-            console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
-    _print_libraries(console, record.environment.versions)
-    _print_verdict(console, verdict)
-    if timeline is not None:
-        console.print(f"timeline written to {escape(str(timeline))}", soft_wrap=True)
-    if record.timing is not None:
-        told = f"simulated in {format_seconds(record.timing.total_seconds)}"
-        Console(stderr=True, highlight=False).print(told, style="dim")
 
 
 def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
@@ -278,11 +261,13 @@ def print_models(entries: Sequence[catalog.ModelEntry], profiled: Sequence[Profi
     _print_tables(
         [
             Table(title="Models", columns=columns, rows=entries),
-            Table(title="With images (--images)", columns=others, rows=[one for one in profiled if one.is_simulated]),
+            Table(
+                title="With images (--images)", columns=others, rows=[one for one in profiled if one.has_counted_images]
+            ),
             Table(
                 title="Only in profile --emulate GPU --empty-weights",
                 columns=others,
-                rows=[one for one in profiled if not one.is_simulated],
+                rows=[one for one in profiled if not one.has_counted_images],
             ),
         ]
     )

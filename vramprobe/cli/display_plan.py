@@ -76,9 +76,9 @@ def plan_in_words(plan: Plan) -> str:
     if plan.rate is not None:
         text += f", ${plan.dollars:.2f} at ${plan.rate.usd_per_hour:.2f}/h ({plan.rate.source})"
     predictor = "arithmetic alone" if plan.fit is None else f"a fit of {plural(plan.fit.num_records, 'record')}"
-    num_traced = sum(row.prediction is not None and row.prediction.engine == "trace" for row in plan.rows)
-    if num_traced:
-        predictor += f" ({plural(num_traced, 'cell')} by simulation)"
+    num_recorded = sum(row.prediction is not None and row.prediction.engine == "recipe" for row in plan.rows)
+    if num_recorded:
+        predictor += f" ({plural(num_recorded, 'cell')} from recordings)"
     return f"{text}; predicted by {predictor}, estimated, not measured"
 
 

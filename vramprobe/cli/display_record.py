@@ -25,13 +25,11 @@ _MAX_READS = 5  # lines that read what was not computed
 
 
 def print_record(record: RunRecord) -> None:
-    """One measurement or simulation: the peak, its phase, and a bar for each cause."""
+    """One measurement: the peak, its phase, and a bar for each cause."""
     console = Console(highlight=False)
     how = f"{record.instrument} instrument, {escape(record.environment.device_name)}"
     if record.instrument == "emulated":
         how = f"emulated {escape(record.environment.device_name)}: real CUDA software on a stub driver"
-    if not record.was_run:
-        how = f"simulated on fake tensors for device {record.spec.device}: predicted, not measured"
     console.print(f"[bold]{escape(record.cell_id)}[/]  ({how})", soft_wrap=True)
     if record.outcome.kind != "ok":
         from vramprobe.records.table import describe_outcome

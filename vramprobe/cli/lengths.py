@@ -52,8 +52,8 @@ def of_data(
     from vramprobe.lengths.answer import answer
     from vramprobe.lengths.reading import read_lengths
 
-    if engine in ("recipe", "trace"):
-        raise typer.BadParameter(f"--lengths is by arithmetic; drop --engine {engine}.")
+    if engine == "recipe":
+        raise typer.BadParameter("--lengths is by arithmetic; drop --engine recipe.")
     words = {name: value for name, value in cell.items() if value is not None}
     lengths = read_lengths(text)
     with display.working(f"predicting the batches of {len(lengths):,} rows"):

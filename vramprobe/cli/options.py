@@ -116,7 +116,7 @@ SWEEP_OPTIONS: dict[str, tuple[Any, Any, tuple[str, ...], str]] = {
         str | None,
         None,
         (),
-        "auto: simulate cells that have no arithmetic (default of plan) | formula: do not (default of run).",
+        "auto: record cells that have no arithmetic (default of plan) | formula: do not (default of run).",
     ),
     "audit": (str, "5%", (), "Share of the skipped cells that are run anyway, to check the skips."),
     "no_skip": (bool, False, ("--no-skip",), "Also run cells that are certain to run out of memory."),

@@ -6,6 +6,7 @@ In: a cell's options, and a question. Out: a prediction with its verdict, or the
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,8 +66,8 @@ def predict(
     engine: Annotated[
         str,
         typer.Option(
-            help="formula: arithmetic | recipe: recorded on an emulated GPU, and kept | trace: simulation | auto: the "
-            "first of them that knows the model."
+            help="formula: arithmetic | recipe: recorded on an emulated GPU, and kept | auto: the first of them that "
+            "knows the model."
         ),
     ] = "auto",
     stack: Annotated[
@@ -74,6 +75,10 @@ def predict(
         typer.Option(
             help="Predict for other library versions: transformers-4.48, or transformers-4.48,bitsandbytes-0.45."
         ),
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Record the cell, and draw the live memory of one step by cause: FILE.html, .png or .svg."),
     ] = None,
     lengths: Lengths = None,
     sampler: BatchSampler = "random",
@@ -103,6 +108,7 @@ def _one_cell(
     fit: Path | None,
     engine: str,
     stack: str | None,
+    timeline: Path | None,
     changes: bool,
     allow_extrapolation: bool,
     json_output: bool,
@@ -110,7 +116,21 @@ def _one_cell(
     if stack is not None and changes:
         raise typer.BadParameter("--stack is of one prediction; drop it, or --changes.")
     words = _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
+    if timeline is not None:
+        engine = _drawn(cell, ranks, gpu, engine, timeline)
     _show(words, ranks, None, gpu=gpu, engine=engine, stack=stack, changes=changes, as_json=json_output)
+
+
+def _drawn(cell: Mapping[str, Any], ranks: Mapping[str, Any], gpu: str | None, engine: str, timeline: Path) -> str:
+    """Write the timeline of the cell's recording; the engine that then predicts from it, too."""
+    from vramprobe import api
+    from vramprobe.cli.emulate import say
+
+    if engine == "formula":
+        raise typer.BadParameter("--timeline draws a recording; drop --engine formula.")
+    api.timeline(timeline, gpu=gpu, say=say, **ranks, **cell)
+    print(f"timeline written to {timeline}", file=sys.stderr)
+    return "recipe"
 
 
 def _of_data(
@@ -159,7 +179,7 @@ def _largest(
     }
     asked, ask = next((name, ask) for name, (is_asked, ask) in questions.items() if is_asked)
     card, words = _card(gpu, asked), _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
-    with display.working("simulating" if engine == "trace" else "predicting"):
+    with display.working("predicting"):
         largest = ask(gpu=card, engine=engine, say=say, **ranks, **words)
     if json_output:
         print_json(largest.model_dump(mode="json"))
@@ -273,13 +293,13 @@ def _print_as_text(prediction: Prediction, judged: Verdict | None, others: list[
 
 
 def _changes(gpu: str | None, prediction: Prediction, cell: dict[str, Any], *, is_asked: bool) -> list[Change] | None:
-    """What other options would save; None for what was simulated, since each would take seconds more."""
+    """What other options would save; None for what was recorded, since each would take seconds more."""
     if prediction.engine == "formula":
         from vramprobe import api
 
         return api.changes(gpu=gpu, **cell)
     if is_asked:
-        raise typer.BadParameter("--changes is by arithmetic, and this cell was recorded or simulated: drop it.")
+        raise typer.BadParameter("--changes is by arithmetic, and this cell was recorded: drop it.")
     return None
 
 
@@ -289,8 +309,8 @@ def _min_gpus(
     """(for one kind of sharding, or for each that the libraries can do with this cell; kinds by why not the others)."""
     from vramprobe import api
 
-    if engine in ("recipe", "trace"):
-        raise typer.BadParameter(f"--min-gpus is by arithmetic, and the {engine} engine is of one GPU: drop it.")
+    if engine == "recipe":
+        raise typer.BadParameter("--min-gpus is by arithmetic, and the recipe engine is of one GPU: drop it.")
     if sharding:
         return [api.min_gpus(gpu=gpu, sharding=sharding, offload=offload, **cell)], {}
     return api.min_gpus_by_sharding(gpu=gpu, offload=offload, **cell)

@@ -8,9 +8,7 @@ the terminal went). A verb with many options, or with others of its kind, has a 
 from __future__ import annotations
 
 import errno
-import gc
 import io
-import json
 import logging
 import os
 import signal
@@ -50,7 +48,6 @@ from vramprobe.cli.options import (
 )
 from vramprobe.emulate.enter import leaving
 from vramprobe.errors import VramprobeError
-from vramprobe.options import RANK_OPTIONS
 from vramprobe.sweep.signals import signals_that_end
 
 
@@ -109,7 +106,7 @@ def models(json_output: Json = False) -> None:
             for entry in entries
         ]
         others = [
-            {"slug": one.name, "hf_id": one.hf_id, "kind": one.kind, "profile_only": not one.is_simulated}
+            {"slug": one.name, "hf_id": one.hf_id, "kind": one.kind, "profile_only": not one.has_counted_images}
             for one in profiled
         ]
         print_json([*known, *others])
@@ -162,41 +159,6 @@ def measure(
         display_record.print_record(record)
         display_record.print_snapshot(record, snapshot)
     raise typer.Exit(0 if record.outcome.kind in ("ok", "oom") else 1)
-
-
-@app.command()
-@takes_a_cell(without=RANK_OPTIONS)
-def simulate(
-    cell: dict[str, Any],
-    gpu: Annotated[
-        str | None, typer.Option(help="A GPU of `vramprobe gpus`, or a size such as 12GiB: does it fit?")
-    ] = None,
-    timeline: Annotated[
-        Path | None, typer.Option(help="Draw the live memory of one step by cause: FILE.html or FILE.png.")
-    ] = None,
-    depth: Annotated[str, typer.Option(help="full: run every layer | auto: run a few where layers repeat.")] = "auto",
-    save: Annotated[Path | None, typer.Option(help="Append the record to this .jsonl file.")] = None,
-    json_output: Json = False,
-) -> None:
-    """Run one cell on fake tensors, at any size on any machine: predicted memory by phase, nothing measured."""
-    from vramprobe import api
-    from vramprobe.catalog import gpu_or_size
-    from vramprobe.cli import display
-    from vramprobe.predict.verdict import verdict_on_simulated
-
-    card = gpu_or_size(gpu) if gpu is not None else None
-    with display.working("simulating on fake tensors"):
-        gc.disable()  # nothing that this short process imports becomes garbage
-        record = api.simulate(gpu=gpu, timeline=timeline, depth=depth, save=save, **cell)
-    ended = record.outcome.kind in ("ok", "oom")
-    judged = verdict_on_simulated(record, card) if card and ended else None
-    if json_output and judged:
-        print(json.dumps(record.model_dump(mode="json") | {"verdict": judged.model_dump(mode="json")}))
-    elif json_output:
-        print(record.to_json_line())
-    else:
-        display.print_simulation(record, judged, timeline)
-    raise typer.Exit(0 if ended else 1)
 
 
 for verb in (

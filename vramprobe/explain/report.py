@@ -23,7 +23,7 @@ from vramprobe.explain.messages import OutOfMemory
 from vramprobe.explain.phases import UNKNOWN, Frame, Phase, host_copy, phase_of
 from vramprobe.explain.requests import Factors, shape_in, tensors_of_size
 from vramprobe.explain.snapshot import State, states_of
-from vramprobe.simulate.snapshot import load_plain
+from vramprobe.log.snapshot import load_plain
 from vramprobe.units import format_bytes, plural
 
 _HEAD_BYTES = 2**16

@@ -2,8 +2,8 @@
 
 In: records of one way of measuring, and a fit if there is one. Out: a frozen Calibration. What is compared is the
 allocated peak of a steady step; where NVML was there the device's peak, too, which some formulas mean with their
-overhead; and for formulas of activations what is alive for backward when forward ends. Counts what it leaves out, and
-never takes a simulation for a measurement. Imports no torch.
+overhead; and for formulas of activations what is alive for backward when forward ends. Counts what it leaves out.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -130,8 +130,6 @@ def _rows(records: Sequence[RunRecord], model: MemoryModel | None) -> tuple[list
     for record in records:
         if record.outcome.kind != "ok":
             left_out[f"outcome {record.outcome.kind}"] += 1
-        elif not record.was_run:
-            left_out["simulated, so predicted and not measured"] += 1
         elif record.spec.num_gpus > 1:
             left_out["of several GPUs, where the formulas are for one"] += 1
         elif record.peak is None or record.peak.allocated_bytes <= 0 or record.ledger is None:

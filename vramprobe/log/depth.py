@@ -2,8 +2,8 @@
 
 In: runs of the same cell at depths d, d + p and d + 2p. Out: the phases of any depth d + n·p. Where a phase of the
 second run is the first's with blocks of events put in, and the third has each twice, the deep phase has it n times: the
-events themselves, not a line through their peaks, which bends where another moment becomes the highest. A phase that
-does not repeat so is continued as a line, if the third run lies on it; else NotLinear. Pure NumPy; knows no torch.
+events themselves, not a line through their peaks, which bends where another moment becomes the highest. Pure NumPy;
+knows no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from vramprobe.log.pairing import Kinds, Script, Unpaired, log_from
 from vramprobe.records.record import Composition, PhaseMemory
 
 _WINDOWS = (64, 24, 8, 3)  # events after a block that must match, tried in turn
-_TOLERANCE = 1e-3  # of the third run's value, for a phase that is continued as a line
 
 Blocks = list[tuple[int, np.ndarray]]  # where in the first run's events, and what is put in
 
@@ -41,13 +40,13 @@ class _Totals:
 
 @dataclass(frozen=True)
 class Deep:
-    """The phases at a depth, and what is alive at the highest moment of each that repeats its events.
+    """The phases at a depth, and what is alive at the highest moment of each.
 
-    ``log`` is None where a phase does not repeat, or where what its frees take back does not continue.
+    ``log`` is None where what its frees take back does not continue.
     """
 
     phases: list[PhaseMemory]
-    at_peak: list[Composition | None]
+    at_peak: list[Composition]
     log: Log | None
 
 
@@ -89,25 +88,6 @@ def growth_of(runs: Sequence[Script]) -> Growth | None:
     return None if blocks is None else _growth(list(runs), blocks)
 
 
-def deepen(marks: list[PhaseMark], runs: tuple[list[Script], ...], times: int) -> Deep:
-    """The phases with the repeated blocks ``times`` times; ``runs`` hold them 0, 1 and 2 times."""
-    totals, shallow = _Totals(), [_Totals() for _ in runs]
-    phases, at_peak, scripts = [], [], []
-    for mark, *three in zip(marks, *runs, strict=True):
-        growth = growth_of(three)
-        if growth is None:
-            phase, alive, script = _continued(mark, three, times, totals, shallow), None, None
-        else:
-            script = growth.at(times)
-            phase, alive = _memory(mark, script, totals)
-        for one, small in zip(shallow, three, strict=True):
-            one.by_cause += small.bytes_by_cause()
-        phases.append(phase)
-        at_peak.append(alive)
-        scripts.append(script)
-    return Deep(phases, at_peak, _log(scripts, marks))
-
-
 def log_and_phases(marks: Sequence[PhaseMark], scripts: Sequence[Script]) -> Deep:
     """Return the phases whose events are ``scripts``."""
     totals, phases, at_peak = _Totals(), [], []
@@ -115,17 +95,11 @@ def log_and_phases(marks: Sequence[PhaseMark], scripts: Sequence[Script]) -> Dee
         phase, alive = _memory(mark, script, totals)
         phases.append(phase)
         at_peak.append(alive)
-    return Deep(phases, at_peak, _log(list(scripts), list(marks)))
-
-
-def _log(scripts: list[Script | None], marks: list[PhaseMark]) -> Log | None:
-    known = [script for script in scripts if script is not None]
-    if len(known) < len(scripts):
-        return None
     try:
-        return log_from(known, marks)
+        log = log_from(list(scripts), list(marks))
     except Unpaired:
-        return None
+        log = None
+    return Deep(phases, at_peak, log)
 
 
 def _memory(mark: PhaseMark, script: Script, totals: _Totals) -> tuple[PhaseMemory, Composition]:
@@ -143,31 +117,6 @@ def _memory(mark: PhaseMark, script: Script, totals: _Totals) -> tuple[PhaseMemo
     )
     parts = {f"{cause}_bytes": int(size) for cause, size in zip(CAUSES, alive, strict=True)}
     return phase, Composition(total_bytes=int(alive.sum()), **parts)
-
-
-def _continued(
-    mark: PhaseMark, scripts: list[Script], times: int, totals: _Totals, shallow: list[_Totals]
-) -> PhaseMemory:
-    """A phase by lines through the first two runs' peak and end."""
-    peaks = [
-        one.bytes + max(0, int(np.cumsum(script.size_bytes).max(initial=0)))
-        for one, script in zip(shallow, scripts, strict=True)
-    ]
-    sums = [script.bytes_by_cause() for script in scripts]
-    totals.by_cause += _line(sums[0], sums[1], times)
-    if (totals.by_cause < 0).any():
-        raise NotLinear(f"{mark.name} (step {mark.step})")
-    for values in (peaks, [int(one.sum()) for one in sums]):
-        if abs(_line(*values[:2], 2) - values[2]) > _TOLERANCE * peaks[2]:
-            raise NotLinear(f"{mark.name} (step {mark.step})")
-    peak = max(_line(*peaks[:2], times), totals.bytes)
-    return PhaseMemory(
-        name=mark.name,
-        step=mark.step,
-        micro_step=mark.micro_step,
-        allocated_end_bytes=totals.bytes,
-        allocated_peak_bytes=peak,
-    )
 
 
 def _line(first: Any, second: Any, times: int) -> Any:

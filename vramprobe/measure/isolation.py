@@ -180,17 +180,17 @@ def describe_death(spec: CellSpec, launcher: Launcher, ticket: Ticket, outcome: 
     )
 
 
-def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> None:
-    """Raise MissingDependency for a package or, unless only simulated, a device that one of these cells needs."""
+def require_packages(specs: Iterable[CellSpec]) -> None:
+    """Raise MissingDependency for a package or a device that one of these cells needs."""
     first_with: dict[str, CellSpec] = {}
     interprets = False
     for spec in specs:
-        if with_device and spec.num_gpus > 1:
+        if spec.num_gpus > 1:
             _require_cards(spec)
-        if with_device and rules_of(spec.sharding).uses_deepspeed and spec.offload != "none":
+        if rules_of(spec.sharding).uses_deepspeed and spec.offload != "none":
             _require_compiler(spec)
         interprets = interprets or (spec.fused_linear_cross_entropy and spec.device == "cpu")
-        for name in (*_needed_packages(spec, runs=with_device), spec.device):
+        for name in (*_needed_packages(spec), spec.device):
             first_with.setdefault(name, spec)
     devices = {name for name in ("cpu", "cuda") if first_with.pop(name, None)}
     missing = {name: spec for name, spec in first_with.items() if importlib.util.find_spec(name) is None}
@@ -203,11 +203,11 @@ def require_packages(specs: Iterable[CellSpec], *, with_device: bool = True) -> 
         extras = ",".join(["measure", *(extra for name, extra in _EXTRAS.items() if name in missing)])
         raise MissingDependency(
             f"running {next(iter(missing.values())).cell_id} needs {', '.join(missing)}, not installed here; "
-            f"install what measuring and simulating need: pip install 'vramprobe[{extras}]'"
+            f"install what measuring needs: pip install 'vramprobe[{extras}]'"
         )
-    if with_device and interprets:
+    if interprets:
         require_kernels("cpu")
-    if with_device and "cuda" in devices and nvml.first_visible_gpu() is None:
+    if "cuda" in devices and nvml.first_visible_gpu() is None:
         raise MissingDependency(
             "device cuda was asked for, but no NVIDIA GPU is visible here (NVML lists none, or CUDA_VISIBLE_DEVICES "
             "hides it); use --device cpu for the cpu instrument, or run where nvidia-smi shows a GPU"
@@ -250,14 +250,14 @@ def _require_compiler(spec: CellSpec) -> None:
         )
 
 
-def _needed_packages(spec: CellSpec, *, runs: bool) -> list[str]:
+def _needed_packages(spec: CellSpec) -> list[str]:
     needed = ["torch", "transformers", "accelerate"]
     needed += ["peft"] if spec.method != "full" else []
     needed += ["bitsandbytes"] if spec.needs_bitsandbytes else []
     needed += ["deepspeed"] if rules_of(spec.sharding).uses_deepspeed else []
     needed += ["liger_kernel"] if spec.fused_linear_cross_entropy else []
-    needed += ["trl"] if spec.uses_trl and runs else []  # a simulation refuses it
-    needed += ["cut_cross_entropy"] if spec.loss == "cut_cross_entropy" and runs else []
+    needed += ["trl"] if spec.uses_trl else []
+    needed += ["cut_cross_entropy"] if spec.loss == "cut_cross_entropy" else []
     return needed
 
 

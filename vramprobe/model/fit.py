@@ -37,8 +37,6 @@ from vramprobe.terms import course_of, moments_of
 if TYPE_CHECKING:
     import numpy as np
 
-#: Why a simulated record is left out.
-SIMULATED = "simulated: predicted, not measured"
 #: Why a rank of several is.
 RANKS = "of several GPUs, whose terms are no single GPU's"
 MIN_RECORDS = 4
@@ -127,8 +125,6 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
 def _observed_bytes(record: RunRecord) -> tuple[int | None, bool, str]:
     """(bytes, is a lower bound, why there is none)."""
     outcome = record.outcome
-    if not record.was_run:
-        return None, False, SIMULATED
     if record.spec.num_gpus > 1:
         return None, False, RANKS
     if record.held_out:

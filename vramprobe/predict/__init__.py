@@ -2,5 +2,5 @@
 
 In: a cell, a MemoryModel or none. Out: Predictions with an interval, their terms and a verdict for a GPU. predict.py
 has the one function; ranks.py, tensor_parallel.py and device_map.py count several GPUs for it; questions.py and
-what_fits.py take a user's words. Only trace_engine.py loads torch, and only when it is called.
+what_fits.py take a user's words. Nothing here loads torch.
 """

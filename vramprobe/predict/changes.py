@@ -2,7 +2,7 @@
 
 In: a cell's words and what predicts them. Out: Changes, those that are together enough first, then each by itself, the
 one that saves most first. What is tried is the registry of techniques, and what a cell has by default. The page's list
-is made from the same candidates (translated). Never simulates.
+is made from the same candidates (translated).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from vramprobe import catalog
 from vramprobe.errors import FitError, OutOfRange, SpecError, VramprobeError
-from vramprobe.model.fit import RANKS, SIMULATED, fit
+from vramprobe.model.fit import RANKS, fit
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
@@ -163,8 +163,6 @@ def evaluate(
 
 def _says_nothing(record: RunRecord) -> str | None:
     """Why this record has nothing to judge a prediction by; None where it has."""
-    if not record.was_run:
-        return SIMULATED
     if record.spec.num_gpus > 1:
         return RANKS
     if record.outcome.kind not in ("ok", "oom"):

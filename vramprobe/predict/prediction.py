@@ -14,9 +14,8 @@ from vramprobe.model.memory_model import DecidesMemory
 
 #: The warning of a prediction that rests on no run.
 ALONE = "arithmetic alone: no fit was given"
-#: Closed forms in milliseconds; a recording on the emulated GPU (recorded.py), of any model that runs, in seconds; the
-#: simulation (trace_engine.py), where no GPU can be emulated.
-Engine = Literal["formula", "recipe", "trace"]
+#: Closed forms in milliseconds; a recording on the emulated GPU (recorded.py), of any model that runs, in seconds.
+Engine = Literal["formula", "recipe"]
 
 
 class Frozen(BaseModel):

@@ -1,8 +1,7 @@
 """What a cell needs: predict, and what other options would save, for cells in words.
 
 In: a cell's words (spec.option_names()), with those of its ranks, a fit, a GPU. Out: a Prediction, Changes. By
-arithmetic; by a recording or the simulation where that is asked for or a family has no arithmetic. Imports no torch
-until it simulates.
+arithmetic; by a recording where that is asked for or a family has no arithmetic. Imports no torch.
 """
 
 from __future__ import annotations
@@ -106,13 +105,12 @@ def predict(
     """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
 
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
-    for the architecture, ``auto`` takes the recipe engine (a recording on the emulated ``gpu``, kept), and where no GPU
-    can be emulated the trace engine (seconds, with torch); ``say`` hears what a recording does.
-    ``options`` are the cell's words. With ``sharding`` and ``num_gpus``: the memory of one rank, whose batch is the
-    cell's: by arithmetic of that which holds the most, also of ranks that can be predicted and not run; by a recording
-    of rank 0, or of ``only_rank``. ``replays``: on CUDA by the allocator's
-    replay, where the fit knows how far off that is; else by arithmetic alone. ``stack``: under another release,
-    ``transformers-4.48``, by arithmetic alone.
+    for the architecture, ``auto`` takes the recipe engine (a recording on the emulated ``gpu``, kept); ``say`` hears
+    what a recording does. ``options`` are the cell's words. With ``sharding`` and ``num_gpus``: the memory of one
+    rank, whose batch is the cell's: by arithmetic of that which holds the most, also of ranks that can be predicted and
+    not run; by a recording of rank 0, or of ``only_rank``. ``replays``: on CUDA by the allocator's replay, where the
+    fit knows how far off that is; else by arithmetic alone. ``stack``: under another release, ``transformers-4.48``, by
+    arithmetic alone.
     """
     from vramprobe.model.memory_model import shipped_fit
 
@@ -123,8 +121,8 @@ def predict(
     if stack is not None:
         from vramprobe.predict.stack import on_stack
 
-        if sharding is not None or engine in ("recipe", "trace"):
-            given = "sharding" if sharding is not None else f"engine {engine}"
+        if sharding is not None or engine == "recipe":
+            given = "sharding" if sharding is not None else "engine recipe"
             raise SpecError(f"stack is by arithmetic, of one GPU: drop {given}, or stack")
         spec, engine = on_stack(spec, stack), "formula"
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
@@ -201,10 +199,6 @@ def engine_for(engine: str, options: dict[str, Any]) -> Any:
 
     if engine not in (known := ("auto", *get_args(Engine))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    if options.get("sharding") is not None and engine == "trace":
-        raise SpecError(
-            "sharding is by arithmetic or a recording, and the trace engine is of one GPU; use engine recipe"
-        )
     rank = options.get("only_rank")
     if rank is not None and engine == "formula":
         raise SpecError(f"only_rank {rank}: arithmetic is of the rank that holds the most; use engine recipe")
@@ -223,13 +217,14 @@ def predicted(
     beyond: MemoryModel | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> Prediction:
-    """By the arithmetic, a recording or the simulation, as ``engine`` says; ``say`` hears what a recording does.
+    """By the arithmetic or a recording, as ``engine`` says; ``say`` hears what a recording does.
 
     ``beyond``: the fit that says what a recording's device takes beside, where arithmetic is asked without one.
     """
     from vramprobe.architecture import RunFails, UnsupportedArchitecture
     from vramprobe.predict.predict import predict as predict_cell
 
+    missing: UnsupportedArchitecture | None = None
     if engine in ("auto", "formula"):
         try:
             return predict_cell(
@@ -238,32 +233,25 @@ def predicted(
         except UnsupportedArchitecture as error:
             if engine == "formula" or one.is_spread or isinstance(error, RunFails):
                 raise
-    return _without_arithmetic(one, model or beyond, engine=engine, gpu=gpu, say=say)
+            missing = error
+    return _recorded(one, model or beyond, gpu, say, missing)
 
 
-def _without_arithmetic(
-    one: spec.CellSpec, model: MemoryModel | None, *, engine: str, gpu: catalog.Gpu | None, say: Callable[[str], None]
+def _recorded(
+    one: spec.CellSpec,
+    model: MemoryModel | None,
+    gpu: catalog.Gpu | None,
+    say: Callable[[str], None],
+    missing: VramprobeError | None,
 ) -> Prediction:
-    """By a recording where one is at hand or can be made here, else by the simulation, which says so."""
+    """By a recipe, recorded now if it is not at hand; an error says also why there is no arithmetic (``missing``)."""
     from vramprobe.emulate.installation import NotEmulatable
     from vramprobe.emulate.toolchain import BuildError, NoCompiler
-    from vramprobe.recipe.book import CannotRecord
-
-    why: VramprobeError | None = None
-    if engine == "recipe" or (engine == "auto" and one.device == "cuda"):
-        from vramprobe.predict import recorded
-
-        try:
-            return recorded.predict(one, gpu=gpu, model=model, say=say)
-        except (NotEmulatable, NoCompiler, BuildError, CannotRecord) as error:
-            if engine == "recipe" or one.other_head or one.sharding is not None:  # which have no simulation
-                raise
-            why = error
-    from vramprobe.predict import trace_engine as trace  # loads torch
+    from vramprobe.predict import recorded
 
     try:
-        found = trace.predict(one, gpu=gpu, model=model)
-    except VramprobeError as error:
-        raise (error if why is None else why) from None
-    note = [] if why is None else [f"simulated, as no recipe could be recorded here: {why}"]
-    return found.model_copy(update={"warnings": [*found.warnings, *note]})
+        return recorded.predict(one, gpu=gpu, model=model, say=say)
+    except (NotEmulatable, NoCompiler, BuildError, recorded.NoRecipe) as error:
+        if missing is None:
+            raise
+        raise type(missing)(f"no recipe: {error}; and no arithmetic: {missing}") from None

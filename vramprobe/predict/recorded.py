@@ -6,23 +6,25 @@ cell's own depth, played through torch's caching allocator. Never imports torch;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from vramprobe import catalog
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.catalog.libraries import DECIDING
 from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.log.log import Log
 from vramprobe.log.reserved import reserve
 from vramprobe.log.shapes import Shape
 from vramprobe.measure.observation import Observation, peak_of
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
-from vramprobe.predict.uncertainty import device_tier, simulated_interval
+from vramprobe.predict.uncertainty import device_tier, interval_around
 from vramprobe.recipe.book import find_recipe, recorded_as
 from vramprobe.recipe.recipe import Recipe
-from vramprobe.records.record import Composition, Peak
+from vramprobe.records.record import Composition, Peak, PhaseMemory
 from vramprobe.rules.sharding import reasons_not_run
 from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes
@@ -32,6 +34,10 @@ DEFAULT_CARD = "A100-80GB-SXM"
 
 #: What is recorded to answer for others: the first at several depths, the last to hold the rules against.
 _COUNTS = {"batch_size": (2, 3, 5, 8), "seq_len": (1024, 1536, 2560, 4096)}
+
+
+class NoRecipe(SpecError):
+    """A cell that is not recorded: only what one process does on an NVIDIA GPU is."""
 
 
 def predict(
@@ -44,10 +50,39 @@ def predict(
     """The peaks of ``spec`` from its recipe, recorded now if it is not at hand; ``say`` hears of the progress.
 
     Of ``model`` only what it knows of the device beyond the allocator is used. Raises NotEmulatable where no GPU can be
-    emulated here, CannotRecord for a cell that does not run, SpecError for one that is not for one NVIDIA GPU.
+    emulated here, CannotRecord for a cell that does not run, NoRecipe for one that is not recorded at all.
     """
+    return _predicted(replay_of(spec, gpu=gpu, say=say), spec, model)
+
+
+def replay_of(
+    spec: CellSpec, *, gpu: catalog.Gpu | None = None, say: Callable[[str], None] = lambda words: None
+) -> Replay:
+    """The cell's recipe, recorded now if it is not at hand, through the allocator; raises as :func:`predict`."""
     require_recordable(spec, gpu)
-    return _predicted(find_recipe(spec, _card(gpu), say), spec, model)
+    return _replay(find_recipe(spec, _card(gpu), say), spec)
+
+
+def predict_many(
+    specs: Sequence[CellSpec],
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    gpu: catalog.Gpu | None = None,
+    model: MemoryModel | None = None,
+) -> list[Prediction | str]:
+    """One for each spec, in order; text where there is none, and why.
+
+    ``stop`` is asked before each; once it says yes, the rest is not predicted.
+    """
+    found: list[Prediction | str] = []
+    for spec in specs:
+        if stop():
+            break
+        try:
+            found.append(predict(spec, gpu=gpu, model=model))
+        except VramprobeError as error:
+            found.append(str(error))
+    return [*found, *["not recorded: stopped before its turn"] * (len(specs) - len(found))]
 
 
 def over_shapes(
@@ -70,27 +105,27 @@ def over_shapes(
     cells = [spec.model_copy(update={question: count}) for count in counts]
     shapes = [(one.batch_size, one.seq_len) for one in cells]
     recipe = find_recipe(cells[0], _card(gpu), say, shapes=shapes[1:])
-    return lambda one: _predicted(recipe, one, model, (one.batch_size, one.seq_len))
+    return lambda one: _predicted(_replay(recipe, one, (one.batch_size, one.seq_len)), one, model)
 
 
-def _predicted(recipe: Recipe, spec: CellSpec, model: MemoryModel | None, shape: Shape | None = None) -> Prediction:
-    peak, alive = _peak(recipe, spec, shape)
+def _predicted(replay: Replay, spec: CellSpec, model: MemoryModel | None) -> Prediction:
+    peak, alive, stack = replay.peak, replay.at_peak, replay.stack
     terms = {name.removesuffix("_bytes"): size for name, size in alive.parts().items() if size}
     terms |= {"block_remainders": left} if (left := peak.allocated_bytes - alive.total_bytes) > 0 else {}
-    reserved = simulated_interval(peak.reserved_bytes, RESERVED_RATIOS)
+    reserved = interval_around(peak.reserved_bytes, RESERVED_RATIOS)
     gap = model.device_over_reserved_bytes if model and model.device == spec.device else None
     return Prediction(
         cell_id=spec.cell_id,
         engine="recipe",
-        peak_allocated_bytes=simulated_interval(peak.allocated_bytes, ALLOCATED_RATIOS),
+        peak_allocated_bytes=interval_around(peak.allocated_bytes, ALLOCATED_RATIOS),
         peak_phase=peak.phase,
         peak_label=f"{peak.phase} of step {peak.step}",
         terms=terms,
         constant_bytes=0,
         reserved_bytes=reserved,
         device_bytes=device_tier(reserved, gap),
-        warnings=[*_of_rank(spec), _provenance(recipe), *_of_load(peak)],
-        libraries={name: recipe.stack[name] for name in DECIDING if name in recipe.stack},
+        warnings=[*_of_rank(spec), replay.provenance, *_of_load(peak)],
+        libraries={name: stack[name] for name in DECIDING if name in stack},
         num_gpus=spec.num_gpus,
         sharding=spec.sharding,
     )
@@ -102,32 +137,54 @@ def _card(gpu: catalog.Gpu | None) -> catalog.Gpu:
 
 
 def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
-    """Raise SpecError for a cell that the recipe engine does not record."""
+    """Raise NoRecipe for a cell that the recipe engine does not record."""
     if spec.device != "cuda":
-        raise SpecError("a recipe is recorded on an emulated GPU, and device cpu was given; use --engine trace")
-    if spec.is_spread:
-        raise SpecError(
-            f"a recipe is of one rank, and {spec.sharding} has one process for all GPUs; use engine formula"
+        raise NoRecipe(
+            "a recipe is recorded on an emulated GPU, and device cpu was given; drop it, or run the cell: "
+            "vramprobe measure --device cpu"
         )
+    if spec.is_spread:
+        raise NoRecipe(f"a recipe is of one rank, and {spec.sharding} has one process for all GPUs; use engine formula")
     if spec.sharding is not None and (reasons := reasons_not_run(recorded_as(spec))):
-        raise SpecError("; ".join(reasons))
+        raise NoRecipe("; ".join(reasons))
     if _card(gpu).vendor != "NVIDIA":
-        raise SpecError(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; use --engine trace")
+        raise NoRecipe(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; name an NVIDIA GPU")
 
 
-def _peak(recipe: Recipe, spec: CellSpec, shape: Shape | None) -> tuple[Peak, Composition]:
-    """The peaks of a cell at its own depth, and what is alive at the highest."""
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """A recording at the cell's own depth, as the allocator's counters would stand; ``at_peak``: what is alive there.
+
+    ``provenance``: how it was recorded, in words. ``stack``: package → version.
+    """
+
+    phases: list[PhaseMemory]
+    log: Log
+    peak: Peak
+    at_peak: Composition
+    provenance: str
+    stack: dict[str, str]
+
+
+def _replay(recipe: Recipe, spec: CellSpec, shape: Shape | None = None) -> Replay:
     deep = recipe.deep(shape)
     if deep.log is None:
         raise VramprobeError(f"the recipe of {spec.cell_id} does not pair its frees: a fault of vramprobe's; report it")
-    phases = reserve(deep.phases, deep.log, parse_alloc_conf(spec.alloc_conf or "")).phases
+    phases = reserve(deep.phases, deep.log, parse_alloc_conf(spec.alloc_conf or ""))
     peak = peak_of(Observation(phases, {}))
     highest = [
         (phase.allocated_peak_bytes, alive)
         for phase, alive in zip(phases, deep.at_peak, strict=True)
         if (phase.name, phase.step) == (peak.phase, peak.step)
     ]
-    return peak, max(highest, key=lambda one: one[0])[1]
+    return Replay(
+        phases=phases,
+        log=deep.log,
+        peak=peak,
+        at_peak=max(highest, key=lambda one: one[0])[1],
+        provenance=_provenance(recipe),
+        stack=recipe.stack,
+    )
 
 
 def _of_rank(spec: CellSpec) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from vramprobe.model.memory_model import MemoryModel, peak_moment, with_workspaces, workspaces_bytes
 from vramprobe.model.replayed import num_alloc_retries, replayed
 from vramprobe.predict.prediction import ALONE, HasKernels, Prediction, Within
-from vramprobe.predict.uncertainty import device_tier, outside, provenance, simulated_interval, times
+from vramprobe.predict.uncertainty import device_tier, interval_around, outside, provenance, times
 from vramprobe.predict.verdict import usable_bytes
 from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
@@ -91,14 +91,14 @@ def _of_one_gpu(
 def _of_rank(found: Prediction, spec: CellSpec, gpu: HasKernels | None) -> Prediction:
     played = replayed(spec, gpu)
     if spec.sharding == "zero3":
-        allocated = simulated_interval(found.peak_allocated_bytes.value, ZERO3_ALLOCATED_RATIOS)
-        reserved = simulated_interval(max(played.reserved_bytes, allocated.value), ZERO3_RESERVED_RATIOS)
+        allocated = interval_around(found.peak_allocated_bytes.value, ZERO3_ALLOCATED_RATIOS)
+        reserved = interval_around(max(played.reserved_bytes, allocated.value), ZERO3_RESERVED_RATIOS)
     else:
-        allocated = simulated_interval(played.allocated_bytes, ALLOCATED_RATIOS)
-        reserved = simulated_interval(played.reserved_bytes, RESERVED_RATIOS)
+        allocated = interval_around(played.allocated_bytes, ALLOCATED_RATIOS)
+        reserved = interval_around(played.reserved_bytes, RESERVED_RATIOS)
     notes = _notes(spec)
     if played.load_bytes > reserved.value:  # and the card has to hold it
-        reserved = simulated_interval(played.load_bytes, RESERVED_RATIOS)
+        reserved = interval_around(played.load_bytes, RESERVED_RATIOS)
         notes.append(load_note(played.load_bytes))
     terms = {cause: size for cause, size in found.terms.items() if cause != "block_remainders"}
     left = allocated.value - sum(terms.values())

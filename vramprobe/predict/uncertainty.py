@@ -18,12 +18,6 @@ from vramprobe.terms.step.versions import is_fourth
 #: (low, high) of measured / predicted without a fit. CPU: the spread over this project's own cells. CUDA: rounding to
 #: 512 bytes and most kernels' scratch are not in the arithmetic, so it may read low.
 ARITHMETIC_SPREAD = {"cpu": (0.98, 1.02), "cuda": (0.95, 1.10)}
-#: (low, high) of measured / simulated. CPU: far beyond the worst phase of 210 cells
-#: (benchmarks/truth/simulate_cpu.csv). CUDA: an allowance until a GPU has been measured; others' five rows were up
-#: to 10 % above, by what their older libraries did otherwise (benchmarks/truth/published.csv).
-ALLOCATED_SPREAD = {"cpu": (0.99, 1.01), "cuda": (0.95, 1.06)}
-#: The replay of the caching allocator has not been held against a real one's snapshot yet.
-RESERVED_SPREAD = (0.95, 1.08)
 #: No fit is trusted to less than this, relative to the value: what the caching allocator does not split off depends on
 #: all that ran before. The CPU's allocator hands out what was asked for.
 MIN_HALF_WIDTH = {"cpu": 0.0, "cuda": 0.005}
@@ -37,8 +31,8 @@ WIDENING = 0.02
 FOURTH_WIDENING = 0.005
 
 
-def simulated_interval(value: int, ratios: tuple[float, float]) -> Interval:
-    """Around a simulated value, with ``ratios`` (low, high) of measured / simulated."""
+def interval_around(value: int, ratios: tuple[float, float]) -> Interval:
+    """Around a value, with ``ratios`` (low, high) of measured / said."""
     return Interval(value=value, low=round(value * ratios[0]), high=round(value * ratios[1]))
 
 

@@ -1,6 +1,6 @@
 """Verdict: a prediction held against a GPU: fits, tight, or does not fit.
 
-In: a Prediction or a simulated record, and a GPU of the catalog. Out: a Verdict with the bytes that it compares.
+In: a Prediction, and a GPU of the catalog. Out: a Verdict with the bytes that it compares.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.prediction import Frozen, HasMemory, Interval, Prediction
-from vramprobe.predict.uncertainty import ALLOCATED_SPREAD, RESERVED_SPREAD, simulated_interval
 from vramprobe.units import GIB, format_bytes
 
 if TYPE_CHECKING:
-    from vramprobe.records.record import RunRecord
+    pass
 
 #: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
 CONTEXT_ALLOWANCE_BYTES = 1 * GIB
@@ -62,34 +61,6 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
             "reason": f"{format_bytes(allocated.value)} allocated of {format_bytes(judged.usable_bytes)}, though not "
             f"{judged.reason}: the allocator gives its cached blocks back {times}, which takes time",
         }
-    )
-
-
-def verdict_on_simulated(record: RunRecord, gpu: HasMemory) -> Verdict:
-    """Whether a simulated cell fits on ``gpu``: as :func:`verdict` says of the trace engine's prediction.
-
-    One that ran out of memory there does not. Raises VramprobeError also where the run ended otherwise.
-    """
-    outcome = record.outcome
-    if record.peak is not None and outcome.kind == "ok":
-        reserved = record.peak.reserved_bytes
-        return _judged(
-            gpu,
-            simulated_interval(record.peak.allocated_bytes, ALLOCATED_SPREAD[record.spec.device]),
-            None if reserved is None else simulated_interval(reserved, RESERVED_SPREAD),
-            None,
-        )
-    if outcome.kind != "oom":
-        raise VramprobeError(f"whether it fits on {gpu.name} is not known: the simulation ended as {outcome.kind}")
-    least = (outcome.allocated_bytes or 0) + (outcome.requested_bytes or 0)
-    from vramprobe.records.table import describe_outcome
-
-    return Verdict(
-        gpu=gpu.name,
-        verdict="does not fit",
-        needed_bytes=Interval(value=least, low=least, high=least),
-        usable_bytes=usable_bytes(gpu, device_is_known=False),
-        reason=f"it ran out {describe_outcome(outcome)}",
     )
 
 

@@ -1,7 +1,7 @@
 """What fits a GPU: the largest batch, length or model of a cell, and the fewest GPUs, for cells in words.
 
-In: a cell's words without the one that is asked for, and a GPU. Out: a Largest, a MinGpus. By arithmetic, or by
-simulation where that is asked for.
+In: a cell's words without the one that is asked for, and a GPU. Out: a Largest, a MinGpus. By arithmetic, or by a
+recording.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
         question,
         one,
         asked.judge,
-        model=None if engine == "trace" else asked.model,
+        model=asked.model,
         allow_extrapolation=allow,
         least=least,
     )
@@ -183,7 +183,7 @@ def _largest_recorded(
     from vramprobe.predict.verdict import verdict
     from vramprobe.recipe.book import CannotRecord
 
-    card = catalog.find_gpu(gpu)
+    card = catalog.gpu_or_size(gpu)
     try:
         rough = recorded.over_shapes(one, question, gpu=card, model=asked.model, say=say)
     except CannotRecord:  # its events are others from shape to shape, so each count is recorded

@@ -1,4 +1,4 @@
-"""A profile's step with the peak → the page or picture that `simulate --timeline` makes of a cell.
+"""A profile's step with the peak → a page or a picture of its live memory by cause.
 
 In: the run's folder, its record, a path. Out: the file. Of the rank with the highest peak; where the peak lies outside
 the steps, as in loading, of that phase.

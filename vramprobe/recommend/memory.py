@@ -12,7 +12,7 @@ from vramprobe.model.memory_model import MemoryModel, shipped_fit
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.replay import ALLOCATED_RATIOS, load_note
-from vramprobe.predict.uncertainty import simulated_interval
+from vramprobe.predict.uncertainty import interval_around
 from vramprobe.spec import CellSpec
 
 
@@ -43,7 +43,7 @@ def with_load(found: Prediction, needed_bytes: int) -> Prediction:
         return found
     return found.model_copy(
         update={
-            "peak_allocated_bytes": simulated_interval(needed_bytes, ALLOCATED_RATIOS),
+            "peak_allocated_bytes": interval_around(needed_bytes, ALLOCATED_RATIOS),
             "warnings": [load_note(needed_bytes), *found.warnings],
         }
     )

@@ -45,7 +45,7 @@ def _of_option(option: Option) -> Column:
 
 _CELL_ID = _text("readable name of the configuration")
 _FINGERPRINT = _text("hash of the resolved configuration: equal for equal configurations")
-_INSTRUMENT = _text("cuda and cpu measure; emulated: CUDA software on a stub driver; simulated: predicted")
+_INSTRUMENT = _text("cuda and cpu measure; emulated: CUDA software on a stub driver")
 _MODEL_LABEL = _text("model name without folders or organization")
 _METHOD = _text("full, lora or qlora")
 _DEVICE_NAME = _text("name of the GPU or CPU; of an emulated GPU, the one emulated")

@@ -1,7 +1,7 @@
 """Results → pandas DataFrames: one row per record, per phase or per rank.
 
 In: a results file or folder, of cells, profiles of commands, or both. Out: DataFrames with the columns of columns.py.
-Drops no record: failures and simulations are rows, and what is not known is NA. Needs no torch.
+Drops no record: failures are rows, and what is not known is NA. Needs no torch.
 """
 
 from __future__ import annotations

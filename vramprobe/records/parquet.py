@@ -1,7 +1,7 @@
 """Results → one Parquet file with the rows of ``vramprobe.load``, a batch at a time: for a million records and more.
 
 In: a results file or folder. Out: the file, and from there a DataFrame in seconds; DuckDB and others read it, too.
-Holds one batch of records, and the id of each attempt. Drops no record: failures and simulations are rows.
+Holds one batch of records, and the id of each attempt. Drops no record: failures are rows.
 """
 
 from __future__ import annotations

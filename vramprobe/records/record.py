@@ -22,8 +22,8 @@ FORMAT_HISTORY = {1: "first format"}
 #: Fields of a cell under the names that older records have.
 _OLDER_NAMES = {b'"emulate_vram":': b'"limit_vram":'}
 
-#: cuda and cpu measure; emulated is the same software on an emulated driver; simulated predicts on fake tensors.
-Instrument = Literal["cuda", "emulated", "cpu", "simulated"]
+#: cuda and cpu measure; emulated is the same software on an emulated driver.
+Instrument = Literal["cuda", "emulated", "cpu"]
 Isolation = Literal["spawn", "forkserver"]
 TRAINING_PHASES = ("forward", "backward", "optimizer_step", "zero_grad")
 
@@ -365,11 +365,6 @@ class RunRecord(_Frozen):
     num_alloc_retries: int | None = None
     ranks: list[RankRecord] = []  # of a cell with several, those that were run; under device-map, the cards
     warnings: list[str] = []
-
-    @property
-    def was_run(self) -> bool:
-        """Whether an instrument watched a run; what was simulated is a prediction, and counts as none."""
-        return self.instrument != "simulated"
 
     def to_json_line(self) -> str:
         """One line of JSON, without the newline."""

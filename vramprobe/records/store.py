@@ -127,14 +127,14 @@ def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreConte
 def latest_by_fingerprint(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     """The attempt that counts for each cell: the latest finished one, or the latest at all where none finished.
 
-    A simulated one counts only where nothing was measured or emulated. Raises IncomparableRecords for a cell that was
-    both: the later of the two would silently take the other's place.
+    Raises IncomparableRecords for a cell that was both measured and emulated: the later of the two would silently take
+    the other's place.
     """
     latest: dict[str, RunRecord] = {}
     by_kind: dict[str, str] = {}
-    for record in sorted(records, key=lambda one: (one.was_run, one.outcome.kind in FINISHED, one.started_at)):
+    for record in sorted(records, key=lambda one: (one.outcome.kind in FINISHED, one.started_at)):
         latest[record.fingerprint] = record
-        if record.was_run and by_kind.setdefault(record.fingerprint, record.instrument) != record.instrument:
+        if by_kind.setdefault(record.fingerprint, record.instrument) != record.instrument:
             raise IncomparableRecords(
                 f"these records must not be mixed: instrument is {by_kind[record.fingerprint]!r} in one attempt at "
                 f"{record.cell_id} and {record.instrument!r} in another; keep them in folders of their own and name "

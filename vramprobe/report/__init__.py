@@ -2,7 +2,7 @@
 
 In: a results file or folder, of cells, profiles or both, and a MemoryModel. Out: files, the same bytes each time, each
 with the command that rebuilds it. Never measures or fits, stays this side of the torch line, and hides nothing
-measured: failures have their own table. What was simulated is no measurement and is left out, with a count.
+measured: failures have their own table.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _of_several_cards(
     from vramprobe.report.columns import provenance
     from vramprobe.report.formats import files_of
 
-    records = [one for one in contents.records if one.was_run and one.spec.num_gpus == 1]
+    records = [one for one in contents.records if one.spec.num_gpus == 1]
     if not are_of_several_cards(records):
         return {}
     table.require_comparable(records, across_cards=True)
@@ -157,23 +157,16 @@ def gather(
     from vramprobe.report.cells import cells_of
     from vramprobe.report.columns import provenance
 
-    measured = [record for record in contents.records if record.was_run and record.spec.num_gpus == 1]
-    ranks = [record for record in contents.records if record.was_run and record.spec.num_gpus > 1]
+    measured = [record for record in contents.records if record.spec.num_gpus == 1]
+    ranks = [record for record in contents.records if record.spec.num_gpus > 1]
     if ranks and not measured:
         raise StoreError(
             f"the {len(ranks)} records in {results_path} are of several GPUs, and a report's tables are of one: name a "
             "folder that has some of one, too; each rank stands in the records themselves"
         )
-    if not measured:
-        raise StoreError(
-            f"nothing was measured in {results_path}: its {len(contents.records)} records are simulated, and a report "
-            "is of measurements; run the cells first"
-        )
     table.require_comparable(measured)
-    num_simulated = len(contents.records) - len(measured) - len(ranks)
     origin = provenance(measured)
     origin += [f"left out: {len(ranks)} records of several GPUs"] if ranks else []
-    origin += [f"left out: {num_simulated} simulated records (predicted, not measured)"] if num_simulated else []
     origin += [contents.torn_tail] if contents.torn_tail else []
     cells = cells_of(contents.records, model)
     return Material(cells=cells, records=measured, model=model, origin=origin, command=command)

@@ -56,7 +56,7 @@ def word_of(cells: Sequence[Cell]) -> str:
 
 def cells_of(records: Iterable[RunRecord], model: MemoryModel | None) -> list[Cell]:
     """The attempt that counts for each cell that was measured, small models first; with a ``model``, predicted."""
-    latest = store.latest_by_fingerprint(record for record in records if record.was_run).values()
+    latest = store.latest_by_fingerprint(records).values()
     return [_cell(record, model) for record in sorted(latest, key=_reading_order)]
 
 

@@ -1,8 +1,8 @@
 """A run → live memory over one of its steps, by cause; timeline_file.py makes a page or a picture of it.
 
-In: a simulated record, or a Subject (profile/timeline.py), and its Log. Out: a frozen Timeline of about MAX_COLUMNS
-columns at most; each shows the highest moment of its events, so that no peak is lost to the byte. Never simulates
-anything; needs no torch.
+In: a Subject (profile/timeline.py, recorded_timeline.py) and its Log. Out: a frozen Timeline of about MAX_COLUMNS
+columns at most; each shows the highest moment of its events, so that no peak is lost to the byte. Needs no
+torch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vramprobe.errors import VramprobeError
 from vramprobe.log.log import CAUSES
-from vramprobe.records.record import RunRecord
-from vramprobe.units import word_for
 
 if TYPE_CHECKING:
     from vramprobe.log.log import Log, PhaseMark
@@ -28,7 +25,6 @@ MAX_COLUMNS = 1500
 STACK = ("weights", "optimizer_state", "batch", "other", "gradients", "saved_activations", "temporaries")
 #: What a timeline's numbers are, by their word (units.word_for).
 SAID = {
-    "simulated": "simulated on fake tensors: predicted, not measured",
     "emulated": "emulated: the real CUDA software on no GPU",
     "measured": "measured on the GPU that is named",
 }
@@ -125,35 +121,6 @@ class Timeline:
         return next(phase for phase in self.phases if column < phase.stop)
 
 
-def timeline_of(record: RunRecord, history: Log, *, max_columns: int = MAX_COLUMNS) -> Timeline:
-    """The step with the record's peak, the steady second one as a rule.
-
-    Raises VramprobeError where the run did not get through it.
-    """
-    step = record.peak.step if record.peak else 2
-    marks = [mark for mark in history.marks if mark.step == step]
-    if not marks or marks[-1].name != "zero_grad":
-        raise VramprobeError(f"there is no timeline: {record.outcome.kind} before the end of step {step}")
-    subject = Subject(
-        name=record.cell_id,
-        word=word_for(record.instrument),
-        footer=_footer(record),
-        step=step,
-        tier="allocated" if all(phase.requested_peak_bytes is None for phase in record.phases) else "requested",
-        allocated_bytes=record.peak.allocated_bytes if record.peak else None,
-        reserved_bytes=record.peak.reserved_bytes if record.peak else None,
-    )
-    reserved = {(one.name, one.step, one.micro_step): one.reserved_peak_bytes for one in record.phases}
-    return timeline_over(
-        subject,
-        history,
-        marks,
-        [reserved.get((mark.name, mark.step, mark.micro_step)) for mark in marks],
-        has_micro_steps=(record.spec.grad_accum or 1) > 1,
-        max_columns=max_columns,
-    )
-
-
 def timeline_over(
     subject: Subject,
     history: Log,
@@ -183,12 +150,6 @@ def timeline_over(
         phases=_spans(marks, [len(one) for one in moments], totals, reserved_peaks, has_micro_steps=has_micro_steps),
         largest=_largest(history, at),
     )
-
-
-def _footer(record: RunRecord) -> str:
-    versions = record.environment.versions
-    known = [f"{package} {versions[package]}" for package in ("vramprobe", "torch") if versions.get(package)]
-    return f"{', '.join(known)}; cell {record.fingerprint}, device {record.spec.device}"
 
 
 def _with_ordered_frees(history: Log) -> Log:

@@ -117,7 +117,7 @@ def boundary_of(
 ) -> Boundary:
     """What ``records`` say of the boundary of ``spec``; ``asked``: fingerprints that are not to be run once more."""
     ran, failed, others = [], [], {}
-    for record in latest_by_fingerprint(record for record in records if record.was_run).values():
+    for record in latest_by_fingerprint(records).values():
         count = getattr(record.spec, question)
         if with_count(spec, question, count).fingerprint != record.fingerprint:
             continue

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from vramprobe.sweep import definition
     from vramprobe.sweep.card import Card, Rate
     from vramprobe.sweep.on_data import Data
-    from vramprobe.sweep.plan import TraceEngine
+    from vramprobe.sweep.plan import Recording
 
-#: Whether cells without arithmetic are simulated where a sweep is planned.
+#: Whether cells without arithmetic are recorded where a sweep is planned.
 PlanEngine = Literal["auto", "formula"]
 #: Gives a sweep, for a ``device`` and with ``overrides``, as definition.load_sweep does of a file.
 Load = Callable[..., "definition.Sweep"]
@@ -37,9 +37,9 @@ class Job(NamedTuple):
     fit: MemoryModel | None
     rate: Rate | None
 
-    def trace(self, engine: PlanEngine) -> TraceEngine | None:
-        """The simulation on this card, for cells without arithmetic; None where only arithmetic is wanted."""
-        from vramprobe.predict.trace_engine import predict_many
+    def recording(self, engine: PlanEngine) -> Recording | None:
+        """The recipe engine on this card, for cells without arithmetic; None where only arithmetic is wanted."""
+        from vramprobe.predict.recorded import predict_many
 
         if engine not in get_args(PlanEngine):
             raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(get_args(PlanEngine))}")

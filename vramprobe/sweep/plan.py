@@ -28,7 +28,7 @@ from vramprobe.sweep.resume import Journal, ResumedCell, differing, resume
 from vramprobe.sweep.skip import certain_oom
 
 #: Predicts cells that have no arithmetic, each with a Prediction or why there is none, until it is told to stop.
-TraceEngine = Callable[[Sequence[CellSpec], Callable[[], bool]], Sequence[Prediction | str]]
+Recording = Callable[[Sequence[CellSpec], Callable[[], bool]], Sequence[Prediction | str]]
 PlanVerdict = Literal["fits", "risky", "certain oom", "unknown"]
 #: Loading the libraries once, for all cells that are forked from there.
 START_SECONDS = 8.0
@@ -130,15 +130,15 @@ def plan_sweep(
     fit: MemoryModel | None = None,
     policy: Policy | None = None,
     rate: Rate | None = None,
-    trace: TraceEngine | None = None,
+    recording: Recording | None = None,
     stop: Callable[[], bool] = lambda: False,
     num_slots: int = 1,
 ) -> Plan:
     """What running ``sweep`` into ``journal`` would do now.
 
-    ``card`` is null on a CPU; ``trace`` is asked for cells without arithmetic, until ``stop`` says yes. ``context_of``
-    gives the environment that a cell would be measured in, null where that is not known: what was measured in another
-    is stale.
+    ``card`` is null on a CPU; ``recording`` is asked for cells without arithmetic, until ``stop`` says yes.
+    ``context_of`` gives the environment that a cell would be measured in, null where that is not known: what was
+    measured in another is stale.
     """
     policy = policy or Policy()
     cells = resume(sweep.cells, journal, context_of, retry_quarantined=policy.retry_quarantined)
@@ -151,7 +151,7 @@ def plan_sweep(
         ooms=_ooms_on(card, journal, context_of),
         policy=policy,
         rate=rate,
-        trace=trace,
+        recording=recording,
         stop=stop,
         num_slots=num_slots,
     )
@@ -187,13 +187,13 @@ def make_plan(
     ooms: Iterable[RunRecord] = (),
     policy: Policy | None = None,
     rate: Rate | None = None,
-    trace: TraceEngine | None = None,
+    recording: Recording | None = None,
     stop: Callable[[], bool] = lambda: False,
     num_slots: int = 1,
 ) -> Plan:
     """The plan of ``cells``. ``ooms`` are out-of-memory records of this very card; ``card`` is null on a CPU."""
     policy, ooms, pace = policy or Policy(), tuple(ooms), pace or Pace()
-    predicted = _predictions([cell.spec for cell in cells if _is_to_run(cell)], card, fit, trace, stop)
+    predicted = _predictions([cell.spec for cell in cells if _is_to_run(cell)], card, fit, recording, stop)
     rows = [_row(cell, predicted, card, pace, ooms, policy) for cell in cells]
     rows = _in_order(rows)
     every = (*rows, *_second_attempts(rows, policy))
@@ -272,22 +272,22 @@ def _predictions(
     specs: Sequence[CellSpec],
     card: Card | None,
     fit: MemoryModel | None,
-    trace: TraceEngine | None,
+    recording: Recording | None,
     stop: Callable[[], bool],
 ) -> dict[str, Prediction | str]:
     """By fingerprint, a prediction that decisions may rest on, or why there is none: the cell can still be measured."""
     found: dict[str, Prediction | str] = {}
-    for_trace = []
+    left = []
     for spec in specs:
         try:
             found[spec.fingerprint] = _predicted(spec, fit, card)
         except UnsupportedArchitecture as error:
             found[spec.fingerprint] = str(error)
-            for_trace += [spec] if spec.num_gpus == 1 and not isinstance(error, RunFails) else []
+            left += [spec] if spec.num_gpus == 1 and not isinstance(error, RunFails) else []
         except VramprobeError as error:  # far outside the fit
             found[spec.fingerprint] = str(error)
-    if trace is not None and for_trace:
-        found |= dict(zip((spec.fingerprint for spec in for_trace), trace(for_trace, stop), strict=True))
+    if recording is not None and left:
+        found |= dict(zip((spec.fingerprint for spec in left), recording(left, stop), strict=True))
     return found
 
 

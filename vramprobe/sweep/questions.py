@@ -49,7 +49,7 @@ def plan(
     """What running a sweep file would do, take and cost; for ``gpu``, if that names one, wherever it is planned.
 
     ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
-    Cells without arithmetic are simulated, some seconds each, unless ``engine`` is formula. ``data``: each cell at the
+    Cells without arithmetic are recorded, some seconds each, unless ``engine`` is formula. ``data``: each cell at the
     longest batch that it makes of these rows, in place of its seq_len, which truncates them. ``choose``: the cells to
     plan, once the GPU and the fit are known.
     """
@@ -70,7 +70,7 @@ def plan(
         fit=job.fit,
         policy=policy,
         rate=job.rate,
-        trace=job.trace(engine),
+        recording=job.recording(engine),
     )
 
 
@@ -103,7 +103,7 @@ def run(
     """Run a sweep file's cells that ``out`` (results/<device>/<sweep> by default) has no finished record of.
 
     Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``. A paid minute is too dear to
-    simulate cells without arithmetic, unless ``engine`` is auto. ``data`` is :func:`plan`'s.
+    record cells without arithmetic, unless ``engine`` is auto. ``data`` is :func:`plan`'s.
 
     ``on``: where cells run: here, or on the nodes of ``ray``, ``ray://HOST:PORT`` or ``slurm`` (``jobs`` at once). Of
     these ``gpu`` names the GPU whose nodes are used, and ``emulate`` the GPUs that are emulated on each. A Fleet that
@@ -132,7 +132,7 @@ def run(
             rate=rate,
             policy=policy,
             on_event=on_event,
-            trace=job.trace(engine),
+            recording=job.recording(engine),
             executor=fleet,
             limits=limits(
                 rate,

@@ -46,20 +46,15 @@ class Attempt(NamedTuple):
 
 @dataclass
 class Journal:
-    """The attempts at each cell, by fingerprint, in the order they were started. ``torn_tail`` as in store.read.
-
-    ``num_simulated`` records are left out: they are predictions, and no attempt at a cell.
-    """
+    """The attempts at each cell, by fingerprint, in the order they were started. ``torn_tail`` as in store.read."""
 
     path: Path
     attempts: dict[str, list[Attempt]] = field(default_factory=dict)
     torn_tail: str | None = None
-    num_simulated: int = 0
 
     def notes(self) -> list[str]:
         """What was not taken as it stands in the file, a line each."""
-        simulated = f"{self.path}: {self.num_simulated} simulated records left out: predictions, no attempts at a cell"
-        return [note for note in (self.torn_tail, simulated if self.num_simulated else None) if note]
+        return [self.torn_tail] if self.torn_tail else []
 
     def record(self, attempt: Attempt) -> RunRecord:
         """The whole record of an attempt that has one. Raises StoreError where its line is damaged."""
@@ -99,9 +94,7 @@ def open_journal(path: str | Path) -> Journal:
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n") or store.is_whole(line):
                     attempt = _attempt(line, journal.path, offset, number)
-                    if attempt is not None and attempt.instrument == "simulated":
-                        journal.num_simulated += 1
-                    elif attempt is not None and (attempt.outcome or attempt.attempt_id not in by_id):
+                    if attempt is not None and (attempt.outcome or attempt.attempt_id not in by_id):
                         by_id[attempt.attempt_id] = attempt
                 else:
                     journal.torn_tail = store.describe_torn_tail(journal.path, len(line))

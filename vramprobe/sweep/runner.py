@@ -23,7 +23,7 @@ from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.executor import Executor
 from vramprobe.sweep.here import Here
 from vramprobe.sweep.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
-from vramprobe.sweep.plan import Policy, TraceEngine, plan_sweep
+from vramprobe.sweep.plan import Policy, Recording, plan_sweep
 from vramprobe.sweep.progress import LOGS, Progress, RunSummary
 from vramprobe.sweep.resume import Journal, open_journal
 from vramprobe.sweep.signals import Signals
@@ -58,15 +58,15 @@ def run(
     rate: Rate | None = None,
     policy: Policy | None = None,
     limits: Limits | None = None,
-    trace: TraceEngine | None = None,
+    recording: Recording | None = None,
     executor: Executor | None = None,
     on_event: Callable[[Progress], None] = lambda event: None,
 ) -> RunSummary:
     """Run the cells of ``sweep`` that ``folder`` has no finished record of, within ``limits``.
 
-    ``card`` is the GPU that is used, null on a CPU; ``trace`` predicts what has no arithmetic; ``executor`` is where
-    cells run, this machine by default. Raises StoreError before running anything where the folder cannot be read or
-    written, or another sweep writes to it, MissingDependency where a package or the GPU is not there.
+    ``card`` is the GPU that is used, null on a CPU; ``recording`` predicts what has no arithmetic; ``executor`` is
+    where cells run, this machine by default. Raises StoreError before running anything where the folder cannot be read
+    or written, or another sweep writes to it, MissingDependency where a package or the GPU is not there.
     """
     policy, limits = policy or Policy(), limits or Limits()
     logs = folder / LOGS
@@ -83,7 +83,7 @@ def run(
             fit=fit,
             policy=policy,
             rate=rate,
-            trace=trace,
+            recording=recording,
             stop=lambda: signals.stopped_by is not None,
             num_slots=executor.num_slots,
         )

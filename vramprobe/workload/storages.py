@@ -37,7 +37,7 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
     for tensor in tensors:
         storage = _local(tensor).untyped_storage()
         if storage.nbytes():
-            address = _address(storage)
+            address = storage.data_ptr()
             found[address] = storage.nbytes()
             if storage.device.index is not None:
                 found.cards[address] = storage.device.index
@@ -47,11 +47,6 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> Storages:
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor has only this rank's part."""
     return getattr(tensor, "_local_tensor", tensor)
-
-
-def _address(storage: torch.UntypedStorage) -> int:
-    """Where the bytes are; a fake tensor's are nowhere, and the storage object's own address stands for them."""
-    return storage._cdata if storage.device.type == "meta" else storage.data_ptr()
 
 
 def weight_storages(model: nn.Module) -> Storages:

@@ -1,4 +1,4 @@
-"""The dense families beyond the llamas, and layers that look through a window: against real runs and the simulation."""
+"""The dense families beyond the llamas, and layers that look through a window: against real runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from vramprobe.architecture import RELATIVES, VARIANTS, UnsupportedArchitecture,
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.grid import predict_grid
 from vramprobe.predict.predict import predict
-from vramprobe.simulate.run import simulate
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import ledger_terms, moments
 from vramprobe.terms.step.walk import Walk, walk_layers, walk_of
@@ -120,46 +119,6 @@ def test_measured_beyond_the_window(family: str, options: dict[str, Any]) -> Non
     against_a_real_run(cell(WINDOWS[family] | {"sliding_window": WINDOW}, **options))
 
 
-# -- against the simulation --------------------------------------------------------------------------------------------
-
-#: Of two BLAS handles: the forward's thread and the backward's. The arithmetic has none; a fit's constant does.
-WORKSPACES_BYTES = 2 * 8_519_680
-SIMULATED: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (FAMILIES["gemma2"], LORA),
-    (FAMILIES["gemma3_text"], MIXED),
-    (FAMILIES["phi3"], QLORA | CHECKPOINTED),
-    (FAMILIES["olmo2"], LORA | CHECKPOINTED),
-    *[(FAMILIES[family], LORA | CHECKPOINTED) for family in ("olmo3", *VARIANTS)],
-    (FAMILIES["falcon"], LORA),
-    (FAMILIES["falcon"], QLORA | {"batch_size": 1}),
-    (FAMILIES["bloom"], LORA),
-    (WINDOWS["gemma3_text"] | {"sliding_window": WINDOW}, LORA),
-    (WINDOWS["gemma3_by_sixes"] | {"sliding_window": WINDOW, "num_key_value_heads": 1}, FP32 | CHECKPOINTED),
-    (WINDOWS["phi3"] | {"sliding_window": WINDOW}, {}),
-]
-
-
-@pytest.mark.parametrize(
-    ("config", "options"),
-    grid(SIMULATED, *SIMULATED[:5], *SIMULATED[-6:]),
-    ids=lambda value: value.get("model_type", str(value)),
-)
-def test_simulated_peak_on_cuda(config: dict[str, Any], options: dict[str, Any]) -> None:
-    """Lengths are multiples of 32, or the memory-efficient kernel pads its log-sum-exps. What is left: 8 bytes a number
-    that is wrapped in a tensor, which the simulation leaves out, and bitsandbytes' tables.
-    """
-    spec = cell(config, device="cuda", seq_len=64, **({"batch_size": 2} | options))
-    phases = simulate(spec).record.phases
-    for name in ("backward", "optimizer_step"):
-        wanted = max(one.requested_peak_bytes for one in phases if one.step == 2 and one.name == name)
-        counted = max(
-            moment.total_bytes - moment.terms.get("block_remainders", 0)
-            for moment in moments(spec)
-            if moment.phase == name
-        )
-        assert abs(counted - (wanted - WORKSPACES_BYTES)) < 4000
-
-
 # -- layers of several kinds -------------------------------------------------------------------------------------------
 
 
@@ -240,7 +199,7 @@ def test_every_family_is_tested_and_every_catalog_model_of_them_has_moments() ->
 def test_other_falcons_say_what_they_are(key: str) -> None:
     other = {"alibi": True, "new_decoder_architecture": True, "multi_query": False, "parallel_attn": False}[key]
     with pytest.raises(
-        UnsupportedArchitecture, match=f"falcon with {key} {str(other).lower()} has no arithmetic.*engine trace"
+        UnsupportedArchitecture, match=f"falcon with {key} {str(other).lower()} has no arithmetic.*engine recipe"
     ):
         architecture(FAMILIES["falcon"] | {key: other})
 

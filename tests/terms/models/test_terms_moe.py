@@ -1,4 +1,4 @@
-"""The arithmetic of mixtures of experts: against real runs of tiny models, and against the simulated instrument."""
+"""The arithmetic of mixtures of experts: against real runs of tiny models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from arithmetic import LORA, QLORA, SCRATCH_BYTES, against_a_real_run, cell, closed, peak_of, setup_for
+from arithmetic import LORA, QLORA, SCRATCH_BYTES, against_a_real_run, cell, closed, setup_for
 from factories import TINY_LLAMA
 from grids import grid
 from mixtures import FAMILIES, VARIANTS, moe_cell
@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from vramprobe.architecture import MIXTURES, UnsupportedArchitecture, architecture
 from vramprobe.errors import SpecError
 from vramprobe.predict.predict import predict
-from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.terms import moments
 from vramprobe.terms.step.walk import walk_layers, walk_of
@@ -120,55 +119,7 @@ def test_measured_ledger_to_the_byte_and_peak_within_percents(family: str, optio
     against_a_real_run(spec, scratch_bytes=SCRATCH_BYTES // 2 * (1 + torch.get_num_threads()))
 
 
-# -- against the simulated instrument ----------------------------------------------------------------------------------
-
-ON_CPU: list[dict[str, Any]] = [EAGER | CKPT, LORA | PLAIN | {"lora_dtype": "bf16"}, QLORA | CKPT | {"batch_size": 1}]
-ON_CUDA: list[dict[str, Any]] = [
-    MIXED,
-    EAGER | CKPT | FP32,
-    LORA | CKPT,
-    QLORA | EAGER | {"kbit_prep": "trl", "lora_dtype": "bf16"},
-]
-
-
-def simulated(spec: CellSpec) -> RunRecord:
-    from vramprobe.simulate.run import simulate
-
-    record = simulate(spec).record
-    assert record.outcome.kind == "ok", record.outcome
-    return record
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("options", grid(ON_CPU, ON_CPU[-1]), ids=str)
-def test_each_phase_equals_the_simulated_one_on_the_cpu(family: str, options: dict[str, Any]) -> None:
-    """What differs: numbers that meet a tensor (8 bytes each), and two code books of nf4's scales (1024 bytes)."""
-    spec = moe_cell(family, **options)
-    # The CPU widens a 16-bit operand for a product with fp32 ones: 4 bytes for each pair of token and expert. And the
-    # labels' padding stays a little longer (8 bytes a token).
-    widened = 4 * spec.num_tokens * architecture(spec.architecture).experts.per_token
-    phases = {phase.name: phase.allocated_peak_bytes for phase in simulated(spec).phases if phase.step == 2}
-    for name in ("forward", "backward", "optimizer_step"):
-        counted = max(
-            moment.total_bytes - moment.terms.get("block_remainders", 0)
-            for moment in moments(spec)
-            if moment.phase == name
-        )
-        assert -2400 - widened * spec.gradient_checkpointing <= counted - phases[name] <= 300, name
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("options", grid(ON_CUDA, ON_CUDA[-1]), ids=str)
-def test_peak_equals_the_simulated_one_on_cuda(family: str, options: dict[str, Any]) -> None:
-    """What differs: sizes rounded up to 512 bytes, two workspaces, and the log-sum-exps' padding to 32 tokens."""
-    spec = moe_cell(family, **options, device="cuda", seq_len=64)
-    record = simulated(spec)
-    workspaces = record.ledger.at_peak.other_bytes
-    difference = peak_of(spec) - record.peak.allocated_bytes + workspaces
-    assert -0.02 * peak_of(spec) <= difference <= 2048
-
-
-def test_dora_on_experts_is_refused_before_anything_is_simulated() -> None:
+def test_dora_on_experts_is_refused_before_anything_is_recorded() -> None:
     """peft raises a bare ValueError for it, so that no other engine is to be tried."""
     spec = cell(FAMILIES["qwen3_moe"], **LORA, dora=True)
     with pytest.raises(SpecError, match="peft has no DoRA on the adapter"):

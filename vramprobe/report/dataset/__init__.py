@@ -1,8 +1,7 @@
 """Results → a data set for the Hugging Face hub: one Parquet file of all records, and a card that explains it.
 
-In: a results file or folder. Out: file name → content, the same bytes each time. Drops no record: failures are rows,
-and what was simulated says so in its instrument. Nothing is lost: the last column holds each whole record as JSON.
-Stays this side of the torch line.
+In: a results file or folder. Out: file name → content, the same bytes each time. Drops no record: failures are rows.
+Nothing is lost: the last column holds each whole record as JSON. Stays this side of the torch line.
 """
 
 from __future__ import annotations

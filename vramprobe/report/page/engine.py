@@ -112,7 +112,7 @@ _MODULES: dict[str, set[str] | None] = {
     "predict.prediction": {"ALONE", "Frozen", "Interval", "Within", "FitProvenance", "CardPeak", "Prediction"},
     "predict.uncertainty": {
         "ARITHMETIC_SPREAD", "MIN_HALF_WIDTH", "FAR", "LIMIT_NAMES", "WIDENING", "FOURTH_WIDENING",
-        "simulated_interval", "times", "outside", "basis_of", "widening_of", "unseen_choices", "bounds", "device_tier",
+        "interval_around", "times", "outside", "basis_of", "widening_of", "unseen_choices", "bounds", "device_tier",
         "provenance",
     },
     "predict.verdict": {

@@ -104,7 +104,7 @@ def setup_of(
     if spec.attn == "flash_attention_2" and chip.capability < (8, 0):
         raise SpecError("flash_attention_2 needs an Ampere GPU or a newer one; use attn sdpa or eager")
     for option, name, others in (
-        (spec.padding, "padding masks", "take --engine trace, or measure the cell"),
+        (spec.padding, "padding masks", "take --engine recipe, or measure the cell"),
         (spec.torch_compile, "compiled models", "measure the cell"),
     ):
         if option:
@@ -113,7 +113,7 @@ def setup_of(
         # For flash-attn transformers pads values to the size of queries.
         raise UnsupportedArchitecture(
             f"the formula engine has no arithmetic for attn flash_attention_2 of a {arch.model_type}; use sdpa or "
-            "eager, or the trace engine"
+            "eager, or --engine recipe"
         )
     if spec.trainer != "sft":
         _require_followed(spec, arch)
@@ -168,14 +168,14 @@ def _require_fused(spec: CellSpec, tower: Tower, chip: Chip) -> None:
     if not spec.images:  # a tower that no image goes through gets no gradients, and so no optimizer state
         raise UnsupportedArchitecture(
             f"the formula engine has no arithmetic for {spec.model_type} without images; give images, or take "
-            "--engine trace"
+            "--engine recipe"
         )
     dtype = spec.dtype if spec.autocast == "none" else spec.autocast
     head = tower.width // tower.num_heads
     if spec.device == "cpu" or spec.attn != "sdpa" or chosen(chip, head, head, dtype) not in ("flash", "cudnn"):
         raise UnsupportedArchitecture(
             "the formula engine has arithmetic for a vision tower under sdpa's fused attention in 16 bits on CUDA "
-            "alone; take --engine trace"
+            "alone; take --engine recipe"
         )
 
 

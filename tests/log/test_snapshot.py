@@ -15,8 +15,8 @@ from vramprobe.allocator.blocks import Block
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.allocator.ledger import Device, SegmentEvent
 from vramprobe.errors import VramprobeError
-from vramprobe.simulate.against_snapshot import compare
-from vramprobe.simulate.snapshot import read_snapshot
+from vramprobe.log.against_snapshot import compare
+from vramprobe.log.snapshot import read_snapshot
 from vramprobe.units import GIB, MIB
 
 BASE = 140_198_805_504_000  # an address of a real snapshot

@@ -15,7 +15,7 @@ from vramprobe.allocator.config import SMALL_BUFFER
 from vramprobe.allocator.expandable import address_space_bytes
 from vramprobe.allocator.ledger import Device, OutOfMemory, SegmentAction, SegmentEvent
 from vramprobe.allocator.replay import Alloc, FreeRequested
-from vramprobe.simulate.snapshot import MemoryHistory, SegmentState
+from vramprobe.log.snapshot import MemoryHistory, SegmentState
 
 _GIVEN_BACK = ("segment_free", "segment_unmap")
 

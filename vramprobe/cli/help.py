@@ -16,7 +16,7 @@ from vramprobe.options import ADAPTER_OPTIONS, RANK_OPTIONS
 #: Group → its verbs, in the order in which they are needed.
 VERBS = {
     "Ask": ("predict", "serve", "grpo", "recommend", "techniques", "explain"),
-    "Look": ("profile", "diff", "measure", "simulate", "doctor"),
+    "Look": ("profile", "diff", "measure", "doctor"),
     "Sweep": ("plan", "run", "launch", "status", "collect"),
     "Publish": ("fit", "evaluate", "calibrate", "claims", "report", "check", "merge", "contribute", "export"),
     "Set up": ("emulate", "calibrate-gpu", "models", "gpus"),

@@ -8,6 +8,8 @@ from types import ModuleType
 import pytest
 from grids import exhaustive
 
+from benchmarks.tables import read_csv
+
 Script = Callable[[str], ModuleType]
 
 
@@ -39,18 +41,18 @@ def test_arithmetic_says_of_each_technique_what_the_table_has(script: Script) ->
 @exhaustive
 def test_arithmetic_says_of_every_technique_what_the_table_has(script: Script) -> None:
     predicted = script("techniques.predicted")
-    rows = predicted.read_csv(predicted.TABLE)
+    rows = read_csv(predicted.TABLE)
     assert len(rows) >= 20
     assert_predicted_as_before(script, *((row["base"], row["techniques"]) for row in rows))
 
 
 def assert_predicted_as_before(script: Script, *runs: tuple[str, str]) -> None:
     predicted = script("techniques.predicted")
-    rows = {(row["base"], row["techniques"]): row for row in predicted.read_csv(predicted.TABLE)}
+    rows = {(row["base"], row["techniques"]): row for row in read_csv(predicted.TABLE)}
     found = {(run[0], " + ".join(run[1])): run for run in predicted.known()}
     assert set(found) == set(rows)
     for run in runs:
-        now = predicted.row_of(*found[run], rows[run])
+        now = predicted.row_of(*found[run])
         assert {name: str(value) for name, value in now.items()} == rows[run], run
 
 
@@ -58,7 +60,7 @@ def test_the_page_of_predicted_techniques_is_of_its_table(script: Script) -> Non
     predicted = script("techniques.predicted")
     rows = [
         {name: int(value) if value and name.endswith("_bytes") else value for name, value in row.items()}
-        for row in predicted.read_csv(predicted.TABLE)
+        for row in read_csv(predicted.TABLE)
     ]
     assert predicted.TABLE.with_suffix(".md").read_text() == predicted.page(rows)
 

@@ -73,8 +73,7 @@ def today(spec: CellSpec, gpu: str | None) -> Row:
 
 
 def _predicted(spec: CellSpec, card: Any) -> Prediction:
-    """By arithmetic, which is of the rank that holds the most."""
-    spec = spec.model_copy(update={"only_rank": None})
+    """By arithmetic."""
     words: Row = {"gpu": card, "allow_extrapolation": False}
     fit = shipped_fit(spec.device, card) if spec.sharding is None else None
     try:

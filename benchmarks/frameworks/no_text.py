@@ -28,7 +28,7 @@ TABLE = Path(__file__).resolve().with_suffix(".csv")
 PRINTED = "0.719, 0.715, 0.692 G by epoch (another release, command not known); 0.66, 0.689, 0.709 here"
 _LEROBOT = (
     "lerobot-train --policy.type={0} --dataset.repo_id=local/{1} --dataset.root={1} --batch_size={2} "
-    "--policy.push_to_hub=false --output_dir=out/{0}{2} --steps=100000 --num_workers=0"
+    "--policy.push_to_hub=false --output_dir=out/{0}{2} --steps=100000 --num_workers=2"
 )
 _UNET = (
     "python diffusers/examples/unconditional_image_generation/train_unconditional.py --train_data_dir images/train "
@@ -57,7 +57,8 @@ are missing. Peaks and the predicted step time are of the highest rank; *host* i
 pinned memory held at most; *took* is how long the emulation took, on two cores that others used, too. Emulated:
 workspaces of cuDNN are counted as 0, so memory is a lower bound. *steps* are optimizer steps: YOLO accumulates
 gradients up to 64 pictures, so that its three batches make one. Step times take convolutions in fp32 as TF32, torch's
-default.
+default; products within cuDNN's LSTM are not counted. The U-Net's evaluation has 5 of its 1,000 denoising steps. The
+two runs of LeRobot were cut after 300 s on a busy machine; the last two of their steps are byte-identical.
 
 Rebuild: `python benchmarks/frameworks/no_text.py FOLDER`.
 

@@ -28,6 +28,7 @@ LIGHT = (
     OF_8B,
     f"{OF_8B} --fit none",
     PREDICT,
+    "predict --model llama-3.1-8b --method full --batch-size 1 --seq-len 2k --gpu RTX-4090 --exit-zero",  # too large
     f"{PREDICT} --grad-accum 64",
     f"{OF_A_RANK} fsdp",
     f"{OF_A_RANK} zero3",

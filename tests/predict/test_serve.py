@@ -151,6 +151,25 @@ def test_the_command_line() -> None:
     assert (other.returncode, "No such option: --quantization" in other.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("serve", "--model", "llama-3.1-8b", "--gpu", "T4"), 3),
+        (("serve", "--model", "gpt-oss-120b", "--gpu", "H200", "--max-model-len", "4096"), 4),
+        (("serve", "--model", "llama-3.1-8b", "--gpu", "H100-SXM", "--max-model-len", "8192"), 0),
+        (("grpo", "--model", "llama-3.1-8b", "--method", "lora", "--gpu", "T4"), 3),
+        (("predict", "--model", "gpt2", "--method", "full", "--batch-size", "64", "--seq-len", "1k", "--gpu", "T4"), 3),
+        (("predict", "--model", "gpt2", "--method", "lora", "--batch-size", "1", "--seq-len", "64", "--gpu", "T4"), 0),
+        (("predict", "--model", "gpt2", "--method", "full", "--batch-size", "64", "--seq-len", "1k"), 0),
+    ],
+    ids=lambda value: value if isinstance(value, int) else value[0],
+)
+def test_the_exit_code_is_the_verdict(words: tuple[str, ...], code: int) -> None:
+    assert command(*words).returncode == code
+    if code:
+        assert command(*words, "--exit-zero").returncode == 0
+
+
 def emulated_runs() -> list[dict[str, str]]:
     with open(ROOT / "benchmarks" / "rollouts" / "emulated_0.32.csv", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))

@@ -15,11 +15,10 @@ CELL = {"model": "qwen3-vl-8b", "method": "lora", "batch_size": 1, "seq_len": 51
 def test_one_that_does_not_fit_is_answered_with_what_would_help() -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in CELL.items()]
     done = vramprobe("predict", *words, "--gpu", "RTX-4090")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     assert "GeForce RTX 4090: does not fit" in done.stdout
     assert "--gradient-checkpointing" in done.stdout
-    said = " ".join(done.stdout.split())
-    assert "qwen3-vl-8b has a vision tower, which is predicted on one GPU, so no number of GPUs is looked for" in said
+    assert "--min-gpus" not in done.stdout  # a model with a vision tower is predicted on one GPU
 
 
 def test_ranks_are_refused_whichever_way_they_are_asked_for() -> None:

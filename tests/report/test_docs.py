@@ -26,6 +26,7 @@ from test_imports import FLOORS
 from typer.main import get_command
 
 from vramprobe.cli import verbs
+from vramprobe.cli.options import ANSWERED
 from vramprobe.measure import environment
 from vramprobe.records.record import record_from_json
 from vramprobe.sweep.campaign import campaign_in
@@ -361,7 +362,7 @@ def test_the_command_runs(command: str, workshop: Path) -> None:
         assert '__name__ == "__main__"' in (ROOT / script).read_text()
         words = ["python", "-c", f"import runpy; runpy.run_path({script!r})"]
     done = run_in(workshop, words)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in ANSWERED, done.stderr
     assert "Nothing to be done" not in done.stdout
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from vramprobe.cli.options import Gpu, Json, print_json, takes_a_cell, takes_given
+from vramprobe.cli.options import ExitZero, Gpu, Json, exit_with, print_json, takes_a_cell, takes_given
 from vramprobe.cli.serve import SERVE_OPTIONS
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.units import format_bytes
@@ -29,7 +29,9 @@ GRPO_OPTIONS: dict[str, tuple[Any, str]] = {
 
 @functools.partial(takes_given, mapping="rollouts", options=GRPO_OPTIONS)
 @takes_a_cell(without=(*RANK_OPTIONS, "batch_size", "seq_len", "trainer", "limit_vram", "device"))
-def grpo(cell: dict[str, Any], rollouts: dict[str, Any], gpu: Gpu, json_output: Json = False) -> None:
+def grpo(
+    cell: dict[str, Any], rollouts: dict[str, Any], gpu: Gpu, exit_zero: ExitZero = False, json_output: Json = False
+) -> None:
     """Predict a step of TRL's GRPO beside vLLM on one GPU: both accounts by stage, and what fits."""
     from vramprobe import api
 
@@ -38,6 +40,7 @@ def grpo(cell: dict[str, Any], rollouts: dict[str, Any], gpu: Gpu, json_output: 
         print_json(found.model_dump(mode="json"))
     else:
         _print(found)
+    exit_with(found.verdict, exit_zero=exit_zero)
 
 
 def _print(found: Grpo) -> None:

@@ -30,6 +30,13 @@ Check = Annotated[
     bool,
     typer.Option("--check", help="Write nothing; list each file of -o that is missing or different, and exit with 1."),
 ]
+#: Exit code of a verdict; of any other, as tight, it is UNCERTAIN.
+EXIT_CODES, UNCERTAIN = {"fits": 0, "does not fit": 3}, 4
+ANSWERED = (*EXIT_CODES.values(), UNCERTAIN)
+ExitZero = Annotated[
+    bool,
+    typer.Option("--exit-zero", help="Exit with 0 whatever the verdict (else: 3 does not fit, 4 tight or unknown)."),
+]
 _GPU_HELP = "A GPU of `vramprobe gpus`, or a size such as 12GiB"
 Gpu = Annotated[str, typer.Option(help=f"{_GPU_HELP}.")]
 AnyGpu = Annotated[str | None, typer.Option("--gpu", help=f"{_GPU_HELP}: does it fit?")]
@@ -86,6 +93,11 @@ def option(name: str, *flags: str, **more: Any) -> Any:
     """typer's option of this name: one that is a length takes ``2k``."""
     of_length = {"parser": length, "metavar": "TOKENS"} if name in LENGTH_OPTIONS else {}
     return typer.Option(*flags, **of_length, **more)
+
+
+def exit_with(verdict: str | None, *, exit_zero: bool) -> None:
+    """End with the exit code of a verdict, so that a shell can go on with ``&&`` where a run fits; None: no verdict."""
+    raise typer.Exit(0 if exit_zero or verdict is None else EXIT_CODES.get(verdict, UNCERTAIN))
 
 
 def print_json(value: Any) -> None:

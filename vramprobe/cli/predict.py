@@ -19,10 +19,12 @@ from vramprobe.cli.options import (
     CELL_OPTIONS,
     AnyGpu,
     BatchSampler,
+    ExitZero,
     Json,
     Lengths,
     PadToMultipleOf,
     PredictFit,
+    exit_with,
     print_json,
     takes_a_cell,
     takes_given,
@@ -93,6 +95,7 @@ def predict(
     allow_extrapolation: Annotated[
         bool, typer.Option(help="Predict even far outside the range of the fit's records.")
     ] = False,
+    exit_zero: ExitZero = False,
     json_output: Json = False,
 ) -> None:
     """Predict the memory of a cell without running it, or find what fits on a GPU."""
@@ -111,6 +114,7 @@ def _one_cell(
     timeline: Path | None,
     changes: bool,
     allow_extrapolation: bool,
+    exit_zero: bool,
     json_output: bool,
 ) -> None:
     if stack is not None and changes:
@@ -118,7 +122,8 @@ def _one_cell(
     words = _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
     if timeline is not None:
         engine = _drawn(cell, ranks, gpu, engine, timeline)
-    _show(words, ranks, None, gpu=gpu, engine=engine, stack=stack, changes=changes, as_json=json_output)
+    judged = _show(words, ranks, None, gpu=gpu, engine=engine, stack=stack, changes=changes, as_json=json_output)
+    exit_with(judged, exit_zero=exit_zero)
 
 
 def _drawn(cell: Mapping[str, Any], ranks: Mapping[str, Any], gpu: str | None, engine: str, timeline: Path) -> str:
@@ -146,13 +151,15 @@ def _of_data(
     engine: str,
     changes: bool,
     allow_extrapolation: bool,
+    exit_zero: bool,
     json_output: bool,
 ) -> None:
     words = _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
     order = {"sampler": sampler, "pad_to_multiple_of": pad_to_multiple_of}
     varied = lengths_option.of_data(lengths, order, replay_steps, words | ranks, gpu=gpu, engine=engine)
     words |= varied.worst_batch
-    _show(words, ranks, varied, gpu=gpu, engine=engine, stack=None, changes=changes, as_json=json_output)
+    judged = _show(words, ranks, varied, gpu=gpu, engine=engine, stack=None, changes=changes, as_json=json_output)
+    exit_with(judged, exit_zero=exit_zero)
 
 
 def _largest(
@@ -251,8 +258,8 @@ def _show(
     stack: str | None,
     changes: bool,
     as_json: bool,
-) -> None:
-    """Predict one cell, judge it, and look for what would make it fit."""
+) -> str | None:
+    """Predict one cell, judge it, and look for what would make it fit; return the verdict, None without a GPU."""
     from vramprobe import api
     from vramprobe.catalog import gpu_or_size
     from vramprobe.cli.emulate import say
@@ -269,8 +276,14 @@ def _show(
         if varied is not None:
             lengths_option.print_lengths(varied)
         _print_as_text(prediction, judged, others)
-        if judged and judged.verdict == "does not fit" and not {"sharding", "num_gpus"} & set(ranks) and stack is None:
+        if (
+            judged
+            and judged.verdict == "does not fit"
+            and stack is None
+            and not {"sharding", "images"} & {*ranks, *cell}
+        ):
             print("How many of it hold the run, by each kind of sharding: --min-gpus.")
+    return judged.verdict if judged else None
 
 
 def _print_as_json(

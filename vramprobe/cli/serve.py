@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramprobe.cli.options import CELL_OPTIONS, Gpu, Json, print_json, takes_given
+from vramprobe.cli.options import CELL_OPTIONS, ExitZero, Gpu, Json, exit_with, print_json, takes_given
 from vramprobe.units import format_bytes, requests_at_once
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def serve(
     model: Annotated[str, typer.Option(help=CELL_OPTIONS["model"][1])],
     gpu: Gpu,
     dtype: Annotated[str | None, typer.Option(help=CELL_OPTIONS["dtype"][1])] = None,
+    exit_zero: ExitZero = False,
     json_output: Json = False,
 ) -> None:
     """Predict an inference engine (vLLM) on a GPU: where its memory goes, and what its KV cache holds."""
@@ -50,6 +51,7 @@ def serve(
         print_json(found.model_dump(mode="json"))
     else:
         _print(found)
+    exit_with(found.verdict, exit_zero=exit_zero)
 
 
 def _print(found: Served) -> None:

@@ -34,11 +34,13 @@ def step_time(run: RawRun, warn: Callable[[str], None]) -> StepTime | None:
         warn(f"no step time: {error}")
         return None
     slowest = max(times, key=lambda one: one.seconds)
+    if slowest.tokens is not None:
+        return slowest
     first = next((one for one in times if one.tokens is not None), slowest)  # of a pipeline's stages, that which embeds
-    return _with_waiting(slowest, first.tokens, first.samples)
+    return slowest.model_copy(update=_rates(first.tokens, first.samples, slowest.seconds))
 
 
-def _with_waiting(time: StepTime, tokens: int | None, samples: int | None) -> StepTime:
+def _with_waiting(time: StepTime) -> StepTime:
     """The step with what a pipeline's schedule adds while its ranks wait for each other's micro-batches."""
     share = time.bubble_share or 0.0
     once = time.by_class.get("rest", 0.0) + time.by_class.get("optimizer", 0.0)  # after all micro-batches
@@ -53,7 +55,7 @@ def _with_waiting(time: StepTime, tokens: int | None, samples: int | None) -> St
             "mfu": time.mfu / longer,
             "hfu": time.hfu / longer,
             "by_class": time.by_class | ({"waiting": waiting} if waiting else {}),
-            **_rates(tokens, samples, seconds),
+            **_rates(time.tokens, time.samples, seconds),
         }
     )
 
@@ -78,7 +80,7 @@ def time_on(gpu: Gpu, raw: RawRank, folder: str | None) -> StepTime:
     for frame, seconds in found.by_line:
         place = places.of_stack([frame])
         lines.append(LineSeconds(line=place.line or "", function=place.module or frame[2], seconds=seconds))
-    return StepTime(
+    time = StepTime(
         gpu=gpu.short_name,
         rank=raw.process.rank,
         step=count.step,
@@ -102,6 +104,7 @@ def time_on(gpu: Gpu, raw: RawRank, folder: str | None) -> StepTime:
             for where, number in sorted(count.unclaimed, key=lambda pair: -pair[1])[:_NUM_UNCLAIMED]
         ],
     )
+    return _with_waiting(time)
 
 
 def count_of(content: Mapping[str, Any]) -> Count:

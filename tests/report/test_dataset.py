@@ -90,7 +90,7 @@ def test_the_card_is_what_the_hub_reads(tmp_path: Path) -> None:
     assert matter["size_categories"] == ["n<1K"]
     (config,) = matter["configs"]
     assert config["data_files"] == [{"split": "train", "path": "records.parquet"}]
-    assert "4 attempts at 2 configurations" in text
+    assert "4 attempts at 3 configurations" in text
     assert "- outcomes: 3 ok, 1 oom\n" in text
     assert "- instruments: cpu (3), emulated (1)\n" in text
     assert "&lt;img&gt; GPU (1)" in text

@@ -6,26 +6,26 @@ in ``_HEAVY``. Each example runs in this process, in a folder of its own.
 
 from __future__ import annotations
 
-import errno
+import contextlib
+import io
 import string
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from vramprobe.choices import ALIASES, WORDS
-from vramprobe.cli.verbs import app
-from vramprobe.errors import VramprobeError
+from vramprobe.cli import verbs
 from vramprobe.recipe.book import close_recorders
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-VERBS = get_command(app).commands
+VERBS = get_command(verbs.app).commands
 #: Verbs that load torch, start processes or ask the network.
 _HEAVY = {"measure", "profile", "run", "emulate", "doctor", "calibrate-gpu", "launch", "collect", "status"}
 #: Those whose least answer takes seconds: they judge all records or claims.
@@ -101,6 +101,11 @@ def made_files(folder: Path) -> None:
     (folder / "list.json").write_text("[1, {}]")
 
 
+def kind_of(parameter: Any) -> str:
+    """Its type as its verb names it: int, float, str, bool, Path, list[Path] …"""
+    return str(parameter.bare_type())
+
+
 def values_of(parameter: Any) -> st.SearchStrategy[str]:
     """What may be typed for it: its own words, in other spellings too, and what is none of them."""
     name = parameter.name
@@ -110,10 +115,10 @@ def values_of(parameter: Any) -> st.SearchStrategy[str]:
         return st.sampled_from([*_GPUS, *_JUNK, *_NUMBERS])
     if name in WORDS:
         return st.sampled_from([*WORDS[name], *(word.upper() for word in WORDS[name]), *ALIASES, *_JUNK])
-    kind = str(parameter.bare_type)
+    kind = kind_of(parameter)
     if "Path" in kind or name in ("lengths", "records", "sweep"):
         return st.sampled_from([*_FILES, *_JUNK, "quickstart", "p50=1 p99=2 max=3"])
-    if "int" in kind or "float" in kind:
+    if kind in ("int", "float"):
         return st.sampled_from(_NUMBERS)
     # No path outside the test's folder: what stands there differs from machine to machine, and changes meanwhile.
     text = st.text(string.printable, max_size=8).filter(
@@ -144,27 +149,48 @@ def _flag(parameter: Any) -> str:
 
 
 _CELL = ["--model=gpt2", "--method=lora", "--batch-size=1", "--seq-len=64"]
+_ENGINE = ["--model=smollm2-135m", "--gpu=T4"]
 #: A cell that is right but for what is drawn beside it, so that the options beside it are read.
-PLAIN = [
-    ("predict", _CELL),
-    ("techniques", [*_CELL, "--gpu=T4"]),
-    ("recommend", [*_CELL[:2], _CELL[3], "--tokens=1M", "--gpu=RTX-4090", "--max-gpus=1"]),
-]
+PLAIN = {
+    "predict": ("predict", _CELL),
+    "techniques": ("techniques", [*_CELL, "--gpu=T4"]),
+    "recommend": ("recommend", [*_CELL[:2], _CELL[3], "--tokens=1M", "--gpu=RTX-4090", "--max-gpus=1"]),
+    "serve": ("predict", [*_ENGINE, "--serve", "--max-model-len=512"]),
+    "rollout": ("predict", [*_ENGINE, "--rollout=vllm", *_CELL[1:3], "--trainer=grpo", "--num-generations=2"]),
+    "lengths": ("predict", [*_CELL[:3], "--gpu=T4", "--lengths=p50=10 p99=20 max=30", "--replay-steps=3"]),
+}
+#: Tried of every numeric option beside a plain cell, in every run of the tests.
+_EXTREME = ["99999999999999999999", "0"]
 
 
-def run(words: list[str]) -> None:
-    """Raise AssertionError with the words where they end in what the command line's main() has no line for."""
-    found = CliRunner().invoke(app, words)
-    is_too_long = isinstance(found.exception, OSError) and found.exception.errno == errno.ENAMETOOLONG
-    is_known = isinstance(found.exception, VramprobeError | SystemExit | OverflowError)
-    assert found.exception is None or is_known or is_too_long, words
-    assert found.exit_code in (0, 1, 2), words
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Runs words as the command line does, in a folder of files that no verb may write to; asserts how they end."""
+    made_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verbs, "signals_that_end", list)
+
+    def run(words: list[str]) -> None:
+        monkeypatch.setattr(sys, "argv", ["vramprobe", *words])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"RuntimeError: CUDA out of memory\n")))
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                verbs.main()
+            except SystemExit as end:
+                code = end.code or 0
+            except Exception as error:
+                error.add_note(f"vramprobe {' '.join(words)}")
+                raise
+        assert code in (0, 1, 2), (words, code)
+        assert "Traceback" not in err.getvalue(), (words, err.getvalue())
+        assert code == 0 or out.getvalue() or err.getvalue(), words
+
+    return run
 
 
-def fuzzed(verb: str, base: list[str], number: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """``number`` command lines of the verb, each in one folder of files that no verb may write to."""
-    folder = tmp_path_factory.mktemp("fuzz")
-    made_files(folder)
+def fuzzed(ends: Any, verb: str, base: list[str], number: int) -> None:
+    """``number`` command lines of the verb."""
 
     @settings(
         max_examples=number, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -172,29 +198,64 @@ def fuzzed(verb: str, base: list[str], number: int, tmp_path_factory: pytest.Tem
     @given(command_lines(verb))
     def each(words: list[str]) -> None:
         drawn = [word for word in words[1:] if not any(word.startswith(one.split("=")[0] + "=") for one in base)]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            run([verb, *base, *drawn])
+        ends([verb, *base, *drawn])
 
     each()
 
 
+def numbers_of(verb: str) -> list[Any]:
+    return [one for one in VERBS[verb].params if kind_of(one) in ("int", "float") and _flag(one) not in _NOT_TRIED]
+
+
+def files_of(verb: str) -> list[Any]:
+    named = [one for one in VERBS[verb].params if kind_of(one) == "Path" or one.name == "lengths"]
+    return [one for one in named if _flag(one) and _flag(one) not in _NOT_TRIED]
+
+
+def beside(base: list[str], word: str) -> list[str]:
+    """The base's words, with the option of ``word`` in place of its own."""
+    return [*(one for one in base if one.split("=")[0] != word.split("=")[0]), word]
+
+
 @pytest.mark.parametrize("verb", LIGHT)
-def test_no_words_of_a_verb_end_in_a_traceback(verb: str, tmp_path_factory) -> None:
-    fuzzed(verb, [], 20, tmp_path_factory)
+def test_no_words_of_a_verb_end_in_a_traceback(verb: str, ends: Any) -> None:
+    fuzzed(ends, verb, [], 12)
 
 
-@pytest.mark.parametrize(("verb", "base"), PLAIN)
-def test_nothing_beside_a_right_cell_ends_in_a_traceback(verb: str, base: list[str], tmp_path_factory) -> None:
-    fuzzed(verb, base, 20, tmp_path_factory)
+@pytest.mark.parametrize(("verb", "base"), PLAIN.values(), ids=PLAIN)
+def test_nothing_beside_a_right_cell_ends_in_a_traceback(verb: str, base: list[str], ends: Any) -> None:
+    fuzzed(ends, verb, base, 6)
+
+
+@pytest.mark.parametrize(("verb", "base"), PLAIN.values(), ids=PLAIN)
+def test_no_number_and_no_file_ends_in_a_traceback(verb: str, base: list[str], ends: Any) -> None:
+    tried = [*((one, _EXTREME) for one in numbers_of(verb)), *((one, _FILES) for one in files_of(verb))]
+    for parameter, values in tried:
+        for value in values:
+            ends([verb, *beside(base, f"{_flag(parameter)}={value}")])
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("verb", "base"), [*((verb, []) for verb in LIGHT), *PLAIN])
-def test_a_thousand_words_of_each_verb(verb: str, base: list[str], tmp_path_factory) -> None:
-    fuzzed(verb, base, 1000, tmp_path_factory)
+@pytest.mark.parametrize(("verb", "base"), [*((verb, []) for verb in LIGHT), *PLAIN.values()])
+def test_a_thousand_words_of_each_verb(verb: str, base: list[str], ends: Any) -> None:
+    fuzzed(ends, verb, base, 1000)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("verb", "base"), PLAIN.values(), ids=PLAIN)
+def test_no_odd_number_ends_in_a_traceback(verb: str, base: list[str], ends: Any) -> None:
+    for parameter in numbers_of(verb):
+        for number in _NUMBERS:
+            ends([verb, *beside(base, f"{_flag(parameter)}={number}")])
 
 
 def test_every_verb_is_tried_or_said_why_not() -> None:
     assert set(VERBS) >= _HEAVY | _SLOW
     assert len(LIGHT) >= 10
+
+
+def test_the_verbs_options_have_the_kinds_that_are_drawn() -> None:
+    kinds = {verb: {kind_of(one) for one in VERBS[verb].params} for verb in LIGHT}
+    assert kinds["predict"] >= {"int", "float", "str", "bool", "Path"}
+    assert len(numbers_of("predict")) > 20
+    assert {one.name for one in files_of("predict")} == {"fit", "lengths"}

@@ -65,15 +65,17 @@ def recommend(
             raise SpecError(f"the most {name} is asked for, so do not give it")
     if unknown := [name for name in _NOT_ASKED if options.get(name) is not None]:
         raise SpecError(f"{', '.join(unknown)}: a recommendation is about CUDA cards as they are; leave it out")
+    for name in ("batch_size", "grad_accum"):  # 0 is not "any"
+        _within(name, options.get(name), 1)
     offers = chosen(offers_from(prices), terms=terms, provider=provider, region=region)
     question = Question(
         words={name: value for name, value in options.items() if value is not None},
         methods=_methods(method),
         tokens=inverse.SOME_TOKENS if tokens is None else parse_count(str(tokens)),
         deadline_seconds=None if deadline is None else parse_duration(str(deadline)),
-        budget_usd=_at_least("budget", budget, 0.01),
-        global_batch=int(_at_least("global_batch", global_batch, 1) or 1),
-        max_gpus=int(_at_least("max_gpus", max_gpus, 1) or 1),
+        budget_usd=_within("budget", budget, 0.01),
+        global_batch=int(_within("global_batch", global_batch, 1, 1_000_000) or 1),
+        max_gpus=int(_within("max_gpus", max_gpus, 1) or 1),
         sharding=_sharding(sharding),
         gpus=tuple(catalog.find_gpu(name).short_name for name in gpus),
     )
@@ -126,7 +128,7 @@ def _sharding(sharding: str | None) -> Sharding | None:
     return found
 
 
-def _at_least(name: str, value: float | None, least: float) -> float | None:
-    if value is not None and not least <= value < 1e12:
-        raise SpecError(f"{name}: {value} given; must be at least {least:g}")
+def _within(name: str, value: float | None, least: float, most: float = 1e12) -> float | None:
+    if value is not None and not least <= value <= most:
+        raise SpecError(f"{name}: {value} given; must be from {least:g} to {most:,.0f}")
     return value

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from vramprobe.cli.verbs import app
 from vramprobe.errors import UnknownName
+from vramprobe.predict.questions import predict
 from vramprobe.recommend.ranking import rank
 from vramprobe.techniques.registry import (
     Technique,
@@ -120,6 +121,12 @@ def test_a_ranking_knows_what_predict_knows() -> None:
     free = [one.gib_per_percent is None for one in found.ranked]
     assert free == sorted(free, reverse=True), "those that cost no time come first"
     assert "vera" in found.not_known
+
+
+def test_a_ranking_has_the_peak_of_predict() -> None:
+    own = predict(gpu="RTX-4090", **CELL)
+    assert rank(gpu="RTX-4090", kind="activations", **CELL).peak_bytes == own.peak_allocated_bytes.value
+    assert own.peak_allocated_bytes != predict(gpu="RTX-4090", replays=False, **CELL).peak_allocated_bytes
 
 
 def test_a_kind_that_is_none_is_told_which_there_are() -> None:

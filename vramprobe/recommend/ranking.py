@@ -105,6 +105,6 @@ def _order(one: Ranked) -> tuple[float, int]:
 
 def _predicted(words: dict[str, Any], card: Any) -> tuple[int, float, str]:
     """(allocated peak, seconds of a step, verdict) of one cell."""
-    prediction = predict(engine="formula", gpu=card.short_name, device="cuda", replays=False, **words)
+    prediction = predict(engine="formula", gpu=card.short_name, device="cuda", **words)
     seconds = estimate(resolve(device="cuda", **words), card).seconds
     return prediction.peak_allocated_bytes.value, seconds, verdict(prediction, card).verdict

@@ -16,7 +16,7 @@ from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import MemoryModel, Spread, is_same_gpu
 from vramprobe.predict.predict import predict
-from vramprobe.predict.prediction import Interval, Prediction
+from vramprobe.predict.prediction import ALONE, Interval, Prediction
 from vramprobe.predict.uncertainty import interval_around
 from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, usable_bytes, verdict
 from vramprobe.spec import resolve
@@ -206,7 +206,8 @@ def test_beyond_the_fit_that_ships_arithmetic_alone_answers_and_says_why() -> No
     words = {"model": "llama-3.1-70b", "method": "lora", "batch_size": 1, "seq_len": 64, "device": "cpu"}
     alone = api.predict(**words)
     assert alone.fit is None
-    assert "does not reach" in alone.warnings[-1]
+    assert alone.warnings[-1].startswith("arithmetic alone: the fit that ships for cpu does not reach so far: num_params")
+    assert ALONE not in alone.warnings, "a fit ships, and is not used"
     assert api.predict(**words, allow_extrapolation=True).fit is not None
 
 

@@ -113,6 +113,7 @@ def predict(
     arithmetic alone.
     """
     from vramprobe.model.memory_model import shipped_fit
+    from vramprobe.predict.prediction import ALONE
 
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell_on_ranks(device=device or (model.device if model else "cuda"), **options)
@@ -137,8 +138,9 @@ def predict(
         if fit is not None:
             raise
         found = predicted(spec, None, **words)
-        note = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
-        return found.model_copy(update={"warnings": [*found.warnings, note]})
+        why = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
+        notes = [one for one in found.warnings if one != ALONE]  # a fit ships, and is not used
+        return found.model_copy(update={"warnings": [*notes, f"arithmetic alone: {why}"]})
 
 
 def changes(

@@ -284,8 +284,9 @@ function $predicted(spec, gpu, replays = false) {
   const {found, refusal} = $counted(spec, gpu, $fitOf(spec, gpu, replays), replays, replays);
   if (refusal === null) return found;
   const alone = $counted(spec, gpu, null, false).found;
-  alone.warnings.push(`the fit that ships for ${spec.device} does not reach so far: ${refusal.prediction.warnings[0]}`);
-  return alone;
+  const notes = [...alone.warnings].filter((one) => one !== $predict$prediction.ALONE); // a fit ships, and is not used
+  notes.push(`arithmetic alone: the fit that ships for ${spec.device} does not reach so far: ${refusal.prediction.warnings[0]}`);
+  return {...alone, warnings: notes};
 }
 
 function $interval(it) { return it === null ? null : {value: it.value, low: it.low, high: it.high}; }

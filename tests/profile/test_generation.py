@@ -24,17 +24,17 @@ def generate(num_tokens: int, seconds_each: float, times: int = 1, prompt: int =
     return warned, said
 
 
-def test_a_long_one_is_told_of_at_its_eighth_token_and_each_minute() -> None:
+def test_a_long_one_is_told_of_at_its_third_token_and_each_minute() -> None:
     warned, said = generate(1024, 0.25)
     assert len(warned) == 1
     assert "each 0.25 s" in warned[0]
     assert "max_completion_length" in warned[0]
-    assert "token 9 of 1,024, about 254 s to go" in said[0]
+    assert "token 3 of 1,024, about 255 s to go" in said[0]
     assert [one.split(",")[0] for one in said[1:]] == [
-        "token 249 of 1",
-        "token 489 of 1",
-        "token 729 of 1",
-        "token 969 of 1",
+        "token 243 of 1",
+        "token 483 of 1",
+        "token 723 of 1",
+        "token 963 of 1",
     ]
 
 
@@ -45,7 +45,7 @@ def test_the_next_one_is_not_told_how_to_be_shortened_again() -> None:
     assert len(said) == 6
 
 
-@pytest.mark.parametrize(("num_tokens", "seconds"), [(1024, 0.01), (64, 0.25), (4, 100.0)])
+@pytest.mark.parametrize(("num_tokens", "seconds"), [(1024, 0.01), (64, 0.25), (2, 100.0)])
 def test_a_short_one_says_nothing(num_tokens: int, seconds: float) -> None:
     assert generate(num_tokens, seconds) == ([], [])
 

@@ -12,7 +12,8 @@ import weakref
 
 from .journal import tell
 
-_KNOWN_AFTER_TOKENS = 8
+#: The prompt is the first token's, and the second waits for what is made once; the third shows the pace.
+_NO_PACE_TOKENS = 2
 _LONG_SECONDS = _EVERY_SECONDS = 60.0
 _SHORTER = (
     "to shorten it, generate fewer tokens (TRL's max_completion_length; what the step keeps shrinks with it: two "
@@ -31,8 +32,9 @@ class Generations:
     def token(self, criterion, num_tokens, of):
         """One more token for each row; ``num_tokens``: all of a row, the prompt too; ``of``: at most."""
         first, began, said = self._begun.setdefault(criterion, [num_tokens - 1, self._now(), None])
-        done, seconds = num_tokens - first - 1, self._now() - began
-        if done < _KNOWN_AFTER_TOKENS:
+        done, seconds = num_tokens - first - _NO_PACE_TOKENS, self._now() - began
+        if done <= 0:
+            self._begun[criterion][1] = self._now()
             return
         left = seconds / done * (of - num_tokens)
         if (said is None and seconds + left < _LONG_SECONDS) or (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 from profile_factory import Script, write_launcher
 from test_shown import shown
 
+from vramprobe.profile import waiting
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.doing import doing_of
 
@@ -68,3 +70,36 @@ def test_a_process_that_has_used_no_gpu_yet_says_so(tmp_path: Path) -> None:
 def test_a_torn_file_says_nothing() -> None:
     assert doing_of('{"pid": 1, "main') is None
     assert doing_of("") is None
+
+
+def doing(phase: str, *stack: str) -> str:
+    said = {"pid": 1, "main_thread": 1, "phase": phase, "step": 1, "num_steps": 0, "allocated_bytes": 2**30}
+    return "\n".join([json.dumps(said), "Thread 0x0000000000000001 (most recent call first):", *stack])
+
+
+@pytest.mark.parametrize(("phase", "is_told"), [("forward", True), ("generation", False)])
+def test_a_run_of_minutes_says_what_takes_its_time(phase: str, is_told: bool, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.01)
+    frames = [f'  File "/e/site-packages/tf/gdn.py", line {line} in chunks' for line in (5, 6)]
+    (tmp_path / "7.doing").write_text(doing(phase, frames[0]))
+    (tmp_path / "8.doing").write_text("torn")
+    said: list[str] = []
+    with waiting.told_each_minute(said.append, tmp_path, []):
+        time.sleep(0.03)
+        (tmp_path / "7.doing").write_text(doing(phase, frames[1]))
+        time.sleep(0.3)
+    assert bool(said) == is_told
+    assert (
+        not said
+        or "forward of step 1, 0 steps done, 1.00 GiB allocated; seen 100% of the time at tf/gdn.py chunks" in said[0]
+    )
+
+
+def test_a_run_of_seconds_says_nothing_of_its_time(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.01)
+    (tmp_path / "7.doing").write_text(doing("forward"))
+    said: list[str] = []
+    with waiting.told_each_minute(said.append, tmp_path, []):
+        time.sleep(0.1)
+    assert said == []

@@ -32,6 +32,16 @@ class Doing:
 
     def said(self, homes: Sequence[str]) -> str:
         """``evaluation, 640 so far, 0 steps done, 1.20 GiB allocated, compiling, at train.py:12 main``."""
+        place = self.place(homes)
+        return f"{self.progress()}, at {place}" if place else self.progress()
+
+    def place(self, homes: Sequence[str]) -> str:
+        """The program's line: ``train.py:12 main``."""
+        place = Places((), list(homes)).of_stack(self.stack)
+        return f"{place.line} {place.function}" if place.line else ""
+
+    def progress(self) -> str:
+        """``evaluation, 640 so far, 0 steps done, 1.20 GiB allocated, compiling``."""
         words = [_NAMES.get(self.phase, self.phase or "")]
         if self.step is not None:
             words[0] += f" of step {self.step}"
@@ -43,8 +53,7 @@ class Doing:
             words.append(f"{format_bytes(self.allocated_bytes)} allocated")
         if any(part in file for file, _, _ in self.stack for part in _COMPILERS):
             words.append("compiling")
-        place = Places((), list(homes)).of_stack(self.stack)
-        return ", ".join([*words, f"at {place.line} {place.function}"] if place.line else words)
+        return ", ".join(words)
 
 
 def doing_of(text: str) -> Doing | None:

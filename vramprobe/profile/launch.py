@@ -31,6 +31,7 @@ from vramprobe.profile.host_full import free_host_bytes, warned_of_a_full_host
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
 from vramprobe.profile.requests import Client, Requests, require_free_port
+from vramprobe.profile.waiting import told_each_minute
 from vramprobe.records.whole_file import replacing
 from vramprobe.sweep.signals import signals_that_end
 
@@ -97,6 +98,7 @@ def run(
         _environment(command, folder, options, emulate, policy, say) as (environment, emulator),
         seen_from_outside(emulated=emulator is not None) as cards,
         warned_of_a_full_host(say, free=free_host_bytes),
+        told_each_minute(say, folder, [os.getcwd()]),
     ):
         told["emulator"] = emulator
         write_told(folder, told)

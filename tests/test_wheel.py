@@ -246,6 +246,7 @@ def test_readmes_examples_run_after_its_first_install_line(
 
 
 @exhaustive
+@pytest.mark.timeout(1800)
 def test_readmes_examples_run_after_pip_install(tmp_path: Path) -> None:
     """From the registry, and on the emulated GPU that this machine has."""
     home = tmp_path / "fresh"

@@ -51,8 +51,9 @@ def make_batches(
 
     Raises SpecError for an unknown sampler.
     """
-    if pad_to_multiple_of < 1:
-        raise SpecError(f"pad_to_multiple_of: {pad_to_multiple_of} given; must be at least 1")
+    for name, value in (("batch_size", batch_size), ("pad_to_multiple_of", pad_to_multiple_of)):
+        if value < 1:
+            raise SpecError(f"{name}: {value} given; must be at least 1")
     taken = [min(length, max_length) for length in lengths]
     if sampler == "packing":
         packs = _packed(taken, max_length)

@@ -89,6 +89,7 @@ def predict(
         int,
         typer.Option(
             min=0,
+            max=1_000_000,
             help="Play so many steps of the batches of --lengths through the allocator, under several settings.",
         ),
     ] = 0,

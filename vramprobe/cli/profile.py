@@ -145,6 +145,7 @@ def profile(
         int | None,
         typer.Option(
             min=1,
+            max=1_000_000,
             help="Play so many steps of the data's batches through the allocator, under several settings (default: "
             "those of an epoch, under the run's own).",
         ),

@@ -187,7 +187,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
             except Exception as error:
                 error.add_note(f"vramprobe {' '.join(words)}")
                 raise
-        assert code in (0, 1, 2), (words, code)
+        assert code in (0, 1, 2, 3, 4), (words, code)  # docs/words.md
         assert "Traceback" not in err.getvalue(), (words, err.getvalue())
         assert code == 0 or out.getvalue() or err.getvalue(), words
         return code
@@ -235,7 +235,7 @@ def test_nothing_beside_a_right_cell_ends_in_a_traceback(verb: str, base: list[s
 
 @pytest.mark.parametrize(("verb", "base"), PLAIN.values(), ids=PLAIN)
 def test_no_number_and_no_file_ends_in_a_traceback(verb: str, base: list[str], ends: Any) -> None:
-    assert ends([verb, *base]) == 0, "a base that is refused tries nothing"
+    assert ends([verb, *base]) in (0, 4), "a base that is refused tries nothing"
     tried = [*((one, _EXTREME) for one in numbers_of(verb)), *((one, _FILES) for one in files_of(verb))]
     for parameter, values in tried:
         for value in values:

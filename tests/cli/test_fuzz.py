@@ -265,4 +265,4 @@ def test_the_verbs_options_have_the_kinds_that_are_drawn() -> None:
     kinds = {verb: {kind_of(one) for one in VERBS[verb].params} for verb in LIGHT}
     assert kinds["predict"] >= {"int", "float", "str", "bool", "Path"}
     assert len(numbers_of("predict")) > 10
-    assert {one.name for one in files_of("predict")} == {"fit", "lengths"}
+    assert {one.name for one in files_of("predict")} >= {"fit", "lengths"}

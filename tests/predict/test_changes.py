@@ -14,7 +14,10 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.cli.options import ANSWERED
 from vramprobe.cli.verbs import app
 from vramprobe.predict.changes import LEAST_SHARE, Change, candidates
+from vramprobe.predict.predict import predict as by_arithmetic
+from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict
+from vramprobe.spec import CellSpec
 from vramprobe.techniques.registry import known_changes
 
 LARGE = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
@@ -134,7 +137,22 @@ def test_a_change_is_not_broken_within_a_word(columns: int) -> None:
     assert "--num-gpus 8 --sharding fsdp" in flags
 
 
-def test_what_is_recorded_gets_no_changes_and_says_so_when_asked() -> None:
+def test_a_cell_that_is_recorded_gets_its_changes_from_recordings_on_one_gpu(monkeypatch) -> None:
+    recorded = []
+
+    def by_recording(spec: CellSpec, *, gpu, model, say) -> Prediction:
+        recorded.append(spec)
+        return by_arithmetic(spec, model, gpu=gpu)
+
+    monkeypatch.setattr("vramprobe.predict.recorded.predict", by_recording)
+    found = api.changes(gpu="T4", engine="recipe", **LARGE)
+    expected = [one.options for one in api.changes(gpu="T4", **LARGE) if "num_gpus" not in one.options]
+    assert [one.options for one in found if len(one.options) == 1] == [one for one in expected if len(one) == 1]
+    assert len(recorded) > len(found) > 5
+    assert {one.num_gpus for one in recorded} == {1}
+
+
+def test_what_has_no_arithmetic_gets_no_changes_by_it() -> None:
     with pytest.raises(UnsupportedArchitecture):
         api.changes(gpu="T4", padding=True, **SMALL)
     done = CliRunner().invoke(app, ["predict", *words_of(SMALL), "--changes", "--max-batch", "--gpu", "T4"])

@@ -307,13 +307,12 @@ def _print_as_text(prediction: Prediction, judged: Verdict | None, others: list[
 
 
 def _changes(gpu: str | None, prediction: Prediction, cell: dict[str, Any], *, is_asked: bool) -> list[Change] | None:
-    """What other options would save; None for what was recorded, since each would take seconds more."""
-    if prediction.engine == "formula":
-        from vramprobe import api
+    """What other options would save; None for what was recorded unless asked, since each is recorded for seconds."""
+    from vramprobe import api
+    from vramprobe.cli.emulate import say
 
-        return api.changes(gpu=gpu, **cell)
-    if is_asked:
-        raise typer.BadParameter("--changes is by arithmetic, and this cell was recorded: drop it.")
+    if prediction.engine == "formula" or is_asked:
+        return api.changes(gpu=gpu, engine=prediction.engine, say=say, **cell)
     return None
 
 

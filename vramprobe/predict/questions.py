@@ -150,13 +150,16 @@ def changes(
     device: str | None = None,
     allow_extrapolation: bool = False,
     replays: bool = True,
+    engine: Literal["formula", "recipe"] = "formula",
+    say: Callable[[str], None] = lambda words: None,
     **options: Any,
 ) -> list[Change]:
-    """What other options of a cell would save, by arithmetic, and whether it fits ``gpu`` then.
+    """Return what other options of a cell would save, and whether it fits ``gpu`` then.
 
     Each by itself, the one that saves most first; before them several together, where none is enough. The options are
     those of :func:`predict`, of which ``replays`` is for several GPUs alone; these shard as ``sharding`` says, else as
-    fsdp. Raises UnsupportedArchitecture where there is no arithmetic.
+    fsdp. By arithmetic, which raises UnsupportedArchitecture where there is none, or (``engine`` recipe) by a
+    recording of each on one GPU, seconds each, of which ``say`` hears.
     """
     from vramprobe.predict.changes import candidates, smaller_images, what_would_save
 
@@ -164,7 +167,8 @@ def changes(
     own = {
         "fit": fit,
         "gpu": gpu,
-        "engine": "formula",
+        "engine": engine,
+        "say": say,
         "allow_extrapolation": allow_extrapolation,
         "replays": replays and num_gpus is not None,  # what is compared is of one tier
     }
@@ -180,7 +184,10 @@ def changes(
     alone = {name: value for name, value in options.items() if name not in _RANKS}
     spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus or 1})
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
-    found = what_would_save(with_options({}), [*candidates(spec), *smaller_images(spec)], with_options, card)
+    tried = [*candidates(spec), *smaller_images(spec)]
+    if engine == "recipe":
+        tried = [others for others in tried if "num_gpus" not in others]
+    found = what_would_save(with_options({}), tried, with_options, card)
     if num_gpus is not None:
         return found
     return [

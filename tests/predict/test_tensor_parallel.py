@@ -226,6 +226,6 @@ def test_what_is_not_divided(words: dict[str, Any], said: str) -> None:
 
 def test_what_there_is_no_arithmetic_for() -> None:
     with pytest.raises(UnsupportedArchitecture, match="no arithmetic for sharding tp of a gpt_neox, but of llama, "):
-        ask(**WHOLE_LLAMA | {"model": "pythia-1b", "method": "full", "num_gpus": 2})
+        ask(**WHOLE_LLAMA | {"model": "pythia-1b", "method": "full", "num_gpus": 2, "engine": "formula"})
     with pytest.raises(UnsupportedArchitecture, match="no arithmetic for sharding tp with a fused loss"):
-        ask(**WHOLE_LLAMA, method="full", num_gpus=2, fused_linear_cross_entropy=True)
+        ask(**WHOLE_LLAMA, method="full", num_gpus=2, fused_linear_cross_entropy=True, engine="formula")

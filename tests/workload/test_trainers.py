@@ -91,7 +91,7 @@ def of_rank(cell: CellSpec, sharding: str = "fsdp") -> list[Moment]:
 def test_shardings_without_arithmetic_for_a_trainer_name_those_that_have_it(sharding: str) -> None:
     asked = {"method": "full", "batch_size": 1, "seq_len": 128, "num_gpus": 2, "sharding": sharding} | DPO
     with pytest.raises(UnsupportedArchitecture, match=f"no arithmetic for trainer dpo under {sharding}, but under ddp"):
-        api.predict(gpu="H100-SXM", **asked)
+        api.predict(gpu="H100-SXM", engine="formula", **asked)
 
 
 def test_a_second_model_is_not_offloaded() -> None:

@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import UnsupportedArchitecture, architecture
-from vramprobe.architecture.images import has_images
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction
@@ -329,6 +328,6 @@ def _nothing_fits(question: Question, spec: CellSpec, at_least: Verdict, least: 
     other = f"seq_len {spec.seq_len}" if question == "batch_size" else f"batch_size {spec.batch_size}"
     advice = [] if spec.gradient_checkpointing else ["recompute layers (--gradient-checkpointing)"]
     advice += [] if spec.method == "qlora" else ["use method qlora"]
-    more = "" if has_images(spec.architecture) else " or more GPUs (--min-gpus)"  # a vision tower has one GPU
+    more = "" if spec.images else " or more GPUs (--min-gpus)"  # a vision tower has one GPU
     advice.append(f"take a smaller model{more}")
     return f"not even {question} {least} with {other} fits on {at_least.gpu}: {at_least.reason}; {', or '.join(advice)}"

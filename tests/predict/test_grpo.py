@@ -108,6 +108,11 @@ def test_an_engine_without_a_cache_does_not_fit() -> None:
     assert "refuses to start" in found.reason
 
 
+def test_a_model_cut_to_one_layer_is_answered() -> None:
+    found = grpo(**CELL | {"method": "lora", "searches": False, "num_layers": 1})
+    assert 0 < found.peak_bytes < grpo(**CELL | {"method": "lora", "searches": False, "num_layers": 2}).peak_bytes
+
+
 def test_grpos_command_line() -> None:
     words = ("grpo", "--model", "llama-3.1-8b", "--method", "lora", "--gpu", "H100-SXM")
     done = vramprobe(*words, "--gpu-memory-utilization", "0.4", "--vllm-release", "0.19", "--json")

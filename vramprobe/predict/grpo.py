@@ -220,7 +220,8 @@ def _stages(
     held = 0 if asked.sleep else awake  # while the trainer works
     tile, last_hidden = _tile_bytes(spec, asked)
     merging = _merging_bytes(spec)
-    alone = max(moment.terms.get("temporaries", 0) for moment in found if moment.label == "first layer")
+    first = next(at.label for at in found if at.label.endswith("layer"))  # of one layer: the last
+    alone = max(moment.terms.get("temporaries", 0) for moment in found if moment.label == first)
     hidden = 2 * spec.num_tokens * architecture(spec.architecture).head_width
     log_probs = idle + max(alone + 2 * hidden, tile + hidden + last_hidden)
     trained = {"forward": 0, "backward": 0}

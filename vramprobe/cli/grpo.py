@@ -64,7 +64,7 @@ def _print(found: Grpo) -> None:
         f"{format_bytes(found.usable_bytes)})"
     )
     for what, value in (
-        ("Longest completion", found.largest_completion_length),
+        ("longest completion", found.largest_completion_length),
         ("largest group", found.largest_num_generations),
         ("largest gpu_memory_utilization", found.largest_gpu_memory_utilization),
     ):

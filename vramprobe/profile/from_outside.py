@@ -6,12 +6,12 @@ an emulated card there is nothing else to see. Without NVML there are none.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from vramprobe.measure.nvml import NvmlDevice, open_device, visible_gpus
+from vramprobe.profile.looking import looking
 
 _EVERY_SECONDS = 0.05
 
@@ -36,25 +36,14 @@ def seen_from_outside(*, emulated: bool) -> Iterator[list[CardSeen]]:
     _look(found)
     for card, _ in found:
         card.before_bytes = card.peak_bytes
-    ended = threading.Event()
-    looking = threading.Thread(target=_look_until, args=(ended, found), daemon=True)
-    if found:
-        looking.start()
-    try:
+    with looking(lambda: _look(found), _EVERY_SECONDS) if found else nullcontext():
         yield [card for card, _ in found]
-    finally:
-        ended.set()
-        if found:
-            looking.join()
 
 
-def _look_until(ended: threading.Event, found: list[tuple[CardSeen, NvmlDevice]]) -> None:
-    while not ended.wait(_EVERY_SECONDS):
-        _look(found)
-
-
-def _look(found: list[tuple[CardSeen, NvmlDevice]]) -> None:
+def _look(found: list[tuple[CardSeen, NvmlDevice]]) -> bool:
+    """Note what each card has in use; never enough."""
     for card, device in found:
         used = device.used_bytes()
         if used is not None:
             card.peak_bytes = max(used, card.peak_bytes or 0)
+    return False

@@ -5,11 +5,11 @@ In: /proc/meminfo and the memory limit of this control group, twice a second. Ou
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vramprobe.profile.looking import looking
 from vramprobe.units import format_bytes
 
 _EVERY_SECONDS = 0.5
@@ -21,29 +21,23 @@ _GROUP = Path("/sys/fs/cgroup")
 @contextmanager
 def warned_of_a_full_host(say: Callable[[str], None], *, free: Callable[[], tuple[int, int] | None]) -> Iterator[None]:
     """Within: ``say`` hears of it as soon as ``free()`` -> (free, whole), in bytes, is nearly none."""
-    ended = threading.Event()
 
-    def look() -> None:
-        while not ended.wait(_EVERY_SECONDS):
-            seen = free()
-            if seen is None:
-                return
-            if seen[0] < min(_SHARE * seen[1], _MOST_BYTES):
-                say(
-                    f"this machine's memory is nearly full: {format_bytes(seen[0])} of {format_bytes(seen[1])} left. "
-                    "When it is, the run is killed or becomes very slow: end it (Ctrl-C; what was seen is shown), then "
-                    "run one rank (--only-rank 0 --world-size N), use fewer DataLoader workers, or load the model on "
-                    "the GPU (device_map) instead of the host"
-                )
-                return
+    def look() -> bool:
+        seen = free()
+        if seen is None:
+            return True
+        if seen[0] >= min(_SHARE * seen[1], _MOST_BYTES):
+            return False
+        say(
+            f"this machine's memory is nearly full: {format_bytes(seen[0])} of {format_bytes(seen[1])} left. "
+            "When it is, the run is killed or becomes very slow: end it (Ctrl-C; what was seen is shown), then "
+            "run one rank (--only-rank 0 --world-size N), use fewer DataLoader workers, or load the model on "
+            "the GPU (device_map) instead of the host"
+        )
+        return True
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
+    with looking(look, _EVERY_SECONDS):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def free_host_bytes() -> tuple[int, int] | None:

@@ -6,7 +6,6 @@ In: the ``.doing`` files of the run's folder, every two seconds. Out: a line a m
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vramprobe.profile.doing import Doing, doing_of
+from vramprobe.profile.looking import looking
 
 _EVERY_SECONDS, _LOOK_SECONDS = 60.0, 2.0
 
@@ -21,31 +21,27 @@ _EVERY_SECONDS, _LOOK_SECONDS = 60.0, 2.0
 @contextmanager
 def told_each_minute(say: Callable[[str], None], folder: Path, homes: list[str]) -> Iterator[None]:
     """Within: ``say`` hears what the run in ``folder`` is doing, and which function takes its time."""
-    ended, begun = threading.Event(), time.monotonic()
+    begun = time.monotonic()
+    seen: Counter[str] = Counter()
+    until = begun + _EVERY_SECONDS
 
-    def look() -> None:
-        seen: Counter[str] = Counter()
-        until = begun + _EVERY_SECONDS
-        while not ended.wait(_LOOK_SECONDS):
-            doing = latest(folder)
-            if doing is None:
-                continue
-            seen[re.sub(r":\d+", "", doing.place(homes))] += 1  # a loop has several lines
-            if time.monotonic() < until or doing.phase == "generation":  # which says so itself (hook/generation.py)
-                continue
-            place, times = seen.most_common(1)[0]
-            often = f"; seen {times / seen.total():.0%} of the time at {place}" if place else ""
-            say(f"{(time.monotonic() - begun) / 60:.0f} min so far: {doing.progress()}{often}")
-            seen.clear()
-            until = time.monotonic() + _EVERY_SECONDS
+    def look() -> bool:
+        nonlocal until
+        doing = latest(folder)
+        if doing is None:
+            return False
+        seen[re.sub(r":\d+", "", doing.place(homes))] += 1  # a loop has several lines
+        if time.monotonic() < until or doing.phase == "generation":  # which says so itself (hook/generation.py)
+            return False
+        place, times = seen.most_common(1)[0]
+        often = f"; seen {times / seen.total():.0%} of the time at {place}" if place else ""
+        say(f"{(time.monotonic() - begun) / 60:.0f} min so far: {doing.progress()}{often}")
+        seen.clear()
+        until = time.monotonic() + _EVERY_SECONDS
+        return False
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
+    with looking(look, _LOOK_SECONDS):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def latest(folder: Path) -> Doing | None:

@@ -14,7 +14,8 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.kernels.chip import Chip
 from vramprobe.model.replayed import num_alloc_retries, replayed
-from vramprobe.predict.fewest import _first
+from vramprobe.predict.bisection import first_of
+from vramprobe.predict.fewest import MAX_GPUS
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import ALONE
 from vramprobe.predict.questions import predict as ask
@@ -361,11 +362,11 @@ def test_the_largest_batch_of_a_rank_is_the_one_that_predict_says_fits() -> None
 @pytest.mark.parametrize("guess", [0, 1, 2, 3, 16, 17, 18, 64, 4096])
 def test_the_first_number_is_found_from_wherever_one_looks(fewest: int, guess: int) -> None:
     for least in {1, min(2, fewest), fewest}:
-        assert _first(lambda number: number >= fewest, least, guess) == fewest
+        assert first_of(lambda number: number >= fewest, MAX_GPUS, least=least, guess=guess) == fewest
 
 
 def test_there_may_be_no_such_number() -> None:
-    assert _first(lambda number: False, 1, 7) is None
+    assert first_of(lambda number: False, MAX_GPUS, least=1, guess=7) is None
 
 
 def test_a_fused_loss_hands_out_no_logits_to_be_raised() -> None:

@@ -1,4 +1,4 @@
-"""Bisection: the largest whole number of which something holds, where it holds of all below it.
+"""Bisection: the largest whole number of which something holds, or the least, where it holds of all on that side.
 
 In: what is asked of a number. Out: the number, or None. For questions that cost little; largest.py asks those that the
 page asks, too.
@@ -21,3 +21,25 @@ def bisected(fits: Callable[[int], bool], limit: int, *, least: int) -> int | No
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def first_of(holds: Callable[[int], bool], most: int, *, least: int = 1, guess: int = 0) -> int | None:
+    """The least number from ``least`` to ``most`` of which that holds, and of all above it; looked for from ``guess``
+    on, in steps that double.
+
+    Under ZeRO-3 a number that divides a large weight without a rest may need less than the next one does.
+    """
+    few, many, step = least - 1, max(guess, least), 1
+    if holds(many):
+        while many > least and holds(lower := max(many - step, least)):
+            many, step = lower, 2 * step
+        few = max(many - step, few) if many > least else few
+    else:
+        while not holds(many):
+            if many == most:
+                return None
+            few, many, step = many, min(many + step, most), 2 * step
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if holds(middle) else (middle, many)
+    return many

@@ -17,6 +17,7 @@ from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel
+from vramprobe.predict.bisection import first_of
 from vramprobe.predict.host_memory import of_machine_bytes
 from vramprobe.predict.predict import predict
 from vramprobe.predict.tensor_parallel import require_divided
@@ -117,13 +118,20 @@ def _of_ranks(
         return judged(num_gpus, replays=replays)
 
     # What a rank's tensors need by arithmetic is soon known, and the replay never needs less.
-    least = _first(lambda num_gpus: judged(num_gpus, replays=False).verdict != "does not fit")
+    least = first_of(lambda num_gpus: judged(num_gpus, replays=False).verdict != "does not fit", MAX_GPUS)
     tight = fewest = None
     if least is not None:
-        tight = _first(
-            lambda num_gpus: judged(num_gpus, replays=replays, retries=replays).verdict != "does not fit", least
+        tight = first_of(
+            lambda num_gpus: judged(num_gpus, replays=replays, retries=replays).verdict != "does not fit",
+            MAX_GPUS,
+            least=least,
         )
-        fewest = _first(lambda num_gpus: needed(num_gpus).verdict == "fits", tight or MAX_GPUS, _guess(needed, tight))
+        fewest = first_of(
+            lambda num_gpus: needed(num_gpus).verdict == "fits",
+            MAX_GPUS,
+            least=tight or MAX_GPUS,
+            guess=_guess(needed, tight),
+        )
     shown = _on(spec, fewest or tight or SHARD_SIZE)
     return MinGpus(
         sharding=spec.sharding,
@@ -144,28 +152,6 @@ def _guess(judged: Callable[[int], Verdict], num_gpus: int | None) -> int:
     own = 2 * many.needed_bytes.high - few.needed_bytes.high  # of each, however many there are
     shared, left = (few.needed_bytes.high - own) * num_gpus, TIGHT_SHARE * few.usable_bytes - own
     return min(int(shared / left) + 1, MAX_GPUS) if left > 0 else 0
-
-
-def _first(holds: Callable[[int], bool], least: int = 1, guess: int = 0) -> int | None:
-    """The least number from ``least`` to MAX_GPUS of which that holds, and of all above it; looked for from ``guess``
-    on, in steps that double.
-
-    Under ZeRO-3 a number that divides a large weight without a rest may need less than the next one does.
-    """
-    few, many, step = least - 1, max(guess, least), 1
-    if holds(many):
-        while many > least and holds(lower := max(many - step, least)):
-            many, step = lower, 2 * step
-        few = max(many - step, few) if many > least else few
-    else:
-        while not holds(many):
-            if many == MAX_GPUS:
-                return None
-            few, many, step = many, min(many + step, MAX_GPUS), 2 * step
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if holds(middle) else (middle, many)
-    return many
 
 
 def _of_parts(spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extrapolation: bool) -> MinGpus:

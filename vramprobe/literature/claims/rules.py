@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,11 +21,11 @@ from vramprobe.catalog.shipped import csv_rows
 from vramprobe.literature.claims.cells import Cells, Source
 from vramprobe.literature.claims.names import ANY_SIZE, Names, Row, settings
 from vramprobe.literature.expressions import ExpressionError, evaluate, expression
+from vramprobe.predict.bisection import first_of
+from vramprobe.predict.fewest import MAX_GPUS
 
 Words = dict[str, str]
 Mode = Literal["value", "low", "high"]
-#: The most GPUs of a job that are tried.
-_MOST_GPUS = 2**12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,10 +208,8 @@ def _fewest(row: Row, names: Names) -> Figure:
             found = of(num_gpus)
             return line.value(lambda name: getattr(found.fact(name), mode)) <= found.value("usable_of_rank")
 
-        many = next((2**power for power in range(_MOST_GPUS.bit_length()) if fits(2**power)), math.inf)
-        if many in (1, math.inf):
-            return many
-        return bisect_left(range(int(many)), True, lo=int(many) // 2 + 1, key=fits)
+        many = first_of(fits, MAX_GPUS)
+        return math.inf if many is None else many
 
     def written(num_gpus: int, sign: str) -> tuple[str, Source]:
         found = of(num_gpus)

@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vramprobe.cli.grpo import GRPO_OPTIONS
+from vramprobe.cli.serve import SERVE_OPTIONS
 from vramprobe.options import ADAPTER_OPTIONS, RANK_OPTIONS
 
 #: Group → its verbs, in the order in which they are needed.
@@ -32,9 +34,8 @@ PANELS = {
                "timing_steps", "seed"),
     "GPUs": ("gpu", "limit_vram", *RANK_OPTIONS, "alloc_conf", "device"),
     "Question": ("max_batch", "max_seq_len", "largest_model", "min_gpus", "changes"),
-    "vLLM": ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization",
-             "tensor_parallel_size", "quantization", "kv_cache_dtype", "enforce_eager", "vllm_release"),
-    "GRPO": ("num_generations", "max_prompt_length", "max_completion_length", "beta", "sleep"),
+    "vLLM": tuple(SERVE_OPTIONS),
+    "GRPO": tuple(name for name in GRPO_OPTIONS if name not in SERVE_OPTIONS),
 }  # fmt: skip
 _REST = "Output and more"
 #: Verb → a command that answers.

@@ -277,12 +277,8 @@ def _show(
         if varied is not None:
             lengths_option.print_lengths(varied)
         _print_as_text(prediction, judged, others)
-        if (
-            judged
-            and judged.verdict == "does not fit"
-            and stack is None
-            and not {"sharding", "images"} & {*ranks, *cell}
-        ):
+        is_of_one = stack is None and not {"sharding", "images"} & {*ranks, *cell}
+        if is_of_one and judged and judged.verdict == "does not fit":
             print("How many of it hold the run, by each kind of sharding: --min-gpus.")
     return judged.verdict if judged else None
 
@@ -323,7 +319,7 @@ def _min_gpus(
     from vramprobe import api
 
     if engine == "recipe":
-        raise typer.BadParameter("--min-gpus is by arithmetic, and the recipe engine is of one GPU: drop it.")
+        raise typer.BadParameter("--min-gpus is by arithmetic; drop --engine recipe.")
     if sharding:
         return [api.min_gpus(gpu=gpu, sharding=sharding, offload=offload, **cell)], {}
     return api.min_gpus_by_sharding(gpu=gpu, offload=offload, **cell)

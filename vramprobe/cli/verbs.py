@@ -1,8 +1,8 @@
 """The command line: words in, text or JSON out. The only module that prints and exits.
 
-Every verb that takes a cell or a sweep takes the same options (options.py). Exit codes: 0 done, 1 a user's
-error, a cell that failed or records that break a rule, 2 wrong usage, 128 + signal interrupted (130 and 143; 129 when
-the terminal went). A verb with many options, or with others of its kind, has a module of its own.
+Every verb that takes a cell or a sweep takes the same options (options.py). Exit codes: 0 done, 1 a user's error, a
+cell that failed or records that break a rule, 2 wrong usage, 3 and 4 a verdict (options.py), 128 + signal interrupted
+(130 and 143; 129 when the terminal went). A verb with many options, or with others of its kind, has its own module.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def serve(
     arch, config = architecture(entry.config), entry.config.get("text_config") or entry.config
     if arch.model_type == "llama4_text":
         raise UnsupportedArchitecture(
-            "vLLM: there is no arithmetic for vLLM's KV cache of Llama 4, whose layers attend within chunks"
+            "there is no arithmetic for vLLM's KV cache of Llama 4, whose layers attend within chunks"
         )
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
     is_large = card.total_bytes >= _LARGE_GPU_BYTES and "A100" not in card.name

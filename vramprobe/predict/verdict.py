@@ -5,14 +5,11 @@ In: a Prediction, and a GPU of the catalog. Out: a Verdict with the bytes that i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.prediction import Frozen, HasMemory, Interval, Prediction
 from vramprobe.units import GIB, format_bytes
-
-if TYPE_CHECKING:
-    pass
 
 #: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
 CONTEXT_ALLOWANCE_BYTES = 1 * GIB

@@ -43,9 +43,7 @@ class Phases:
         self._has_ended = False  # training has, but for a batch that was fetched before its end
         self._scope = None  # the phase that all marks belong to now
         self._scope_is_of_step = False
-        self.has_stepped = lambda: (
-            False
-        )  # whether a program without an optimizer has updated its weights (own_steps.py)
+        self.has_stepped = lambda: False  # a program without an optimizer: its weights are updated (own_steps.py)
         self.on_mark = []  # called as a phase is to begin
         self.on_left = []  # called with the name of a scope that has been left
         self.on_close = []  # called with the name and the step of a phase that has ended

@@ -43,6 +43,14 @@ def _nothing_stays() -> Iterator[None]:
     assert not left, "tests left processes running, which were killed:\n" + "\n".join(left)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_recorder_stays() -> Iterator[None]:
+    """The processes that record for a module's tests end with it: a later test may kill the one worker it sees."""
+    yield
+    if (book := sys.modules.get("vramprobe.recipe.book")) is not None:  # most tests never record
+        book.close_recorders()
+
+
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     random.seed(0)

@@ -100,5 +100,6 @@ def run_until(
     while process.poll() is None and (is_enough is None or not is_enough()):
         time.sleep(0.1)
     if is_enough is not None:
-        end(process)
+        with suppress(ProcessLookupError):  # it ended by itself between two looks
+            end(process)
     return process.wait(), log.read_text()

@@ -61,7 +61,10 @@ def test_kill_9_of_a_campaign_on_a_fleet_loses_no_record_and_doubles_none(on: st
 
     for is_enough in (lambda: num_records() >= 3, lambda: num_records() >= 9, None):
         status, said = run_until(words, tmp_path / "log", is_enough, cwd=tmp_path)
-        assert status == (0 if is_enough is None else -signal.SIGKILL), said
+        ends = {0} if is_enough is None else {-signal.SIGKILL}
+        if num_records() == 10:  # the last cell may have ended before the kill
+            ends.add(0)
+        assert status in ends, said
     found = Counter(record.fingerprint for record in store.read(tmp_path / "out").records)
     assert sorted(found.values()) == [1] * 10
     assert len(json.loads((tmp_path / "out" / "held-out" / stages.PREDICTIONS).read_text())) == 2

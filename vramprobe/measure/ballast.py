@@ -33,7 +33,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Ballast:
-    """What is held, in bytes, in how many pieces, and what is left free for the cell."""
+    """Bytes and pieces held outside torch, and the bytes left free for the cell."""
 
     limit_bytes: int
     held_bytes: int

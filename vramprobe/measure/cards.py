@@ -32,7 +32,7 @@ class CardsInstrument:
 
     @property
     def warnings(self) -> list[str]:
-        """Of any card, each once."""
+        """Warnings of any card, each once."""
         return list(dict.fromkeys(warning for one in self._all for warning in one.warnings))
 
     @property
@@ -60,12 +60,12 @@ class CardsInstrument:
             one.holds(cause, storages.on_card(card), step)
 
     def trace_step(self, step: Callable[[], None], *, is_extra: bool = True) -> Composition | None:
-        """What is alive at each card's own peak, in one step; that of the highest is returned."""
+        """Trace one step on every card and return the composition at the peak of the highest card."""
         self._at_peak = trace_cards(self._all, step, is_extra=is_extra)
         return self._at_peak[self._highest([one.finish() for one in self._all])]
 
     def finish(self) -> Observation:
-        """Of the highest card, or the one that ran out, with every card's as ``cards``."""
+        """Return the observation of the highest card, or of the one that ran out, with every card's as ``cards``."""
         seen = [replace(one.finish(), at_peak=alive) for one, alive in zip(self._all, self._at_peak, strict=True)]
         return replace(seen[self._highest(seen)], cards=seen)
 
@@ -77,7 +77,9 @@ class CardsInstrument:
 
 
 def _height_bytes(observation: Observation) -> int:
-    """Of the training phases, as the record's peak is; of the others where no step began."""
+    """Bytes of the highest allocated peak over the training phases, as in the record; over the others where no step
+    began.
+    """
     training = [phase for phase in observation.phases if phase.step is not None]
     return max((phase.allocated_peak_bytes for phase in training or observation.phases), default=0)
 

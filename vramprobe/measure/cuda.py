@@ -119,7 +119,7 @@ class CudaInstrument:
         )
 
     def trace_step(self, step: Callable[[], None], *, is_extra: bool = True) -> Composition | None:
-        """What is alive at the peak of one more steady step, from the allocator's history.
+        """Return the composition at the peak of one more steady step, from the allocator's history.
 
         None where the history does not repeat the counters' peak to the byte. The phases of an extra step are not kept.
         """

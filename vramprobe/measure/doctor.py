@@ -76,7 +76,7 @@ def diagnose(device: str = "auto", results: Path = Path("results")) -> Diagnosis
 
 
 def _survived(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
-    """What a check found, up to its own failure if it has one."""
+    """Return the findings of a check, up to its own failure if it has one."""
     findings = []
     try:
         findings.extend(check(case))
@@ -102,7 +102,7 @@ def _verdict(case: Case, findings: list[Finding]) -> str:
 
 
 def check_torch_build(case: Case) -> Iterator[Finding]:
-    """Whether torch loads, what it was built for, and whether its GPU is NVML's."""
+    """Check that torch loads, which CUDA it was built for, and that its GPU is NVML's."""
     name = "torch build"
     if case.blocked:
         yield _not_tried(name, case)
@@ -140,7 +140,7 @@ def check_torch_build(case: Case) -> Iterator[Finding]:
 
 
 def check_self_test(case: Case) -> Iterator[Finding]:
-    """Whether the instrument sees what is known to be there."""
+    """Check that the instrument sees a block of known size."""
     name = "self-test"
     if case.blocked:
         yield _not_tried(name, case)
@@ -170,7 +170,7 @@ def check_self_test(case: Case) -> Iterator[Finding]:
 
 
 def check_fork_server(case: Case) -> Iterator[Finding]:
-    """Whether cells can be forked from a process that has the libraries loaded, by the proof that a sweep asks for."""
+    """Check that cells can be forked from a process that has the libraries loaded, by the proof that a sweep runs."""
     name = "fork server"
     if case.blocked:
         yield _not_tried(name, case)
@@ -230,7 +230,9 @@ def _not_tried(name: str, case: Case) -> Finding:
 
 
 def _ask(test: str, timeout_seconds: float) -> dict[str, Any]:
-    """What a self-test says, in a process with a worker's own variables; ``{"error": …}`` if it hangs or dies."""
+    """Run a self-test in a process with a worker's environment; return its answer, or ``{"error": …}`` if it hangs or
+    dies.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "vramprobe.measure.selftest", test],
         env=worker_environment(),

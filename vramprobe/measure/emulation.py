@@ -72,7 +72,7 @@ class EmulatedInstrument(CudaInstrument):
         self._verification = Verification(**allocations.verdict(contents, sequences))
 
     def emulation(self) -> Emulation:
-        """What the record says of the emulation, as things stand."""
+        """Describe the emulation for the record, as of now."""
         (num_cards, machine), report = read_machine(machine_folder()), self._watch.report() if self._watch else None
         seen = report or {"policy": values.Policy().as_dict()}
         name = torch.cuda.get_device_name(0)

@@ -76,7 +76,9 @@ def more_packages(spec: CellSpec) -> tuple[str, ...]:
 
 
 def instrument_for(spec: CellSpec) -> Instrument:
-    """How this process observes ``spec``: the CUDA that it sees is a GPU's, or an emulated one's."""
+    """Return the instrument by which this process observes ``spec``: the CUDA that it sees is a real GPU's, or an
+    emulated one's.
+    """
     return "emulated" if spec.device == "cuda" and machine_folder() is not None else spec.device
 
 

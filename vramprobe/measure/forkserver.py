@@ -36,7 +36,7 @@ _CANARY_SECONDS = 60  # a context takes one, or a few where the driver has to be
 
 
 def is_available() -> bool:
-    """Whether this system has what the server needs: fork, and Linux's pidfd to wait for two things at once.
+    """Return True if this system has what the server needs: fork, and Linux's pidfd to wait for two things at once.
 
     Tried, not looked up: a sandbox may have Python's function and not the kernel's call (gVisor's issue 5839).
     """
@@ -177,7 +177,7 @@ def _capability_is_known(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def _unsafe(device: str) -> str | None:
-    """Why a child could not be a cell on ``device``; None once a canary child has trained on it, so to say.
+    """Return the reason why a child cannot run a cell on ``device``; None once a canary child has allocated there.
 
     The server itself must not have initialised CUDA, neither through torch nor behind its back (the driver's cuInit
     opens a device node that NVML leaves alone); the canary must be able to initialise it, allocate, and see with NVML

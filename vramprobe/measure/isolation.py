@@ -76,12 +76,12 @@ class Ticket:
 
     @property
     def record(self) -> Path:
-        """Where the worker leaves its record, whole or not at all."""
+        """Path of the record, which the worker writes whole or not at all."""
         return self.folder / f"{self.attempt_id}.json"
 
     @property
     def status(self) -> Path:
-        """Where the worker writes the phase that it is in."""
+        """Path of the file in which the worker writes its current phase."""
         return self.folder / f"{self.attempt_id}.phase"
 
     def running_phase(self) -> tuple[str, int | None] | None:
@@ -162,7 +162,7 @@ def run_isolated(
 
 
 def record_left(ticket: Ticket, spec: CellSpec) -> RunRecord | None:
-    """What the worker left, if it is a record of this very attempt; a worker gone mad may leave anything."""
+    """Read the worker's file if it is a record of this very attempt; a faulty worker may leave anything."""
     try:
         record = record_from_json(ticket.record.read_bytes())
     except (OSError, ValueError):
@@ -264,7 +264,7 @@ def _needed_packages(spec: CellSpec) -> list[str]:
 def _death(
     status: int | None, timeout_seconds: float | None, kills_before: int | None, log: Path, ticket: Ticket
 ) -> Outcome:
-    """What the exit of a worker that left no record means."""
+    """Derive the outcome of a worker that left no record from its exit status."""
     phase, step = ticket.running_phase() or (None, None)
     if status is None:
         return Timeout(limit_seconds=timeout_seconds, phase=phase)
@@ -279,7 +279,7 @@ def _death(
 
 
 def _oom_kills() -> int | None:
-    """How many processes were killed for want of host memory, in this container if it counts its own, else in all."""
+    """Number of processes that the kernel's OOM killer ended: in this container if it counts its own, else overall."""
     for path in _OOM_COUNTERS:
         with contextlib.suppress(OSError):
             for line in path.read_text().splitlines():

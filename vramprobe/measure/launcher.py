@@ -1,4 +1,4 @@
-"""How a cell's process comes about: a child of a fork server that has proven itself, else a new interpreter.
+"""Start a cell's process: a child of a fork server that has proven itself, else a new interpreter.
 
 In: a request for a worker (worker.py). Out: its exit status. Knows nothing of records. Imports no torch.
 """
@@ -111,7 +111,7 @@ class Spawner:
 
 
 def may_prepare(spec: CellSpec) -> bool:
-    """Whether the next worker may load its libraries during a cell: only beside a GPU's, with cores to spare."""
+    """Return True if the next worker may load its libraries during a cell: only on a GPU, with cores to spare."""
     return spec.device == "cuda" and (os.cpu_count() or 1) >= 4
 
 
@@ -136,12 +136,12 @@ class Server:
 
     @property
     def isolation(self) -> Isolation:
-        """How cells are started: ``forkserver`` until the proof fails."""
+        """The method that starts cells: ``forkserver`` until the proof fails."""
         return "forkserver" if self._instead is None else "spawn"
 
     @property
     def isolation_reason(self) -> str | None:
-        """Why there is no fork server; None while there is one."""
+        """The reason why there is no fork server; None while there is one."""
         return self._instead and self._instead.isolation_reason
 
     def start(self, timeout_seconds: float = math.inf) -> None:
@@ -159,7 +159,9 @@ class Server:
             self._instead = Spawner(env, log, f"no fork server: {why}")
 
     def _load(self, timeout_seconds: float) -> str | None:
-        """Why the server may not be used; one that a signal ended as it loaded is given a second chance."""
+        """Load the server; return the reason why it cannot be used, if any. One that a signal ended as it loaded is
+        tried twice.
+        """
         for last in (False, True):
             self._server = ForkServer(*self._settings)
             try:
@@ -197,7 +199,7 @@ class Server:
 
 
 class Launchers:
-    """How each cell is started: from a fork server of its device and allocator setting, started with its first cell."""
+    """Launchers of cells: a fork server for each device and allocator setting, started with its first cell."""
 
     def __init__(self, model_types: list[str], log: Path) -> None:
         self._model_types, self._log = model_types, log

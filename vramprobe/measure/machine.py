@@ -43,7 +43,7 @@ _FREE_MEMORY_BYTES = 4 * GIB  # the libraries take about 1 GiB in each process
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found; ``advice`` says what to do where something is to be done."""
+    """Result of one check; ``advice`` says what to do where something is to be done."""
 
     name: str
     status: Status
@@ -53,7 +53,7 @@ class Finding:
 
 @dataclass
 class Case:
-    """What the checks have learned so far. ``blocked`` says why torch cannot be asked at all."""
+    """Facts that the checks have learned so far. ``blocked``: the reason why torch cannot be asked at all."""
 
     device: Literal["cuda", "cpu"]
     results: Path
@@ -66,13 +66,13 @@ class Case:
 
 
 def check_python(case: Case) -> Iterator[Finding]:
-    """What everything else runs on."""
+    """Report the Python version and the platform."""
     del case
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
 
 
 def check_host_memory(case: Case) -> Iterator[Finding]:
-    """What is free of the host's memory, or of the container's share."""
+    """Check the free bytes of the host's memory, or of the container's share."""
     del case
     free_bytes = min([psutil.virtual_memory().available, *_room_in_container()])
     if free_bytes >= _FREE_MEMORY_BYTES:
@@ -83,7 +83,7 @@ def check_host_memory(case: Case) -> Iterator[Finding]:
 
 
 def _room_in_container() -> list[int]:
-    """What this container may still take, where it has a limit (cgroup version 2)."""
+    """Bytes that this container may still take, in a list of one; empty without a limit (cgroup version 2)."""
     folder = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # no limit reads "max"
         return [int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())]
@@ -91,7 +91,7 @@ def _room_in_container() -> list[int]:
 
 
 def check_results_folder(case: Case) -> Iterator[Finding]:
-    """Whether records can be written there."""
+    """Check that records can be written to the results folder."""
     name = "results folder"
     folder = case.results.absolute()
     while not folder.exists():  # `run` makes it; what is there already decides whether it can

@@ -1,4 +1,4 @@
-"""What NVML says of one GPU: the device tier, seen from outside torch.
+"""Device memory of one GPU as NVML reports it, from outside torch.
 
 Opened by UUID, because torch's order is not NVML's. Version 2 of the memory query separates what the driver keeps for
 itself; where it is missing, version 1 answers and the record says so. Everything unavailable is None, never 0.

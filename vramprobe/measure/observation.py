@@ -59,7 +59,7 @@ def composition_at_peak(
     spans: list[range],
     holdings: Iterable[tuple[int | None, Holding]],
 ) -> Composition | None:
-    """What was alive at the peak of the run, by cause; None where no training phase was reached.
+    """Return the live tensors at the peak of the run by cause; None where no training phase was reached.
 
     ``totals``: bytes after each event. ``spans``: each phase's events. ``holdings``: each with the step it was
     seen in, or None for what stands in every step; what an older step left may be replaced only later in this one.
@@ -102,7 +102,7 @@ def ledger_of(observation: Observation) -> Ledger:
 
 
 def reasons_not_to_believe(observation: Observation, ledger: Ledger) -> list[str]:
-    """Why the measurement contradicts itself; empty when it holds together."""
+    """Return the reasons why the measurement contradicts itself; empty if it is consistent."""
     return (
         list(observation.inconsistencies)
         + order_of_tiers(observation.phases)
@@ -112,7 +112,7 @@ def reasons_not_to_believe(observation: Observation, ledger: Ledger) -> list[str
 
 
 def remarks_on(facts: ModelFacts | None, spec: CellSpec) -> list[str]:
-    """What a reader would not expect of the model as the libraries built it; empty for most."""
+    """Return the facts of the built model that a reader would not expect; empty for most."""
     if facts is None:
         return []
     return not_quantized(spec.quant, spec.kbit_prep, spec.dtype, facts.num_quantised_params, facts.num_params)

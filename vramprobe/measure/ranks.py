@@ -116,7 +116,7 @@ def run_all(spec: CellSpec, folder: Path, run: Callable[[Seat], RunRecord]) -> R
 
 
 def cards_of_a_machine(spec: CellSpec) -> int | None:
-    """How many a rank must see for its library to make the groups that the cell asks for; None: as many as there are.
+    """Number of cards that a rank must see for its library to make the cell's groups; None: all of them.
 
     FSDP1's hybrid has one group for each machine, and takes a machine to have the cards that its process sees.
     """
@@ -145,7 +145,7 @@ def as_one(records: Sequence[RunRecord]) -> RunRecord:
 
 
 def rank_of(record: RunRecord, seat: Seat, observation: Observation, on_host: dict[str, int | None]) -> RankRecord:
-    """What a rank's own record says of it, and what it saw beside; ``on_host`` by the RankRecord's names."""
+    """Build a rank's record from its own run's record and observation; ``on_host`` by the RankRecord's names."""
     return RankRecord(
         rank=seat.index,
         peak=record.peak,

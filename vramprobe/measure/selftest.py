@@ -63,7 +63,7 @@ def one_gib_on_cuda() -> dict[str, int | None]:
 
 
 def a_block_on_cpu() -> dict[str, int | None]:
-    """What the cpu instrument sees of an allocation of CPU_BLOCK_BYTES: at its peak, and still standing."""
+    """Bytes that the cpu instrument sees of an allocation of CPU_BLOCK_BYTES: at its peak, and at the end."""
     import torch
 
     from vramprobe.measure.cpu import CpuInstrument

@@ -55,12 +55,12 @@ class Station:
 
     @property
     def pid(self) -> int:
-        """Of the station's process."""
+        """Process id of the station."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can take another request."""
+        """Return True if it can take another request."""
         return self._process.poll() is None
 
     def ask(self, **request: Any) -> dict[str, Any]:

@@ -323,7 +323,7 @@ def _train(
 
 
 def _stepper_of(spec: CellSpec, seat: Seat | None) -> Callable[[], Stepper] | None:
-    """What makes the stepper of a cell on several cards; None for one card's."""
+    """Return a function that makes the stepper of a cell on several cards; None for one card's."""
     if seat is not None:
         return lambda: seat.join(spec)
     if not spec.is_spread:
@@ -334,7 +334,7 @@ def _stepper_of(spec: CellSpec, seat: Seat | None) -> Callable[[], Stepper] | No
 
 
 def model_facts(work: Workload, stack: StackFacts) -> ModelFacts:
-    """What is seen on the live model, adapters apart; of ranks, on the model before it was divided."""
+    """Count the live model's parameters and facts, adapters apart; of ranks, on the model before it was divided."""
     return ModelFacts(
         **work.stepper.counted(work.model),
         residual_dtype=stack.residual_dtype,

@@ -136,7 +136,7 @@ class Bookkeeping:
             self.summary.notes.append(text)
 
     def _was(self, row: Row, outcome: str | None = None) -> bool:
-        """Whether an attempt at the row's cell has ended, with this outcome if one is given."""
+        """Return True if an attempt at the row's cell has ended, with this outcome if one is given."""
         records = [*self.summary.records, *([row.record] if row.record else [])]
         return any(
             record.fingerprint == row.spec.fingerprint and outcome in (None, record.outcome.kind) for record in records

@@ -40,7 +40,8 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class Boundary:
-    """What is known of one cell's largest count. ``runs``: the largest that ran; ``fails``: the smallest out of memory.
+    """Known bounds of one cell's largest count. ``runs``: the largest count that ran; ``fails``: the smallest that ran
+    out of memory.
 
     ``next_count`` is null once the search has ended; ``why`` says why it ended without both.
     """
@@ -56,7 +57,7 @@ class Boundary:
 
     @property
     def is_exact(self) -> bool:
-        """Whether both sides were run, one step apart."""
+        """Return True if both sides were run, one step apart."""
         return self.runs is not None and self.fails is not None and self.fails - self.runs == self.step
 
 
@@ -66,7 +67,7 @@ def with_count(spec: CellSpec, question: Question, count: int) -> CellSpec:
 
 
 def predicted_counts(spec: CellSpec, question: Question, step: int, card: Card, fit: MemoryModel | None) -> Predicted:
-    """Where the boundary is predicted; memory grows with the count, so three bisections find it."""
+    """Predict the largest count that runs, by three bisections: memory grows with the count."""
     most = _MOST
     if question == "seq_len" and spec.learned_positions is not None:
         most = spec.learned_positions // step
@@ -89,7 +90,7 @@ def predicted_counts(spec: CellSpec, question: Question, step: int, card: Card, 
 
 
 def next_steps(predicted: Predicted, runs: int | None, fails: int | None) -> int | None:
-    """Which count, in steps, to run next: the likely one, then away from it in doubling strides, then the middle.
+    """Return the count, in steps, to run next: the likely one, then away from it in doubling strides, then the middle.
 
     Where the prediction is right, two cells are enough. None where the boundary is known, or lies where the prediction
     does not allow it.
@@ -115,7 +116,7 @@ def boundary_of(
     records: Iterable[RunRecord],
     asked: frozenset[str] = frozenset(),
 ) -> Boundary:
-    """What ``records`` say of the boundary of ``spec``; ``asked``: fingerprints that are not to be run once more."""
+    """Derive the boundary of ``spec`` from ``records``; ``asked``: fingerprints that must not be run again."""
     ran, failed, others = [], [], {}
     for record in latest_by_fingerprint(records).values():
         count = getattr(record.spec, question)

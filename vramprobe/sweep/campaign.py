@@ -100,8 +100,9 @@ def campaign_in(path: str | Path) -> Campaign | None:
 
 
 def campaign_or_sweep(path: str | Path) -> Campaign | Callable[..., Sweep]:
-    """What a file holds that is read once, and so may be a pipe: a campaign, or what gives the sweep of a device, as
-    :func:`load_sweep` does. Raises SpecError."""
+    """Read a file once, so that it may be a pipe: return its campaign, or the function that gives a device's sweep, as
+    :func:`load_sweep` does. Raises SpecError.
+    """
     file = catalog.sweep_file(path)
     content = parsed(file)
     if not isinstance(content, dict) or "stages" not in content:

@@ -23,7 +23,7 @@ class Card:
 
     @property
     def shares_host_memory(self) -> bool:
-        """Whether its memory is the CPU's, too."""
+        """Return True if its memory is also the CPU's."""
         return self.gpu is not None and self.gpu.shares_host_memory
 
 
@@ -35,12 +35,13 @@ class Rate:
     source: str
 
     def dollars(self, seconds: float) -> float:
-        """What so long costs."""
+        """US dollars for so many seconds."""
         return self.usd_per_hour * seconds / 3600
 
 
 def hourly_rate(card: Card | None, usd_per_hour: float | None = None, provider: str | None = None) -> Rate | None:
-    """What one GPU costs: as told, else the provider's on-demand price, else the catalog's cheapest; None on a CPU.
+    """Return the price of one GPU hour: as given, else the provider's on-demand price, else the catalog's cheapest;
+    None on a CPU.
 
     Raises SpecError for a price that cannot be, UnknownName for a provider that has none for this GPU.
     """

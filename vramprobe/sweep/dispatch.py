@@ -51,7 +51,7 @@ class Series(Protocol):
         """The nodes that are there now."""
 
     def needs_of(self, row: Row) -> Needs:
-        """What a cell takes of a node."""
+        """CPUs, GPUs and bytes that a cell takes on a node."""
 
     def context_of(self, spec: CellSpec) -> Environment:
         """The environment that its record must have."""
@@ -102,7 +102,7 @@ class Dispatch:
         self._finish(attempt, self._fleet.interrupted(attempt, by, by_limit=by_limit), 0.0)
 
     def _look(self) -> None:
-        """Which nodes there are; give up attempts that say nothing any more, and the sweep where no node is left.
+        """Refresh the list of nodes; give up attempts that no longer report, and the sweep if no node is left.
 
         What the engine keeps in its queue has not begun: it is waited for until the sweep's own time is over.
         """

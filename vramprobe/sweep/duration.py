@@ -22,7 +22,7 @@ _WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class _Machine:
-    """What a device does in a second, in a training step of Hugging Face models; assumptions, on the slow side."""
+    """Rates of a device in a training step of Hugging Face models; assumptions, on the slow side."""
 
     flops: float  # 16-bit matrix work
     fp32_slowdown: float
@@ -66,7 +66,7 @@ _COMPARABLE_FACTOR = 4.0
 
 
 class Pace:
-    """What cells really took against what was expected of them, by model size; it grows as a sweep runs."""
+    """Ratios of the seconds that cells took to those expected, by model size; they grow as a sweep runs."""
 
     def __init__(self) -> None:
         self._ratios: dict[int, list[float]] = {}  # taken / expected by parameters, ascending

@@ -23,7 +23,7 @@ class Executor(Protocol):
         """The environment in which a cell would run, as far as it is known without running it."""
 
     def instrument_of(self, spec: CellSpec) -> Instrument:
-        """How a cell would be observed."""
+        """Return the instrument that would observe a cell."""
 
     def require(self, specs: Iterable[CellSpec]) -> None:
         """Raise MissingDependency or SpecError for a package, a device or a resource that one of these cells needs."""

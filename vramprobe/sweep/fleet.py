@@ -113,7 +113,7 @@ class Fleet:
         return [node for node in every if node.environments and identity_of(node.environments) == identity]
 
     def of_all_gpus(self, rate: Rate | None) -> Rate | None:
-        """What an hour of the series' nodes costs, where an hour of one GPU costs ``rate``."""
+        """Return the price of an hour of the series' nodes; ``rate`` is that of one GPU."""
         if rate is None or self.num_gpus == 1:
             return rate
         return Rate(self.num_gpus * rate.usd_per_hour, f"{self.num_gpus} GPUs at ${rate.usd_per_hour}/h, {rate.source}")
@@ -128,7 +128,9 @@ class Fleet:
         return list(self._left_out.values())
 
     def needs_of(self, row: Row) -> Needs:
-        """What a cell takes of a node, memory up to what the largest has: there it runs alone."""
+        """CPUs, GPUs and bytes that a cell takes on a node; bytes at most those of the largest node, where the cell
+        runs alone.
+        """
         needs = needs_of(row.spec, row.prediction, is_emulated=self._cards is not None)
         largest = max(node.memory_bytes for node in self.series)
         return needs._replace(memory_bytes=int(min(needs.memory_bytes, largest)))

@@ -44,11 +44,11 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Of the job, and of its file without .yaml."""
+        """The job's name, which is also the name of its file without .yaml."""
         return yaml.safe_load(self.text)["name"]
 
     def as_planned(self) -> dict[str, Any]:
-        """What status and collect read again."""
+        """Facts of the plan as JSON, which status and collect read again."""
         return {
             "name": self.name,
             "gpu": self.gpu,
@@ -94,7 +94,7 @@ def launch_tasks(
 
 
 def _planned(path: str | Path, gpu: str, folder: Path, usd_per_hour: float | None) -> Plan:
-    """What the sweep takes and costs on one such GPU; nothing was run before."""
+    """Plan the sweep on one such GPU, as if nothing had run before."""
     job = job_of(path, folder, "auto", gpu, None, usd_per_hour, None, (), (), None, {})
     journal, words = Journal(folder), {"fit": job.fit, "rate": job.rate}
     return plan_sweep(job.sweep, journal, card=job.card, context_of=lambda spec: None, **words)
@@ -139,7 +139,7 @@ def skypilot_names(gpu: str) -> list[str]:
 
 
 def command(file: Path) -> list[str]:
-    """What starts the task as a managed job."""
+    """Build the command that starts the task as a managed job."""
     return ["sky", "jobs", "launch", "--yes", "--detach-run", str(file)]
 
 
@@ -199,7 +199,7 @@ def machine(name: str, gpu: str, num_gpus: int, bucket: str, spot: bool, provide
 
 
 def _code() -> dict[str, str]:
-    """How the machine gets this very code: the checkout is sent, a release is installed."""
+    """Return the task's lines that install this code on the machine: a checkout is sent, a release is installed."""
     root = _PACKAGE.parent
     if (root / "pyproject.toml").exists():
         return {"workdir": str(root), "setup": "pip install -e '.[measure]'\n"}
@@ -209,7 +209,7 @@ def _code() -> dict[str, str]:
 
 
 def code_elsewhere() -> tuple[dict[str, str], str]:
-    """The same beside the user's own folder, which is sent: (file mounts, the setup's lines)."""
+    """Return (file mounts, setup lines) that install this code beside the user's own folder, which is sent too."""
     root = _PACKAGE.parent
     if (root / "pyproject.toml").exists():
         return {"~/.vramprobe/code": str(root)}, "pip install ~/.vramprobe/code\n"

@@ -47,7 +47,7 @@ class CommandTask:
         return self.rate.dollars(1000 * self.predicted_step_seconds) * self.num_gpus
 
     def as_planned(self) -> dict[str, Any]:
-        """What status and collect read again; how long the command runs is its own affair."""
+        """Facts of the plan as JSON, which status and collect read again; the command's duration is not known."""
         return {
             "name": self.name,
             "gpu": self.gpu,

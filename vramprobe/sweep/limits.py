@@ -21,7 +21,7 @@ _TIME_MARGIN = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a sweep may use: per cell, and in all. ``limited_by`` names what ``max_seconds`` comes from."""
+    """Limits of a sweep: per cell, and in total. ``limited_by`` names the source of ``max_seconds``."""
 
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     max_seconds: float = math.inf
@@ -77,7 +77,9 @@ class Clock:
         return max(self._deadline - time.monotonic(), 0.0)
 
     def allows(self, seconds: float, *, is_loaded: bool = False) -> bool:
-        """Whether a cell that should take so long would end in time; the first one has the libraries to wait for."""
+        """Return True if a cell that should take so many seconds would end in time; the first one also waits for the
+        libraries.
+        """
         needed = _TIME_MARGIN * seconds + (0 if self.num_cells or is_loaded else START_SECONDS)
         return self.left_seconds > needed
 

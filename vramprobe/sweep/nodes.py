@@ -23,7 +23,7 @@ _HOST_BYTES_ON_CPU, _HOST_BYTES_ON_GPU = GIB, 2 * GIB
 
 
 class Needs(NamedTuple):
-    """What a cell takes of one node while it runs."""
+    """CPUs, GPUs and bytes that a cell takes on one node while it runs."""
 
     cpus: int
     gpus: int
@@ -59,7 +59,7 @@ class Lost:
 
 
 class Pool(Protocol):
-    """What an engine does for a fleet: it finds a node for each cell, and tells which attempts ended."""
+    """Interface of an engine to a fleet: it finds a node for each cell, and reports which attempts ended."""
 
     def nodes(self, specs: Sequence[str], *, wait: bool = False) -> list[Node]:
         """The nodes there are now, each having said how it would measure ``specs``; ``wait`` for the slow ones."""
@@ -74,7 +74,7 @@ class Pool(Protocol):
         """(attempt_id, answer with ``node``) of what ended, after at most so long."""
 
     def is_queued(self, attempt_id: str) -> bool:
-        """Whether an attempt waits for a node, as far as the engine tells."""
+        """Return True if an attempt waits for a node, as far as the engine reports it."""
 
     def cancel(self, attempt_id: str) -> None:
         """End a running attempt; it is told as ended no more."""
@@ -84,7 +84,7 @@ class Pool(Protocol):
 
 
 def needs_of(spec: CellSpec, prediction: Prediction | None, *, is_emulated: bool) -> Needs:
-    """What the cell takes of a node; memory is a coarse account, by which no node is given too many."""
+    """CPUs, GPUs and bytes that the cell takes on a node; bytes are a coarse estimate that overloads no node."""
     processes = spec.num_gpus if spec.only_rank is None and not spec.is_spread else 1
     if spec.device == "cpu":
         tensors_bytes = prediction.peak_allocated_bytes.high if prediction is not None else GIB
@@ -121,7 +121,7 @@ def series_of(nodes: Iterable[Node], needs: Needs, gpu: str | None) -> list[Node
 
 
 def identity_of(environments: Iterable[Environment]) -> tuple[object, ...]:
-    """What nodes must have in common so that their records may stand in one series."""
+    """Return the facts that nodes must share so that their records may stand in one series."""
     return tuple(tuple(_parts(one).items()) for one in environments)
 
 
@@ -138,7 +138,7 @@ def difference(node: Node, others: Node) -> str:
 
 
 def _parts(environment: Environment) -> dict[str, object]:
-    """What decides whether two environments are alike, by its name."""
+    """Facts that decide whether two environments are alike, by name."""
     parts: dict[str, object] = {
         "device": environment.device_said,
         "memory": environment.nvml_total_bytes,

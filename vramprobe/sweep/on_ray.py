@@ -155,7 +155,7 @@ def _on(node_ids: list[str]) -> dict[str, str]:
 
 
 def _reason(error: Exception) -> str:
-    """Why an attempt was lost, in a few words."""
+    """Return the reason why an attempt was lost, in a few words."""
     cause = getattr(error, "cause", None) or error
     if type(cause).__name__ in _REASONS:
         return _REASONS[type(cause).__name__]
@@ -169,7 +169,9 @@ _stations: dict[tuple[str | None, str | None], Station] = {}
 
 
 def look_here(specs: list[str], cards: str | None, requires: bool = False) -> dict[str, Any]:
-    """What this node is to cells like ``specs``, or whether it can run them; sets up an emulated GPU the first time."""
+    """Return this node's environments for cells like ``specs``, or refuse what it cannot run; sets up an emulated GPU
+    the first time.
+    """
     hidden = os.environ.pop(_CUDA_DEVICES, None)  # a task without GPUs sees none
     try:
         with contextlib.closing(_opened([], cards)) as station:

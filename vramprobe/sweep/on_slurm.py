@@ -89,7 +89,7 @@ class SlurmPool:
             raise MissingDependency(f"node {said['node']}: {said['refused']}")
 
     def _ask(self, what: str, specs: Sequence[str]) -> dict[str, Any]:
-        """What a job finds on its node; the GPU that it asks for is there to be seen."""
+        """Run a job that answers for its node; it requests a GPU if the cells need one."""
         has_gpu = self._cards is None and any(CellSpec.model_validate_json(one).device == "cuda" for one in specs)
         self._set(Needs(1, int(has_gpu), 2 * GIB), _HOUR_MINUTES)
         try:
@@ -163,7 +163,7 @@ class SlurmPool:
 
 
 def _has_gpus() -> bool:
-    """Whether nodes of the partition have GPUs that Slurm knows."""
+    """Return True if nodes of the partition have GPUs that Slurm knows, or if Slurm does not say."""
     partition = os.environ.get("SBATCH_PARTITION")
     words = ["sinfo", "--noheader", "--format=%G", *(["--partition", partition] if partition else [])]
     try:
@@ -181,7 +181,7 @@ def _answer(job: Any) -> dict[str, Any] | Lost:
 
 
 def _reason(error: Exception) -> str:
-    """What submitit says of a job or of sbatch, in a few words."""
+    """Return submitit's reason for the failure of a job or of sbatch, in a few words."""
     said = str(error).strip()
     if state := re.search(r"has not produced any output \(state: (.+?)\)", said):
         return f"Slurm says {state[1]}"
@@ -191,7 +191,7 @@ def _reason(error: Exception) -> str:
 
 
 class OnNode:
-    """What a job does: one request, by a station of its own; submitit requeues it as ``checkpoint`` says."""
+    """Answer one request on the node of a job, by a station of its own; submitit requeues it as ``checkpoint`` says."""
 
     def __call__(self, request: dict[str, Any], cards: str | None, model_types: list[str]) -> dict[str, Any]:
         node = {"node": os.uname().nodename}
@@ -213,7 +213,7 @@ class OnNode:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_SUBMITIT)
 
     def checkpoint(self, *words: Any) -> Any:
-        """The same attempt again: nothing of it was kept."""
+        """Resubmit the same attempt, of which nothing was kept."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(OnNode(), *words)

@@ -40,7 +40,9 @@ _MOST_RESERVED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Which cells are run: of those that would certainly run out of memory, of quarantined ones; and which twice."""
+    """Rules that choose the cells to run: whether to skip certain out-of-memory cells and quarantined ones, and which
+    to run twice.
+    """
 
     skip: bool = True
     audit_share: float = 0.05  # of the cells to skip, so many are run all the same
@@ -49,11 +51,11 @@ class Policy:
     verify: bool = False  # each cell repeats a step under other values (an emulated GPU alone)
 
     def audits(self, spec: CellSpec) -> bool:
-        """Whether ``spec`` is one of those that are run though they would be skipped; the same ones on every resume."""
+        """Return True if ``spec`` is run although it would be skipped; every resume chooses the same cells."""
         return _is_among(spec, self.audit_share)
 
     def replicates(self, spec: CellSpec) -> bool:
-        """Whether ``spec`` is one of those that are measured twice; the same ones on every resume."""
+        """Return True if ``spec`` is measured twice; every resume chooses the same cells."""
         return _is_among(spec, self.replicate_share)
 
 
@@ -81,7 +83,7 @@ class Row:
 
     @property
     def is_run(self) -> bool:
-        """Whether the cell is going to be measured."""
+        """Return True if the cell is going to be measured."""
         return self.action in ("run", "stale")
 
 
@@ -109,7 +111,7 @@ class Plan:
 
     @property
     def dollars(self) -> float | None:
-        """What that costs; None without a price."""
+        """US dollars for the plan's seconds; None without a price."""
         return None if self.rate is None else self.rate.dollars(self.seconds)
 
     def actions(self) -> dict[str, int]:
@@ -134,7 +136,7 @@ def plan_sweep(
     stop: Callable[[], bool] = lambda: False,
     num_slots: int = 1,
 ) -> Plan:
-    """What running ``sweep`` into ``journal`` would do now.
+    """Plan a run of ``sweep`` into ``journal`` as of now.
 
     ``card`` is null on a CPU; ``recording`` is asked for cells without arithmetic, until ``stop`` says yes.
     ``context_of`` gives the environment that a cell would be measured in, null where that is not known: what was
@@ -161,7 +163,7 @@ def plan_sweep(
 def _ooms_on(
     card: Card | None, journal: Journal, context_of: Callable[[CellSpec], Environment | None]
 ) -> list[RunRecord]:
-    """What ran out of memory on this card before, in this journal; what is stale says nothing about today."""
+    """Return this journal's records that ran out of memory on this card, without those measured in another context."""
     if card is None:
         return []
 

@@ -49,7 +49,7 @@ class Progress:
 
 @dataclass
 class RunSummary:
-    """What a sweep did. ``stopped_by``: the signal or the limit, where it did not reach its end."""
+    """Results of one sweep. ``stopped_by``: the signal or the limit that stopped it, null if it reached its end."""
 
     journal: Path
     plan: Plan
@@ -65,7 +65,7 @@ class RunSummary:
         return len(self.plan.rows) - len(self.records) - self.kept - self.plan.actions().get("quarantined", 0)
 
     def log_of(self, record: RunRecord) -> Path:
-        """Where the worker of a cell that failed wrote; of a good one it is gone."""
+        """Path of the worker's log of a cell that failed; a good cell's log is deleted."""
         return log_path(self.journal.parent / LOGS, record.spec)
 
     def failed(self) -> list[RunRecord]:
@@ -81,6 +81,6 @@ class RunSummary:
 
 
 def log_path(logs: Path, spec: CellSpec) -> Path:
-    """Of a length that file systems take: they count bytes, and a model's name may have several to a letter."""
+    """Path of a worker's log, cut to a length that file systems take: they count bytes, and a letter may be several."""
     name = spec.cell_id.encode()[:100].decode(errors="ignore")
     return logs / f"{name}.{spec.fingerprint}.log"

@@ -46,7 +46,8 @@ def plan(
     data: Data | None = None,
     **overrides: Any,
 ) -> Plan:
-    """What running a sweep file would do, take and cost; for ``gpu``, if that names one, wherever it is planned.
+    """Plan a sweep file: the cells that would run, their seconds and cost, for ``gpu`` if that names one, on any
+    machine.
 
     ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
     Cells without arithmetic are recorded, some seconds each, unless ``engine`` is formula. ``data``: each cell at the

@@ -68,7 +68,7 @@ def collect(folder: str | Path) -> Path:
 
 
 def planned_in(folder: str | Path) -> dict[str, Any]:
-    """What `launch` wrote. Raises StoreError where it did not."""
+    """Read the facts that `launch` wrote. Raises StoreError where it did not."""
     file = Path(folder) / PLANNED
     try:
         return json.loads(file.read_text())

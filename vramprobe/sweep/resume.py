@@ -53,7 +53,7 @@ class Journal:
     torn_tail: str | None = None
 
     def notes(self) -> list[str]:
-        """What was not taken as it stands in the file, a line each."""
+        """Lines of the journal that were not taken as they stand in the file."""
         return [self.torn_tail] if self.torn_tail else []
 
     def record(self, attempt: Attempt) -> RunRecord:
@@ -67,7 +67,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class ResumedCell:
-    """What a resumed sweep does with one cell, and why. ``record`` is the attempt that counts so far, if there is one.
+    """Decision on one cell of a resumed sweep, with its reason. ``record`` is the attempt that counts so far, if any.
 
     ``stale``: finished, but measured in another context; it is run again.
     """
@@ -152,7 +152,7 @@ def _resumed(
 
 
 def _is_lost(attempt: Attempt, journal: Journal) -> bool:
-    """Whether the attempt was cut short, and not by somebody who asked for it."""
+    """Return True if the attempt was cut short, but not by a user."""
     if attempt.outcome != "interrupted":
         return attempt.outcome in (None, "timeout")
     outcome = journal.record(attempt).outcome
@@ -160,7 +160,7 @@ def _is_lost(attempt: Attempt, journal: Journal) -> bool:
 
 
 def differing(then: Environment, now: Environment) -> list[str]:
-    """What of the context differs so much that the two cannot stand in one table: ``torch 2.12 (now 2.13)``.
+    """Return the facts that differ too much for the two to stand in one table, as ``torch 2.12 (now 2.13)``.
 
     The device, and the minor releases of the libraries that decide memory. What either side does not know is not held
     against it; a driver, a host or a patch release is context that is recorded and not more.

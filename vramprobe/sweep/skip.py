@@ -55,7 +55,7 @@ def certain_oom(
 
 
 def _filled(oom: RunRecord, card_bytes: int | None) -> bool:
-    """Whether the cell itself filled the card: with less of its own than that, a neighbour was there."""
+    """Return True if the cell itself filled the card; if it held less than that, another process did."""
     outcome = oom.outcome
     assert isinstance(outcome, Oom)
     held_bytes = outcome.reserved_bytes if outcome.reserved_bytes is not None else outcome.allocated_bytes
@@ -76,7 +76,7 @@ def lower_bound_bytes(prediction: Prediction) -> int:
 
 
 def dominates(spec: CellSpec, oom: RunRecord) -> str | None:
-    """Why ``spec`` needs at least as much as the cell of ``oom``, in words; None where that does not follow."""
+    """Return in words why ``spec`` needs at least as much as the cell of ``oom``; None where that does not follow."""
     assert isinstance(oom.outcome, Oom)
     smaller = oom.spec
     deeper = _at_least_as_deep(spec, smaller)

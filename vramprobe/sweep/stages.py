@@ -50,8 +50,8 @@ class RunSweep(Protocol):
 
 @dataclass
 class StageResult:
-    """What one stage came to. ``errors``: predicted less measured, over measured, by cell; ``inside``: of them in their
-    interval.
+    """Results of one stage. ``errors``: predicted less measured, over measured, by cell; ``inside``: how many of them
+    are in their interval.
     """
 
     name: str
@@ -71,7 +71,7 @@ class StageResult:
 
 
 class Purse:
-    """What the campaign may still use: dollars over all its runs, time and cells of this one."""
+    """Budget left to the campaign: dollars over all its runs, seconds and cells of this one."""
 
     def __init__(self, file: Path, max_seconds: float, max_dollars: float | None, max_cells: int | None) -> None:
         self._file, self._max_dollars = file, max_dollars
@@ -248,7 +248,7 @@ def next_cells(
 
 
 def read_records(folder: Path) -> tuple[RunRecord, ...]:
-    """What the stage's journal holds so far."""
+    """Read the records in the stage's journal."""
     journal = folder / JOURNAL
     return store.read(journal, allow_empty=True).records if journal.exists() else ()
 

@@ -13,7 +13,7 @@ from vramprobe.errors import SpecError
 
 
 def parsed(path: Path) -> Any:
-    """What the file holds. Raises SpecError for what cannot be read, a key that is there twice, and an empty file."""
+    """Parse a YAML file. Raises SpecError for what cannot be read, a key that is there twice, and an empty file."""
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -38,7 +38,7 @@ class EngineMemory(BaseModel):
 
 
 class ServedOn(BaseModel):
-    """The same engine with the same settings on a GPU: computed from its account (profile/served.py)."""
+    """Capacity of the same engine with the same settings on a GPU, computed from its account (profile/served.py)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -52,7 +52,7 @@ class ServedOn(BaseModel):
 
 
 class Answer(BaseModel):
-    """What a server under --requests answered to one request; one of both is null."""
+    """Answer of a server under --requests to one request; one of the two is null."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

@@ -29,7 +29,7 @@ class _Frozen(BaseModel):
 
 
 class Live(Composition):
-    """What is alive at one moment of any command; its parts add up to ``total_bytes`` exactly."""
+    """Live tensors of any command at one point in time; the parts add up to ``total_bytes`` exactly."""
 
     engine_weights_bytes: Amount = 0  # those of an inference engine within the process
     kv_cache_bytes: Amount = 0
@@ -84,7 +84,7 @@ class BlocksAlike(_Frozen):
 
 
 class PlaceBytes(_Frozen):
-    """What is alive at the peak and was asked for in one place."""
+    """Bytes live at the peak that one place requested."""
 
     place: str  # "file:line function", or "Class.method"
     cause: str | None = None  # null where blocks of several causes are counted together
@@ -101,12 +101,12 @@ class StepPeaks(_Frozen):
 
     @property
     def differ(self) -> bool:
-        """Whether a reader cares: by more than 0.5 %."""
+        """Return True if the peaks differ by more than 0.5 %, which matters to a reader."""
         return self.highest_bytes - self.lowest_bytes > _MATTERS * self.highest_bytes
 
 
 class LineGrowth(_Frozen):
-    """What one line's blocks add with each step."""
+    """Bytes that one line's blocks add with each step."""
 
     place: str  # "file:line function"
     bytes_per_step: Amount
@@ -169,7 +169,7 @@ class RankProfile(_Frozen):
 
     @property
     def repeats_said(self) -> str:
-        """What the steps have in common, to follow their number: ``; the last two are byte-identical``."""
+        """Describe how alike the steps are, to follow their number: ``; the last two are byte-identical``."""
         peaks = self.step_peaks
         if self.repeats is None or peaks is None:
             return ""
@@ -182,7 +182,7 @@ class RankProfile(_Frozen):
 
 
 class HostPhase(_Frozen):
-    """What the ranks hold of the host's memory in one phase: CPU tensors and pinned memory."""
+    """Bytes of host memory that the ranks hold in one phase: CPU tensors and pinned memory."""
 
     name: str
     total_bytes: Amount  # of all ranks, each at its highest
@@ -262,7 +262,7 @@ ProfileOutcome = Annotated[
 
 
 class ProfileEnvironment(_Frozen):
-    """Where it ran; of rank 0 where the ranks differ."""
+    """Environment of the run; that of rank 0 where the ranks differ."""
 
     device_name: str | None = None
     device_total_bytes: int | None = None  # as torch reports it
@@ -282,7 +282,7 @@ class ProfileEnvironment(_Frozen):
 
 
 class CardVerdict(_Frozen):
-    """Whether the run fits on a card of the catalog, by its own sequence of allocations; how fast, and for how much."""
+    """Verdict of the run on one GPU of the catalog, by its own sequence of allocations, with seconds and cost."""
 
     gpu: str  # short name
     verdict: Literal["fits", "does not fit", "unknown"]
@@ -296,7 +296,7 @@ class CardVerdict(_Frozen):
 
 
 class Replaced(_Frozen):
-    """What was not there, and what stood in for it."""
+    """A missing file of the run and its replacement."""
 
     kind: Literal[
         "config",
@@ -354,12 +354,13 @@ class ProfileRecord(_Frozen):
 
     @property
     def lacks_a_step(self) -> bool:
-        """Whether no process took a training step, of a program that is no server and no engine."""
+        """Return True if no process took a training step, of a program that is no server and no engine."""
         return not self.answers and self.engine is None and not any(rank.num_steps for rank in self.ranks)
 
     def may_grow(self, rank: RankProfile) -> bool:
-        """Whether the run was stopped by --steps while the rank's steps still differed by what matters: a later one may
-        need more."""
+        """Return True if --steps ended the run while the rank's steps still differed by more than 0.5 %: a later one
+        may need more.
+        """
         if rank.batches is not None and rank.batches.is_complete and rank.batches.fits is not None:
             return False
         differ = rank.repeats is False and rank.step_peaks is not None and rank.step_peaks.differ

@@ -55,7 +55,7 @@ class PhaseMemory(_Frozen):
 
 
 class Composition(_Frozen):
-    """What is alive at one moment, in bytes by cause; the parts add up to ``total_bytes`` exactly.
+    """Bytes of live tensors at one point in time by cause; the parts add up to ``total_bytes`` exactly.
 
     On cuda in requested bytes: what the caching allocator rounds up or does not split off has no cause.
     """
@@ -169,7 +169,8 @@ class Oom(_Frozen):
 
     @property
     def at_least_bytes(self) -> int | None:
-        """What the cell needs at least: allocated at the failure, and the least request that asks for such a segment.
+        """Bytes that the cell needs at least: allocated at the failure, and the least request that asks for such a
+        segment.
 
         A request up to 1 MiB asks for 2 MiB, one below 10 MiB for 20 MiB, a larger one is rounded up to 2 MiB
         (c10/cuda/CUDACachingAllocator.cpp, ``get_allocation_size``, which its observers are told).
@@ -272,7 +273,7 @@ class Verification(_Frozen):
 
 
 class Emulation(_Frozen):
-    """What an emulated record rests on: the card, the emulator, and what of the values is not computed.
+    """Basis of an emulated record: the card, the emulator, and the uncomputed values.
 
     ``context_bytes`` is assumed, and so is what it adds to the device tier; ``graph_bytes`` too: the most
     that the instances of CUDA graphs of a process held.
@@ -319,7 +320,7 @@ class Moved(_Frozen):
 
 
 class RankRecord(_Frozen):
-    """What one of several ranks saw on its card and in its process; null where that is not known.
+    """Observations of one of several ranks on its card and in its process; null where that is not known.
 
     Under device-map, ``rank`` is a card's number: one process has them all, and what is a process's own is null.
     """

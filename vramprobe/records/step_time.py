@@ -14,7 +14,7 @@ class _Frozen(BaseModel):
 
 
 class LineSeconds(_Frozen):
-    """What one line of Python takes, its backward included; without launches' and the host's time."""
+    """Seconds of one line of Python, its backward included; without launches' and the host's time."""
 
     line: str  # file:line, innermost outside torch
     function: str
@@ -58,8 +58,9 @@ class StepTime(_Frozen):
 
     @property
     def bubble_share(self) -> float | None:
-        """What waiting adds to the micro-batches' time where all stages are alike: 1F1B's bubble, which interleaved
-        chunks divide; null without a pipeline. ``by_class`` has its seconds as ``waiting``."""
+        """Share that waiting adds to the micro-batches' time where all stages are alike: 1F1B's bubble, which
+        interleaved chunks divide; null without a pipeline. ``by_class`` has its seconds as ``waiting``.
+        """
         stages = self.parallel.get("pipeline", 1)
         if stages < 2:
             return None
@@ -67,7 +68,7 @@ class StepTime(_Frozen):
 
 
 class CardTime(_Frozen):
-    """What the same step takes on another card, and what it costs there by one offer: predicted.
+    """Seconds of the same step on another card, and its cost there by one offer: predicted.
 
     ``tokens_per_second`` is of one GPU; dollars are of the whole machines that ``provider`` rents
     out with the run's number of ranks, null where none is known.

@@ -43,7 +43,7 @@ _HEAD_BYTES = 200  # of a line: its format and its kind stand there
 
 @dataclass(frozen=True, kw_only=True)
 class StoreContents:
-    """What was read: ``records`` in the order of the files and lines, each attempt once.
+    """Records read from files: ``records`` in the order of the files and lines, each attempt once.
 
     ``unfinished``: attempts that were started and have no record. ``torn_tail`` says which file ends in a half-written
     line, and what was done about it; null when none does.
@@ -56,7 +56,7 @@ class StoreContents:
 
 
 class Entry(Protocol):
-    """What a journal has as a line."""
+    """Interface of a journal's line."""
 
     @property
     def attempt_id(self) -> str: ...
@@ -211,7 +211,7 @@ def is_whole(tail: bytes) -> bool:
 
 
 def is_profile(line: bytes) -> bool:
-    """Whether a line is the profile of a command (records/profile.py), which may stand among a sweep's records."""
+    """Return True if a line is the profile of a command (records/profile.py), which may be among a sweep's records."""
     if b'"profile"' not in line[:_HEAD_BYTES]:
         return False
     try:
@@ -263,7 +263,9 @@ def require_writable(path: str | Path) -> None:
 
 
 def require_journal(path: str | Path) -> None:
-    """The same, and where the file holds something else than records, which a record appended would spoil."""
+    """Raise StoreError unless records can be appended: as :func:`require_writable`, and the file must hold nothing
+    else.
+    """
     require_writable(path)
     if not Path(path).exists():
         return
@@ -277,7 +279,7 @@ def require_journal(path: str | Path) -> None:
 
 
 def _rescued(line: bytes, entry: Entry) -> str:
-    """Where a record went that could not be stored: the temporary folder, if that has room. What was measured stays."""
+    """Save a record that could not be stored to the temporary folder; return a sentence that names the file."""
     if isinstance(entry, Started):
         return ""  # nothing was measured yet
     path = Path(tempfile.gettempdir()) / f"vramprobe-{entry.attempt_id}.jsonl"
@@ -340,7 +342,7 @@ def opened(file: Path) -> IO[bytes]:
 
 
 def bytes_of(file: Path) -> bytes:
-    """What it holds. Raises StoreError where it cannot be read."""
+    """Read a file's bytes, decompressed. Raises StoreError where it cannot be read."""
     try:
         with opened(file) as lines:
             return lines.read()
@@ -356,7 +358,7 @@ def cannot_read(path: Path, error: Exception) -> StoreError:
 
 
 def describe_torn_tail(path: Path, size_bytes: int) -> str:
-    """What a reader says of a half-written last line, which it leaves out."""
+    """Describe a half-written last line, which a reader leaves out."""
     return f"{path} ends in a half-written line of {size_bytes} bytes (a killed writer), which is left out"
 
 

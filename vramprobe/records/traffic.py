@@ -20,7 +20,7 @@ Counts = Mapping[tuple[int, int], tuple[int, int]]
 
 
 def link_bytes(kind: CollectiveKind, num_ranks: int, payload_bytes: int) -> int:
-    """What one rank sends over its link for a payload, around a ring of ``num_ranks``.
+    """Bytes that one rank sends over its link for a payload, around a ring of ``num_ranks``.
 
     The factors of NVIDIA's nccl-tests (doc/PERFORMANCE.md, bus bandwidth): 2 (n - 1)/n of an all-reduce, (n - 1)/n of
     an all-gather, a reduce-scatter and an all-to-all, the whole of a broadcast, a reduce and a message. What is
@@ -38,7 +38,7 @@ def link_bytes(kind: CollectiveKind, num_ranks: int, payload_bytes: int) -> int:
 
 
 def moved_since(before: Counts, now: Counts, phase: str) -> list[Moved]:
-    """What was counted between two readings, as ``phase``'s."""
+    """Return the traffic counted between two readings, as ``phase``'s."""
     found = []
     for (number, num_ranks), (num_calls, payload_bytes) in sorted(now.items()):
         calls_before, bytes_before = before.get((number, num_ranks), (0, 0))

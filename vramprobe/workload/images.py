@@ -18,12 +18,12 @@ VISION_MODULES = frozenset({"visual", "vision_tower", "vision_model", "multi_mod
 
 
 def is_vision(module_name: str) -> bool:
-    """Whether a module or parameter of this name is in a vision tower or its projector."""
+    """Return True if a module or parameter of this name is in a vision tower or its projector."""
     return not VISION_MODULES.isdisjoint(module_name.split("."))
 
 
 def vision_pattern() -> str:
-    """The same as a regular expression for peft's ``exclude_modules``."""
+    """Regular expression of the vision tower's and projector's modules, for peft's ``exclude_modules``."""
     return rf"(.*\.)?({'|'.join(sorted(VISION_MODULES))})(\..*)?"
 
 
@@ -35,7 +35,7 @@ def freeze_vision(model: nn.Module) -> None:
 
 
 def text_tokens(spec: CellSpec, vocab_size: int) -> int:
-    """How many of the vocabulary's tokens stand for text: the first half, where no family has its image tokens."""
+    """Number of tokens of the vocabulary used as text: with images its first half, which holds no image tokens."""
     return vocab_size // 2 if spec.images else vocab_size
 
 

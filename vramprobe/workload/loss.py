@@ -70,7 +70,7 @@ def fuse_head(spec: CellSpec, model: nn.Module) -> None:
 
 
 def options_of(spec: CellSpec) -> dict[str, Any]:
-    """What the model's forward is called with beside the batch."""
+    """Keyword arguments of the model's forward beside the batch."""
     return {"fused_lm_head": True} if spec.loss == "chunked_nll" else {}
 
 

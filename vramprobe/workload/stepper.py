@@ -50,11 +50,11 @@ class Stepper:
     def inputs(
         self, model: nn.Module, batch: dict[str, torch.Tensor]
     ) -> AbstractContextManager[dict[str, torch.Tensor]]:
-        """What the model is called with in a micro-step, until its backward has ended."""
+        """Give the inputs of the model in a micro-step, until its backward has ended."""
         return nullcontext(batch)
 
     def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
-        """Of one micro-step."""
+        """Run the backward of one micro-step."""
         loss.backward()
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -74,7 +74,7 @@ class Stepper:
         return gradient_storages(model)
 
     def kept_gradients(self, model: nn.Module) -> Storages:
-        """What is left of them after ``zero_grad``."""
+        """Storages of the gradients that are left after ``zero_grad``."""
         return Storages()
 
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Storages:

@@ -27,7 +27,7 @@ _PRECISION = {"none": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 class Trainer(Protocol):
-    """What computes a cell's loss in place of its model."""
+    """Interface of an object that computes a cell's loss in place of its model."""
 
     reference: nn.Module | None  # a second model; null where the trained one stands for it, or none is needed
 
@@ -35,7 +35,7 @@ class Trainer(Protocol):
         """The trained model as it is called from now on: wrapped or divided."""
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Of a micro-batch."""
+        """Compute the loss of a micro-batch."""
 
 
 def trainer_of(spec: CellSpec, model: nn.Module, accelerator: Accelerator | None = None) -> Trainer | None:

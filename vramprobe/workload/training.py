@@ -30,7 +30,7 @@ _PADDED_PART, _NO_LOSS = 8, -100
 
 
 class Observer(Protocol):
-    """What the workload tells its instrument: when a phase runs, and which storages stand at this moment."""
+    """Interface of an instrument to the workload: when a phase runs, and which storages stand at this point."""
 
     def phase(
         self, name: PhaseName, step: int | None = None, micro_step: int | None = None
@@ -106,7 +106,7 @@ def train_step(work: Workload, observer: Observer, step: int) -> None:
 
 @dataclass
 class StackFacts:
-    """What a forward through the layers shows; both stay empty for a model without a stack of layers."""
+    """Facts that a forward through the layers shows; both stay empty for a model without a stack of layers."""
 
     residual_dtype: str | None = None  # of the hidden states that leave the last layer, e.g. "float32"
     attention_kernels: list[str] = field(default_factory=list)  # fused ones in the autograd graph; none: eager or math

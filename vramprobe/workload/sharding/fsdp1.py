@@ -48,7 +48,9 @@ class Fsdp1Rank(FsdpRank):
             return model, self.accelerator.prepare(build_optimizer(self.spec, model))
 
     def kept_gradients(self, model: nn.Module) -> Storages:
-        """What ``zero_grad`` leaves: flat gradients stay until the root's next forward finds them unwanted."""
+        """Storages of the gradients that ``zero_grad`` leaves: flat ones stay until the root's next forward finds them
+        unwanted.
+        """
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         flat = [handle.flat_param for handle in map(_handle, FullyShardedDataParallel.fsdp_modules(model)) if handle]
@@ -61,7 +63,7 @@ def _handle(module: Any) -> Any:
 
 
 def _divide_adapters_apart(spec: CellSpec, model: nn.Module, accelerator: Any) -> None:
-    """What Trainer sets on FSDP1 for adapters (``update_fsdp_plugin_peft``), quantized weights included."""
+    """Set what Trainer sets on FSDP1 for adapters (``update_fsdp_plugin_peft``), quantized weights included."""
     from peft.utils.other import fsdp_auto_wrap_policy
 
     accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)

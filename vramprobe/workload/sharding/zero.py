@@ -55,7 +55,7 @@ class ZeroRank(Rank):
         return self._on_card("weights", [*found, *[part for part in parts if part is not None]])
 
     def gradients(self, model: Any) -> Storages:
-        """What is averaged, or this rank's part of it, and what is still to be."""
+        """Storages of the gradients on the card: those not averaged yet, and this rank's averaged ones."""
         stepped = [master.grad for master in _tensors(model.optimizer, *_MASTERS) if master.grad is not None]
         kept = [*_tensors(model.optimizer, *_GRADIENTS), *stepped]
         return self._on_card("gradients", [*gradient_tensors(model.module), *kept])

@@ -34,7 +34,9 @@ NAMED = ("benchmarks/truth/reproduce.md", "benchmarks/ranks/ranks_replayed.md", 
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """What every part of a report is made of; ``cells`` are in reading order, small models first."""
+    """Records, cells and fit from which every part of a report is made; ``cells`` are in reading order, small models
+    first.
+    """
 
     cells: Sequence[Cell]
     records: Sequence[RunRecord]  # measured ones, every attempt
@@ -145,7 +147,7 @@ def _page(
 
 
 def _links(folder: Path) -> dict[str, str]:
-    """What the page's texts name of the repository, seen from its folder, where that lies in one."""
+    """Return paths from the page's folder to the repository's files that its texts name; empty outside a repository."""
     roots = [root for root in folder.parents if all((root / name).is_file() for name in NAMED)]
     return {name: Path(os.path.relpath(roots[0] / name, folder)).as_posix() for name in NAMED} if roots else {}
 
@@ -153,7 +155,7 @@ def _links(folder: Path) -> dict[str, str]:
 def gather(
     contents: store.StoreContents, results_path: str | Path, command: str, model: MemoryModel | None
 ) -> Material:
-    """What the parts are made of; raises as :func:`build` does."""
+    """Collect the records, cells and fit of a report; raises as :func:`build` does."""
     from vramprobe.report.cells import cells_of
     from vramprobe.report.columns import provenance
 

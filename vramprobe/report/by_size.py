@@ -43,7 +43,7 @@ _MARK = "≈ "
 
 
 class Conditions(NamedTuple):
-    """What all cells of one table share."""
+    """Conditions that all cells of one table share."""
 
     gradient_checkpointing: bool
     batch_size: int
@@ -128,7 +128,7 @@ class _Setting:
         return Table(title=self.conditions.in_words(), columns=columns, rows=rows, note=f"{details}.")
 
     def _amounts(self, model: MemoryModel | None) -> pd.DataFrame:
-        """Of the measured models, then of those of the ladder that are larger."""
+        """Return a row for each measured model, then for each larger one of the ladder."""
         import pandas as pd
 
         named: dict[str, RunRecord] = {}

@@ -25,7 +25,7 @@ def traced(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def at_peak(cell: Cell) -> Composition | None:
-    """What was alive at the cell's peak; null where nobody traced it."""
+    """Return the live tensors at the cell's peak; null where it was not traced."""
     return cell.record.ledger and cell.record.ledger.at_peak
 
 

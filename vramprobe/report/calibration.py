@@ -87,7 +87,7 @@ def _scores(found: pd.DataFrame, formulas: Sequence[str], title: str) -> Table:
 
 
 def _nearest(found: pd.DataFrame) -> pd.Series:
-    """Of each formula the recipe with the smallest mean error, where that is small."""
+    """Return by formula the recipe with the smallest mean error, if that is small."""
     recipes = found[found.group.str.startswith("recipe ")].sort_values("mean_absolute", kind="stable")
     near = recipes[recipes.mean_absolute <= NEAR_SHARE].drop_duplicates("formula").set_index("formula")
     errors = near.mean_absolute.map(lambda share: percent(share, signed=False)).astype(str)

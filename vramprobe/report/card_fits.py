@@ -43,7 +43,7 @@ ByCard = Mapping[str, Mapping[str, RunRecord]]
 
 
 def standard_cell(model: str, method: Method, gpu: Gpu, **sizes: int) -> CellSpec:
-    """What most guides assume, as it runs on ``gpu``: bf16, or on a card without fp16, trained weights then in fp32."""
+    """Return the cell that most guides assume, as it runs on ``gpu``: bf16, else fp16 with trained weights in fp32."""
     words: dict[str, Any] = {"method": method, "gradient_checkpointing": True}
     if gpu.bf16_dense_tflops is None:
         words |= without_bf16(words)
@@ -146,7 +146,7 @@ def _verdicts(
 
 
 def _replayed(spec: CellSpec, model: MemoryModel, gpu: Gpu) -> Prediction | None:
-    """What the fit says; null where it refuses."""
+    """Return the fit's prediction; null where it refuses."""
     from vramprobe.predict.predict import predict
 
     try:

@@ -93,7 +93,7 @@ def card_truth(folder: str | Path) -> CardTruth:
 
 
 def _records(folder: Path) -> tuple[RunRecord, ...]:
-    """What is there; nothing is where a step was not reached."""
+    """Read the records of a folder; none where a step was not reached."""
     journal = folder / "records.jsonl"
     return store.read(journal, allow_empty=True).records if journal.exists() else ()
 
@@ -105,7 +105,7 @@ def truth_rows(measured: Iterable[RunRecord], emulated: Iterable[RunRecord]) -> 
 
 
 def truth_in_words(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the rows come to: a line for each tier, one for the step times, one for cells that ended otherwise."""
+    """Summarize the rows: a line for each tier, one for the step times, one for cells with another outcome."""
     lines = []
     for tier in _TIERS:
         found = [row for row in rows if row[f"{tier}_difference_bytes"] is not None]

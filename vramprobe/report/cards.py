@@ -31,7 +31,7 @@ _GIB = Unit("GiB", GIB, 2)
 
 
 def are_of_several_cards(records: Sequence[RunRecord]) -> bool:
-    """Whether these records are of emulated cards of more than one kind, which no page of one card can show."""
+    """Return True if these records are of emulated cards of more than one kind, which no page of one card can show."""
     return all(record.instrument == "emulated" for record in records) and len(_names(records)) > 1
 
 

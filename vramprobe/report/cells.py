@@ -45,12 +45,12 @@ class Cell:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the measured peak lies in the predicted interval."""
+        """Return True if the measured peak lies in the predicted interval."""
         return self.low_bytes <= self.measured_bytes <= self.high_bytes
 
 
 def word_of(cells: Sequence[Cell]) -> str:
-    """What these cells' own numbers are called, measured or emulated: comparable cells are of one instrument."""
+    """Return the word for these cells' numbers, measured or emulated: comparable cells are of one instrument."""
     return word_for(cells[0].record.instrument)
 
 
@@ -61,7 +61,7 @@ def cells_of(records: Iterable[RunRecord], model: MemoryModel | None) -> list[Ce
 
 
 def summaries(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """How good the predictions are, in percent of the measured peak: a row per group that is not empty.
+    """Return the accuracy of the predictions, in percent of the measured peak: a row per group that is not empty.
 
     Held-out cells first, then those of the fit, each over all and by method.
     """

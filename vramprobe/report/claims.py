@@ -92,7 +92,7 @@ def as_json(judgements: Sequence[Judgement]) -> str:
 
 
 def in_words(verdicts: Iterable[str]) -> str:
-    """How many claims got each verdict."""
+    """Return the number of claims with each verdict, in words."""
     counts = Counter(verdicts)
     kinds = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     return f"{plural(counts.total(), 'claim')}: {kinds or 'none'}"
@@ -117,7 +117,7 @@ def _verdict(one: Judgement) -> str:
 
 
 def _agreement(one: Judgement) -> str | None:
-    """How many usual sets of conditions agree, and where the others are."""
+    """Return how many usual sets of conditions agree, and on which side the others are."""
     total = one.num_agreeing + one.num_above + one.num_below
     if not total:
         return None

@@ -119,7 +119,7 @@ def provenance(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _emulators(records: Sequence[RunRecord]) -> list[str]:
-    """What emulated records rest on: the emulator, and the reads and verifications that they tell of."""
+    """Describe the basis of emulated records: the emulator, and the records' reads and verifications."""
     found = [record.emulation for record in records if record.emulation is not None]
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""What a table is, defined once: columns over rows, a caption with its conditions; a Document is a page of tables.
+"""Define a table once: columns over rows, a caption with its conditions; a Document is a page of tables.
 
 In: values of any kind. Out: frozen Tables and Documents, which formats/ turns into Markdown, CSV, LaTeX, HTML and a
 terminal's text. All texts here are plain: each format escapes for itself.
@@ -98,7 +98,7 @@ class Table:
         return pd.DataFrame(self.texts(), columns=[one.heading for one in self.shown], dtype=object)
 
     def about(self, word: str) -> Table:
-        """The same about numbers that are ``word``; columns keep their names, and records their own words."""
+        """Reword a table for numbers that are ``word``; columns keep their names, and records their own words."""
         columns = [replace(one, heading=one.heading and worded(one.heading, word)) for one in self.columns]
         title, note, otherwise = (worded(text, word) for text in (self.title, self.note, self.otherwise))
         return replace(self, title=title, columns=columns, note=note, otherwise=otherwise)
@@ -123,7 +123,7 @@ class Picture:
     says: str
 
     def about(self, word: str) -> Picture:
-        """The same about numbers that are ``word``."""
+        """Reword a picture's caption for numbers that are ``word``."""
         return replace(self, says=worded(self.says, word))
 
 
@@ -145,7 +145,7 @@ class Document:
     pictures: Sequence[Picture] = ()
 
     def of(self, instrument: str) -> Document:
-        """The same about numbers of this instrument: where they were not measured, nothing says that they were."""
+        """Reword a document for numbers of this instrument: no text calls them measured if they were not."""
         word = word_for(instrument)
         if word == "measured":
             return self
@@ -162,5 +162,5 @@ class Document:
         )
 
     def with_pictures(self, *pictures: Picture) -> Document:
-        """The same with these plots shown on it."""
+        """Return the document with these plots on it."""
         return replace(self, pictures=(*self.pictures, *pictures))

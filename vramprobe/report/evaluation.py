@@ -60,7 +60,7 @@ def evaluation_document(found: Evaluation, command: str = "") -> Document:
 
 
 def remarks(found: Evaluation) -> list[str]:
-    """What the tables do not show: verdicts that are right, extrapolation, lower bounds, what says nothing."""
+    """Return what the tables do not show: right verdicts, extrapolation, lower bounds, records that prove nothing."""
     lines = []
     if right := [card for card in found.cards if not _is_wrong(card)]:
         sizes = f"{plural(len(right), 'size')} of GPU"

@@ -31,7 +31,7 @@ def what_is_wrong(path: Path, content: bytes) -> str | None:
 
 
 def _apart(path: Path, content: bytes) -> tuple[bytes, list[bytes]]:
-    """What of a file is no picture, and its pictures."""
+    """Return a file's content without its pictures, and its pictures."""
     if path.suffix in (".svg", ".png"):
         return b"", [content]
     if path.suffix != ".html":

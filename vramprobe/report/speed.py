@@ -54,7 +54,7 @@ def speed(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Documen
 
 
 def tokens_per_second(cell: Cell) -> float:
-    """Of a timed cell."""
+    """Tokens per second of a timed cell."""
     spec = cell.record.spec
     return spec.num_tokens * spec.grad_accum / _step_seconds(cell)
 

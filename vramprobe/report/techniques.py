@@ -60,7 +60,7 @@ def build(command: str) -> dict[str, bytes]:
 
 
 def _beside(name: str, found: list[Saving]) -> Table:
-    """What ran beside this base, which its title says."""
+    """Table of the techniques that ran beside this base, which its title names."""
     of = bases()[name]
     peak = f": {found[0].base_bytes / GIB:.2f} GiB" if found else ""
     said = {"beside", "gpu"}

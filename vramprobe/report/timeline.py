@@ -58,7 +58,7 @@ class Alike:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a timeline is of. ``word``: what its numbers are called (units.word_for); ``footer``: what made them.
+    """Subject of a timeline. ``word``: the word for its numbers (units.word_for); ``footer``: how they were made.
 
     ``allocated_bytes``: the peak with the allocator's rounding, where ``tier`` of the timeline is without.
     """
@@ -112,7 +112,7 @@ class Timeline:
         return _HEADROOM * max([self.peak_bytes, *(phase.reserved_peak_bytes or 0 for phase in self.phases)])
 
     def boundaries(self) -> list[tuple[int, int]]:
-        """Where a phase follows another: its first column, and the bytes that are alive on both sides."""
+        """Return, for each change of phase, the first column of the next and the bytes alive on both sides."""
         totals = self.total_bytes.tolist()
         return [(phase.stop, min(totals[phase.stop - 1 : phase.stop + 1])) for phase in self.phases[:-1]]
 
@@ -181,7 +181,7 @@ def _shares(marks: Sequence[PhaseMark]) -> np.ndarray:
 
 
 def _columns_of(marks: Sequence[PhaseMark], max_columns: int) -> list[int]:
-    """How many columns each phase gets: one per moment, or fewer where there are too many moments."""
+    """Return the number of columns of each phase: one per point in time, or fewer where there are too many."""
     return [
         min(len(_moments(mark)), max(1, int(max_columns * share)))
         for mark, share in zip(marks, _shares(marks), strict=True)

@@ -80,14 +80,14 @@ def ticks(scale: float, unit_bytes: int) -> list[float]:
 
 
 class _Words:
-    """What is said of each column."""
+    """Texts about each column."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._totals = timeline.total_bytes.tolist()
 
     def moment(self, column: int) -> str:
-        """Where it is and what is alive."""
+        """Describe a column: where it is, and its live bytes."""
         timeline, total = self._timeline, self._totals[column]
         phase = phase_name(timeline.phase_at(column))
         events = int(timeline.events[column])
@@ -245,7 +245,7 @@ def _phase_rows(timeline: Timeline) -> str:
 
 
 def _data(timeline: Timeline, words: _Words) -> str:
-    """What the script shows, each text once.
+    """Return the data of the page's script as JSON, each text once.
 
     ``moments``: per column, the positions in ``texts`` of what it is and of the amounts by cause, from the stack's top.
     ``largest``: per column, the position in ``blocks`` of its largest blocks.

@@ -62,7 +62,9 @@ def grid(table: Table, caption: str, label: str) -> str:
 
 
 def _long_form(columns: Sequence[Column], letters: Sequence[int], line_letters: int) -> str:
-    """Where the table is wider than its line, columns of words share what the others leave of it."""
+    """Return the columns' specification; in a table wider than its line, columns of words share the space that the
+    others leave.
+    """
     is_wide = sum(letters) + len(columns) > line_letters
     wraps = [is_wide and not one.is_number and most > _SHORT for one, most in zip(columns, letters, strict=True)]
     roots = [most**0.5 if wrapped else 0.0 for most, wrapped in zip(letters, wraps, strict=True)]

@@ -53,8 +53,9 @@ class Plot:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What the page shows. ``engine``: what calculator.js reads from the element ``engine-data``, as JSON; the page
-    itself asks of a GPU its slug, name, memory_bytes (null: not known) and price (usd_per_hour, source; or null).
+    """Content of the page. ``engine``: the data that calculator.js reads from the element ``engine-data``, as JSON; of
+    a GPU the page itself reads its slug, name, memory_bytes (null: not known) and price (usd_per_hour, source; or
+    null).
 
     ``predictor`` says what the calculator's numbers rest on (a fit, or arithmetic alone, and versions); ``provenance``
     where those of the records come from, a line each, and ``word`` what they are called; ``command`` rebuilds the page.

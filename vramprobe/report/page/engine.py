@@ -268,7 +268,7 @@ def javascript() -> str:
 
 
 def predictor() -> str:
-    """What the page's predictions rest on, in a few words."""
+    """Describe the basis of the page's predictions in a few words."""
     fits = [model for model in memory_model.shipped_fits() if model.device == "cuda"]
     version = f"vramprobe {vramprobe.__version__}"
     if not fits:
@@ -336,7 +336,7 @@ def _modules_of(package: str) -> list[str]:
 
 
 def _imported_by(name: str) -> list[tuple[str, str]]:
-    """What a module imports of vramprobe as it is loaded: (module or package, name)."""
+    """Return the names that a module imports of vramprobe at its top level: (module or package, name)."""
     nodes = [node for node in ast.parse(_source(name)).body if isinstance(node, ast.ImportFrom)]
     ours = [node for node in nodes if (node.module or "").startswith("vramprobe.")]
     return [(str(node.module).removeprefix("vramprobe."), alias.name) for node in ours for alias in node.names]

@@ -28,7 +28,7 @@ _PIXELS = 0.01  # of all: so many may differ where an edge fell to the other sid
 
 
 class Stamp(NamedTuple):
-    """What a picture says of itself: a fingerprint of what it shows, and by what it was drawn."""
+    """Stamp of a picture: a fingerprint of its data, and the library that drew it."""
 
     shows: str
     drawn_by: str
@@ -99,7 +99,7 @@ def _colours(colour: Any) -> list[str]:
 
 
 def settled_svg(svg: bytes) -> bytes:
-    """The same with the digits that are published, and ids that count up instead of hanging on the last of all digits.
+    """Round an SVG's numbers to the published digits, and number its ids, which otherwise depend on the last digits.
 
     What is 0.015625 stays that: digits are significant ones.
     """
@@ -114,7 +114,7 @@ def _short(number: float) -> str:
 
 
 def is_same_picture(there: bytes, now: bytes) -> bool:
-    """Whether a picture shows what a fresh one does; where one library drew both, whether it does so alike, too."""
+    """Return True if a picture shows the same data as a fresh one and, if one library drew both, is drawn alike."""
     if there == now:
         return True
     old, new = read_stamp(there), read_stamp(now)
@@ -142,7 +142,7 @@ def _are_alike_svg(there: bytes, now: bytes, *, is_same_library: bool) -> bool:
 
 
 def _are_alike_png(there: bytes, now: bytes, *, is_same_library: bool) -> bool:
-    """Of one size; drawn by the same library, nearly every pixel alike."""
+    """Return True if both have one size and, drawn by the same library, nearly every pixel alike."""
     import numpy as np
     from matplotlib.image import imread
 

@@ -183,7 +183,7 @@ class Calls(Expressions, ABC):
         return given
 
     def _takes_others(self, name: str) -> bool:
-        """Whether a function takes keywords of any name: one of the modules', or dataclasses.replace."""
+        """Return True if a function takes keywords of any name: one of the modules', or dataclasses.replace."""
         dotted = self.signatures.home_of(self.imports.get(name, f"{self.module_name}.{name}"))
         return dotted == "dataclasses.replace" or tuple(dotted.rsplit(".", 1)) in self.signatures.takes_others
 

@@ -1,4 +1,4 @@
-"""What is known of Python's names before a line is translated: parameters, locals, records, JavaScript's own words.
+"""Collect the facts about Python's names before a line is translated: parameters, locals, records, reserved words.
 
 In: syntax trees. Out: names and answers about them. Never writes JavaScript but for a name.
 """
@@ -99,7 +99,7 @@ def _fields(node: ast.ClassDef) -> list[str]:
 
 
 def is_record(node: ast.ClassDef) -> bool:
-    """Whether a class is a frozen record: a dataclass, a NamedTuple, one of pydantic's."""
+    """Return True if a class is a frozen record: a dataclass, a NamedTuple, one of pydantic's."""
     return any("dataclass" in ast.unparse(one) for one in node.decorator_list) or any(
         ast.unparse(base) in _RECORD_BASES for base in node.bases
     )
@@ -156,17 +156,17 @@ def target_names(target: ast.expr) -> set[str]:
 
 
 def is_made(node: ast.expr) -> bool:
-    """Whether an expression may be a new object that nobody holds."""
+    """Return True if an expression may be a new object that nobody holds."""
     return not isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Constant)
 
 
 def is_error(base: str) -> bool:
-    """Whether a class's base, as it is written, is an exception."""
+    """Return True if a class's base, as it is written, is an exception."""
     return base.endswith(("Error", "Exception"))
 
 
 def is_super(node: ast.expr) -> bool:
-    """Whether this is ``super()``."""
+    """Return True if this is ``super()``."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
 
 

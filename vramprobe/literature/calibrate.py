@@ -52,7 +52,7 @@ class FormulaInfo(_Frozen):
 
 
 class Score(_Frozen):
-    """How far a formula is from the measured cells of one group, as shares of the measured value: (said − measured).
+    """Errors of a formula on the measured cells of one group, as shares of the measured value: (said − measured).
 
     ``group`` is "all", "method full" and so on, or "recipe full bf16, adamw_torch_fused" and so on.
     ``ours_mean_absolute`` is our arithmetic's on the same rows; for the device, which only a fit knows, our fit's, and
@@ -118,7 +118,7 @@ def calibrate(records: Iterable[RunRecord], model: MemoryModel | None = None) ->
 
 
 def recipe_of(spec: CellSpec) -> str:
-    """What decides bytes per parameter, in one line: ``full bf16, adamw_torch_fused``."""
+    """Describe the settings that decide bytes per parameter, in one line: ``full bf16, adamw_torch_fused``."""
     precision = spec.dtype if spec.autocast == "none" else f"{spec.dtype}+{spec.autocast}"
     quant = "" if spec.quant == "none" else f" {spec.quant} {spec.kbit_prep}"
     return f"{spec.method}{quant} {precision}, {spec.optim}{', checkpointing' if spec.gradient_checkpointing else ''}"

@@ -55,7 +55,7 @@ class Expression:
         self._check(self._tree)
 
     def value(self, value_of: Callable[[str], Any]) -> Any:
-        """What it gives; ``value_of`` a name such as ``params`` or ``after.peak``."""
+        """Evaluate the expression; ``value_of`` gives the value of a name such as ``params`` or ``after.peak``."""
         return self._value(self._tree, value_of)
 
     def written(self, value_of: Callable[[str], Any], text_of: Callable[[str], str]) -> str:

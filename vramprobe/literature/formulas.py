@@ -95,22 +95,22 @@ class Facts:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether forward computes in 16 bit over fp32 weights: the guides' "mixed precision"."""
+        """Return True if forward computes in 16 bit over fp32 weights: the guides' "mixed precision"."""
         return self.spec.dtype == "fp32" and self.spec.autocast != "none"
 
     @property
     def is_all_fp32(self) -> bool:
-        """Whether nothing is in 16 bits: the calculators' "full precision"."""
+        """Return True if nothing is in 16 bits: the calculators' "full precision"."""
         return self.spec.dtype == "fp32" and self.spec.autocast == "none"
 
     @property
     def has_16_bit_weights(self) -> bool:
-        """Whether the weights are loaded in bf16 or fp16."""
+        """Return True if the weights are loaded in bf16 or fp16."""
         return self.spec.dtype != "fp32"
 
     @property
     def is_relu(self) -> bool:
-        """Whether the MLP's activation function keeps nothing but a sign."""
+        """Return True if the MLP's activation function keeps nothing but a sign."""
         config = self.spec.architecture
         return "relu" in str(config.get("activation_function", config.get("hidden_act", "")))
 
@@ -124,7 +124,7 @@ class Facts:
 
     @property
     def not_full_adamw(self) -> str:
-        """Why a formula for full fine-tuning with 32-bit AdamW does not apply; empty where it does."""
+        """Return why a formula for full fine-tuning with 32-bit AdamW does not apply; empty where it does."""
         if self.spec.method != "full":
             return "for full fine-tuning only"
         return "" if self.optimizer == "adamw" else f"for AdamW with 32-bit state, not {self.spec.optim}"
@@ -136,7 +136,7 @@ class Facts:
         return int(sharding[-1]) if sharding.startswith("zero") else 0
 
     def named(self, name: str) -> Any:
-        """What an expression's name means. Raises KeyError for a name that means nothing."""
+        """Return the value of a name in an expression. Raises KeyError for an unknown name."""
         if name in type(self).__dict__ or name in type(self).__dataclass_fields__:
             return getattr(self, name)
         if name in CellSpec.model_fields:
@@ -163,7 +163,7 @@ class Estimate:
 
     @property
     def saved_bytes(self) -> int | None:
-        """What it says is kept for backward; null where it has no such term."""
+        """Bytes that the formula says are kept for backward; null where it has no such term."""
         found = [size for cause, size in self.terms.items() if cause in SAVED]
         return sum(found) if found else None
 

@@ -44,7 +44,7 @@ class Constant(BaseModel):
 
 
 class Equation(NamedTuple):
-    """What one record says: ``num_bytes`` = Σ constant × count, within a group of records of one recipe."""
+    """Equation of one record: ``num_bytes`` = Σ constant × count, within a group of records of one recipe."""
 
     group: str
     counts: dict[str, int]
@@ -64,7 +64,7 @@ def constants_of(rows: Iterable[tuple[RunRecord, Facts]]) -> list[Constant]:
 
 
 def equations(record: RunRecord, facts: Facts) -> list[Equation]:
-    """What a measured record says of the constants: one equation per part of its ledger that is not empty."""
+    """Return a measured record's equations of the constants: one per part of its ledger that is not empty."""
     ledger, seen, spec = record.ledger, record.facts, record.spec
     if ledger is None or seen is None:
         return []

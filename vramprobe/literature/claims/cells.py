@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Fact:
-    """What a name of an expression means: its number as written in ``text``; the truth lies from ``low`` to ``high``.
+    """Value of a name in an expression: its number as written in ``text``; the truth lies from ``low`` to ``high``.
 
     ``engine`` is null for what is counted or read in a data sheet.
     """
@@ -203,7 +203,7 @@ def _peak_of(predicted: Prediction, options: Options, *, aside_bytes: int) -> Pe
 
 
 def _predict_command(options: Options) -> str:
-    """What prints these numbers: a claim is about memory by arithmetic, so that no fit stands between."""
+    """Return the command that prints these numbers: a claim is about memory by arithmetic, without a fit."""
     return command_of("predict", {**options, "fit": "none"})
 
 

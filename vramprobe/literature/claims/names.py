@@ -29,7 +29,7 @@ _FIRST = ("model", "method", "batch_size", "seq_len", "gradient_checkpointing")
 
 @dataclass
 class Names:
-    """What a row's expressions may name: a setting, a fact of the claim, of a card or of a cell (``after.peak``)."""
+    """Names for a row's expressions: a setting, a fact of the claim, of a card or of a cell (``after.peak``)."""
 
     claim: Claim
     claims: Sequence[Claim]
@@ -68,7 +68,7 @@ class Names:
         return {key: value for key, value in found.items() if value is not False}
 
     def _changes(self, owner: str) -> dict[str, Any]:
-        """What a named cell has otherwise than the row's own."""
+        """Return the settings in which a named cell differs from the row's own."""
         if not owner:
             return {}
         if owner not in self._others:

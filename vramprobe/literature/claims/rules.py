@@ -30,7 +30,7 @@ Mode = Literal["value", "low", "high"]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What ``arithmetic`` gives, in ``unit``; the truth should lie from ``low`` to ``high``."""
+    """Result ``arithmetic`` of an expression, in ``unit``; the truth should lie from ``low`` to ``high``."""
 
     value: float
     low: float
@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a claim is taken to mean.
+    """Interpretation of a claim.
 
     ``cases``: every usual set of conditions, the most usual first; none for what is no matter of memory. ``floor`` and
     ``ceiling``: what nothing can be below or above. ``others``: less usual conditions, tried where the claim fails.
@@ -70,7 +70,7 @@ class Reading:
 
 
 def reading_of(claim: Claim, claims: Sequence[Claim], cells: Cells) -> Reading:
-    """What the claim is taken to mean. Raises ExpressionError, naming the rule and its row, for a row that is wrong."""
+    """Interpret the claim. Raises ExpressionError, naming the rule and its row, for a row that is wrong."""
     rule = _Rule(claim, claims, cells)
     ruled_out = min(rule.figures("ruled out"), key=lambda one: one[0].value, default=None)
     if ruled_out is not None and ruled_out[0].value > 1:
@@ -114,7 +114,7 @@ class _Rule:
                 yield Case(words, made)
 
     def figures(self, part: str) -> Iterator[tuple[Figure, str]]:
-        """Of a bound under each of its conditions: the figure, and the sentence about it."""
+        """Yield the figures of a bound, one for each of its conditions, with the sentence about it."""
         for row in self.rows(part):
             for _, names in self.conditions(row, "axes"):
                 with _naming(row):
@@ -249,7 +249,7 @@ def _filled(note: str, names: Names) -> str:
 
 
 def _axis(name: str, claim: Claim) -> list[tuple[Words, dict[str, Any]]]:
-    """What an axis may be: (condition → words, settings); what the claim states is kept."""
+    """Return the values of an axis, (condition → words, settings); a value that the claim states is kept."""
     match name:
         case "model":
             return [({"model": model}, {"model": model}) for model in claim.models or (ANY_SIZE,)]
@@ -277,7 +277,7 @@ def _words(row: Row) -> Words:
 
 
 def _providers(claim: Claim) -> list[tuple[Words, dict[str, Any]]]:
-    """Who rents the claim's card and an H100 on the same terms: the prices of both."""
+    """Return the providers that rent out the claim's card and an H100 on the same terms, with both prices."""
     old = {(one.provider, one.terms, one.num_gpus): one for one in catalog.list_prices("H100-SXM")}
     both = {
         one.provider: {"price": one.usd_per_gpu_hour, "old.price": other.usd_per_gpu_hour}

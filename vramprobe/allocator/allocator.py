@@ -114,7 +114,7 @@ class CachingAllocator:
         return blocks, self.ledger.num_orders, self.ledger.num_segments
 
     def has(self, name: Hashable) -> bool:
-        """Whether the caller holds this allocation."""
+        """Return True if the caller holds this allocation."""
         return name in self._live
 
     def blocks(self) -> Iterator[tuple[Hashable, Block]]:

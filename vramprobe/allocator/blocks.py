@@ -60,7 +60,7 @@ class Block:
 
 
 class Searches:
-    """How often a BlockPool was searched (``get_free_blocks_call_count``): the clock of garbage collection."""
+    """Number of searches of a BlockPool (``get_free_blocks_call_count``): the clock of garbage collection."""
 
     __slots__ = ("count",)
 

@@ -29,8 +29,8 @@ def counting_allocator(config: AllocatorConfig | None = None, device: Device | N
 
 
 def _is_plain(config: AllocatorConfig) -> bool:
-    """Whether nothing but the size of segments is other than torch's default, and with it what the larger blocks may be
-    that are not split, of which there are none.
+    """Return True if only the size of segments differs from torch's default, and the size of unsplit larger blocks,
+    which do not occur.
     """
     segments = {"large_segment_bytes", "max_non_split_rounding_bytes"}
     return replace(_DEFAULT, **{name: getattr(config, name) for name in segments}) == config

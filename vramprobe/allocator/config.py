@@ -1,4 +1,4 @@
-"""What PYTORCH_ALLOC_CONF says, and the sizes it makes of a request.
+"""Parse PYTORCH_ALLOC_CONF, and round a request as it says.
 
 In: the variable's text, as torch reads it. Out: an AllocatorConfig, with the two roundings of every allocation.
 Follows torch 2.11 to 2.13: c10/core/AllocatorConfig.{h,cpp}, c10/cuda/CUDAAllocatorConfig.{h,cpp}. Knows no torch.
@@ -54,7 +54,7 @@ class AllocatorConfig:
 
     @property
     def only_512(self) -> bool:
-        """Whether sizes are rounded to 512 B and to nothing else."""
+        """Return True if sizes are rounded to 512 B and to nothing else."""
         return max(self.roundup_power2_divisions) <= 1
 
     def round_size(self, size_bytes: int) -> int:
@@ -70,7 +70,7 @@ class AllocatorConfig:
         return -(-size_bytes // MIN_BLOCK) * MIN_BLOCK
 
     def divisions(self, size_bytes: int) -> int:
-        """How many steps there are between the powers of two around a size (``roundup_power2_divisions(size)``)."""
+        """Number of steps between the powers of two around a size (``roundup_power2_divisions(size)``)."""
         return self.roundup_power2_divisions[min(max(size_bytes.bit_length() - 21, 0), _INTERVALS - 1)]
 
     def allocation_size(self, rounded_bytes: int) -> int:

@@ -64,7 +64,7 @@ def unmap(block: Block, ledger: Ledger) -> None:
 
 
 def reachable_bytes(block: Block) -> int:
-    """What a block can grow to: its size and the unmapped addresses behind it (``expandable_size``)."""
+    """Bytes that a block can grow to: its size and the unmapped addresses behind it (``expandable_size``)."""
     following = block.next
     return block.size + (following.size if following is not None and not following.mapped else 0)
 

@@ -1,4 +1,4 @@
-"""What the allocator has taken from the device and handed out: the counters of ``torch.cuda.memory_stats``, in bytes.
+"""Counters of what the allocator took from the device and handed out: those of ``torch.cuda.memory_stats``, in bytes.
 
 In: what the allocator does, one amount at a time. Out: the counters with their peaks, and word of each segment taken or
 given back. It also says whether the device still has room. It never decides which block serves a request.
@@ -20,14 +20,14 @@ _TOP_ADDRESS = 1 << 52  # above all real ones, of 49 bits, which a replay of a r
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """How much there is. None: without end."""
+    """Capacity of the device in bytes. None: unlimited."""
 
     total_bytes: int | None = None  # the card's; what per_process_memory_fraction is a fraction of
     segment_bytes: int | None = None  # what segments may take together: total − context − other processes
 
     @property
     def limit_bytes(self) -> int | None:
-        """Where cudaMalloc fails."""
+        """Bytes of segments above which cudaMalloc fails."""
         return self.total_bytes if self.segment_bytes is None else self.segment_bytes
 
 
@@ -102,7 +102,7 @@ class Ledger:
         self._lowest_address = _TOP_ADDRESS
 
     def address(self, action: SegmentAction, size_bytes: int) -> int:
-        """Where a new segment begins: what ``place`` says, or just below the one before."""
+        """Return the address of a new segment: the one that ``place`` gives, or just below the one before."""
         address = self.place(action, size_bytes) if self.place else None
         if address is None:
             self._lowest_address -= size_bytes
@@ -115,7 +115,7 @@ class Ledger:
         return self.num_orders
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether cudaMalloc or cuMemCreate would succeed."""
+        """Return True if cudaMalloc or cuMemCreate would succeed."""
         return self.limit_bytes is None or self.reserved + size_bytes <= self.limit_bytes
 
     def take(self, action: SegmentAction, address: int, size_bytes: int, stream: int) -> None:

@@ -76,7 +76,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Replay:
-    """What a trace came to."""
+    """Result of a trace's replay."""
 
     phases: list[PhaseUsage]
     num_events: int  # replayed; fewer than given where it ended in an OOM

@@ -27,7 +27,7 @@ _LAYER_INDEX_LISTS = ("mlp_only_layers", "moe_layers")
 
 
 def cut_depth(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
-    """The same architecture with its first ``num_layers`` layers (t5: so many in each stack), as a new config.
+    """Cut an architecture to its first ``num_layers`` layers (t5: so many in each stack); return a new config.
 
     Per-layer lists are cut with it. A cut below the period of a repeating pattern (gemma 3: every 6th layer is global)
     has another mix of layers than the whole. Raises SpecError unless 1 ≤ num_layers ≤ the config's own depth.

@@ -53,18 +53,20 @@ class Gpu:
 
     @property
     def link_bytes_per_second(self) -> float:
-        """What one GPU sends to its neighbours in a machine: by a switched NVLink, else by PCIe; one direction."""
+        """Bytes per second that one GPU sends to its neighbors in a machine: by a switched NVLink, else by PCIe; one
+        direction.
+        """
         joined = self.nvlink_gb_s if self.nvlink_joins == "all" else None
         return (joined or self.pcie_gb_s) / 2 * 1e9
 
     @property
     def is_nvidia(self) -> bool:
-        """Whether it is NVIDIA's, whose compute capability has a dot."""
+        """Return True if it is NVIDIA's, whose compute capability has a dot."""
         return "." in self.compute_capability
 
     @property
     def blas_workspace_bytes(self) -> int:
-        """What cuBLAS takes for each thread that calls it; 0 where the card is not NVIDIA's."""
+        """Bytes of cuBLAS's workspace for each thread that calls it; 0 where the card is not NVIDIA's."""
         major, dot, _ = self.compute_capability.partition(".")
         return cublas_workspace_bytes(int(major)) if dot else 0
 

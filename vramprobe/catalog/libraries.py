@@ -16,7 +16,7 @@ DECIDING = ("torch", "transformers", "peft", "bitsandbytes")
 
 @cache
 def pinned_libraries() -> Mapping[str, str]:
-    """Of :data:`DECIDING`, in that order."""
+    """Pinned versions of the libraries of :data:`DECIDING`, in that order."""
     lines = data_file("emulated_environment.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.replace("===", "==").split("==") for line in lines if "==" in line and line[0] != "#")
     return {name: pins[name] for name in DECIDING}

@@ -51,7 +51,7 @@ class ModelEntry:
 
     @property
     def checkpoint(self) -> str:
-        """What ``from_pretrained`` takes: the hub id, or the local folder."""
+        """Argument of ``from_pretrained``: the hub id, or the local folder."""
         if self.hf_id is not None:
             return self.hf_id
         return self.name if Path(self.name).is_dir() else str(Path(self.name).parent)

@@ -32,7 +32,7 @@ class ProfiledModel:
 
     @property
     def has_counted_images(self) -> bool:
-        """Whether it can be a cell's model: its images are counted."""
+        """Return True if its images are counted, so that it can be a cell's model."""
         from vramprobe.architecture.images import knows_images  # not for --help
 
         return knows_images(json.loads(self.config.read_text(encoding="utf-8")))

@@ -72,7 +72,7 @@ def answer(
     gpu: str | None = None,
     **cell: Any,
 ) -> tuple[LengthsAnswer, list[Batch]]:
-    """What the data's lengths mean for ``cell``, whose seq_len is the truncation. ``cell``: predict's words.
+    """Predict the effect of the data's lengths on ``cell``, whose seq_len is the truncation. ``cell``: predict's words.
 
     Raises what predict raises.
     """

@@ -20,7 +20,7 @@ _MEGA_BATCHES = 50
 
 
 class Shape(NamedTuple):
-    """What memory depends on."""
+    """Shape of a batch, on which memory depends."""
 
     num_rows: int
     seq_len: int  # after padding

@@ -23,7 +23,7 @@ class PaddedData:
 
     @property
     def padding_share(self) -> float:
-        """Of the tokens that are computed."""
+        """Share of padding among the tokens that are computed."""
         return 1 - self.num_tokens / self.num_padded_tokens
 
     def padded(self, num_tokens: int) -> int:

@@ -94,7 +94,7 @@ def judged(lines: Sequence[Entry]) -> tuple[list[Entry], list[Finding]]:
 
 
 def _findings_of(entry: Entry) -> Iterator[Finding]:
-    """What the rules have against one record; the rules of a measurement need one that is complete."""
+    """Apply the rules to one record and yield the findings; the rules of a measurement need a complete record."""
     record, rules = entry.record, RULES_OF_A_RECORD
     if record.outcome.kind == "ok" and not list(complete(record)):
         rules += RULES_OF_A_MEASUREMENT

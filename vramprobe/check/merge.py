@@ -21,7 +21,7 @@ _MOST_NAMED = 5
 
 
 class Share(NamedTuple):
-    """What one source gave of one card and version."""
+    """Number of records that one source gave of one card and version."""
 
     source: str
     instrument: str

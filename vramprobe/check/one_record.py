@@ -139,7 +139,7 @@ def peak(record: RunRecord) -> Iterator[Doubt]:
 
 
 def composition(record: RunRecord) -> Iterator[Doubt]:
-    """What is alive at the peak adds up, and is the peak of the tier it was traced in."""
+    """Check that the live tensors at the peak add up, and equal the peak of the tier in which they were traced."""
     alive = record.ledger.at_peak
     if alive is None:
         return

@@ -1,4 +1,4 @@
-"""Which techniques combine: of each pair of parts, the pairs of techniques that ran together and those that cannot.
+"""Combine techniques: for each pair of parts, the pairs of techniques that ran together and those that cannot.
 
 In: the registry, and the table of emulated runs that ships. Out: why two cannot be combined, the pairs that ran, and
 the matrix of parts. What neither ran nor is refused is not known to work.
@@ -16,7 +16,7 @@ from vramprobe.techniques.savings import runs
 
 @dataclass(frozen=True, kw_only=True)
 class PairOfParts:
-    """How many pairs of techniques there are of two parts, and what is known of them."""
+    """Number of pairs of techniques of two parts, and how many of them ran or are refused."""
 
     part: str
     other: str
@@ -31,7 +31,7 @@ class PairOfParts:
 
 
 def refusal(one: Technique, other: Technique) -> str | None:
-    """Why these cannot be combined, or None."""
+    """Return why these cannot be combined, or None."""
     if one.part == other.part:
         return f"{one.part}: one at a time"
     for rule in exclusions():

@@ -67,12 +67,12 @@ class Technique:
 
     @property
     def arguments(self) -> list[str]:
-        """What its run adds to the base's command."""
+        """Arguments that its run adds to the base's command."""
         named = [[f"--{name}", value] for name in _FORMS if (value := getattr(self, name))]
         return [*(word for pair in named for word in pair), *shlex.split(self.run)]
 
     def switch(self, framework: str) -> str:
-        """How it is switched on in one of FRAMEWORKS; "" where it is not."""
+        """Return the setting that switches it on in one of FRAMEWORKS; "" where there is none."""
         said = getattr(self, framework)
         if said is not None:
             return said
@@ -123,7 +123,9 @@ class Exclusion:
 
 @cache
 def exclusions() -> tuple[Exclusion, ...]:
-    """What its package, peft, TRL or transformers refuses, beside that a part has one technique at a time."""
+    """Return the combinations that its package, peft, TRL or transformers refuses, beside the rule of one technique a
+    part.
+    """
     return tuple(
         Exclusion(techniques=tuple(one["techniques"]), others=tuple(one["others"]), why=one["why"])
         for one in _table()["exclusion"]
@@ -163,7 +165,7 @@ def _joined(words: list[str]) -> list[str]:
 
 
 def left_out() -> dict[str, dict[str, str]]:
-    """What has no row, and why: group (optim, peft, quantization) → the library's name for it → reason."""
+    """Return the techniques without a row: group (optim, peft, quantization) → the library's name → reason."""
     return _table()["left_out"]
 
 

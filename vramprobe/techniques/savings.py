@@ -1,4 +1,4 @@
-"""What each technique saved in its emulated run, alone and together: rows of the table that ships.
+"""Savings of each technique in its emulated run, alone and together: rows of the table that ships.
 
 In: data/techniques.csv, which benchmarks/techniques/techniques.py writes from its journal. Out: frozen rows. Bytes are
 emulated, seconds predicted; a run that gave none says why.
@@ -43,7 +43,7 @@ class Saving:
 
     @property
     def saved_share(self) -> float | None:
-        """Of the base's peak."""
+        """Share of the base's peak that is saved."""
         return None if self.saved_bytes is None or not self.base_bytes else self.saved_bytes / self.base_bytes
 
     @property

@@ -86,7 +86,7 @@ class Count:
 
     @property
     def unclaimed_share(self) -> float:
-        """Of the driver's launches."""
+        """Share of the driver's launches that no operator claimed."""
         return max(0, self.num_launches - self.num_claimed) / self.num_launches if self.num_launches else 0.0
 
 
@@ -173,15 +173,16 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
 
 
 def ideal_rows(count: Count, gpu: Gpu) -> list[tuple[int, str, float, float, int]]:
-    """Of each row: its phase's number, its class, seconds of its FLOPs by its shape and of its bytes, both at full
-    rates, and its launches. What :func:`time_of` makes of them depends on the rates alone: a fit asks once.
+    """Return for each row: its phase's number, its class, seconds of its FLOPs by its shape and of its bytes, both at
+    full rates, and its launches. The result of :func:`time_of` depends on these and the rates alone: a fit computes
+    them once.
     """
     full = _Roofline(gpu, SpeedFit.model_construct(rates=FULL_RATES))
     return [(_phase_of(row), class_of(row), *full.parts(row), row.launches) for row in count.rows]
 
 
 def row_seconds(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> list[float]:
-    """What each row's calls take on the card together, collectives 0. Raises SpecError as :func:`time_of`."""
+    """Seconds of each row's calls on the card together, collectives 0. Raises SpecError as :func:`time_of`."""
     seconds_of = _Roofline(gpu, fit or shipped_counted())
     return [seconds_of.row(row) for row in count.rows]
 
@@ -305,7 +306,9 @@ def _shapes(said: str) -> list[tuple[int, ...]]:
 def _condition(
     gpu: Gpu, count: Count, by_class: dict[str, float], micro_tokens: int | None, fit: SpeedFit
 ) -> Condition:
-    """What the interval goes by: the first that holds. A step whose launches take longer than its kernels is short."""
+    """Return the condition of the interval: the first that holds. A step is short if its launches take longer than its
+    kernels.
+    """
     if gpu.short_name not in fit.cards:
         return "card never seen"
     kernels = sum(by_class[name] for name in KERNELS)

@@ -70,7 +70,7 @@ def elementwise(arch: Architecture, tokens: int, widths: tuple[int, int], fused:
 
 
 def block(hidden: int, inner: int, is_rms: bool, elements: float) -> tuple[Moved, float]:
-    """The same of a block of a vision tower, of so many patches; queries and keys are rotated in fp32."""
+    """Bytes moved and kernels of a block of a vision tower of so many patches; queries and keys are rotated in fp32."""
     parts = [
         (_RMS_NORM if is_rms else _LAYER_NORM, 2 * hidden),
         (_RESIDUAL, 2 * hidden),
@@ -82,11 +82,11 @@ def block(hidden: int, inner: int, is_rms: bool, elements: float) -> tuple[Moved
 
 
 def _mlp_width(arch: Architecture) -> int:
-    """What the last linear layer of the text's MLP takes."""
+    """Input width of the last linear layer of the text's MLP."""
     last = [one.num_in for one in arch.linears if one.name.endswith(LAST_OF_MLP) and not one.name.startswith("visual.")]
     return last[0] if last else 4 * arch.head_width
 
 
 def loss_bytes(is_fused: bool) -> float:
-    """Of a logit, forward and backward together."""
+    """Bytes moved for one logit, forward and backward together."""
     return _FUSED_LOSS_BYTES if is_fused else _LOSS_BYTES

@@ -65,7 +65,7 @@ class Step(Protocol):
         ...
 
     def condition(self, fit: SpeedFit) -> Condition:
-        """What its interval goes by."""
+        """Return the condition of its interval."""
         ...
 
 
@@ -227,8 +227,8 @@ def with_widths(rates: Rates, steps: Sequence[S]) -> SpeedFit:
 
 
 def inside_intervals(steps: Sequence[S]) -> list[tuple[S, Condition, bool]]:
-    """Whether each source's steps lie in the interval of a fit, and of widths, that have not seen the source; nothing
-    of a source without which less than two are left.
+    """Return for each step its condition, and True if it lies in the interval of a fit, and of widths, that have not
+    seen its source; no steps of a source without which less than two are left.
     """
     found = []
     for source in sorted({one.source for one in steps}):

@@ -48,7 +48,7 @@ def measured_speeds(records: Iterable[RunRecord], fit: SpeedFit | None = None) -
 
 
 def _of(logs: list[float], fit: SpeedFit) -> Measured:
-    """Of one record the interval is the fit's own; of several, as far as they lie apart."""
+    """Summarize the ratios to records: of one record the interval is the fit's own; of several, their distance."""
     middle = statistics.median(logs)
     apart = max(abs(value - middle) for value in logs) if len(logs) > 2 else fit.half_widths["usual"]
     return Measured(math.exp(middle), max(apart, _LEAST_HALF_WIDTH), len(logs))

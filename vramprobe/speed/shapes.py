@@ -48,7 +48,7 @@ def _reached(gpu: Gpu) -> tuple[float, float]:
 
 
 def product_share(gpu: Gpu, m: int, n: int, k: int) -> float:
-    """Of the 16-bit peak, in a product of [m, k] by [k, n]."""
+    """Share of the 16-bit peak in a product of [m, k] by [k, n]."""
     return _product_share(gpu.short_name, m, n, k)
 
 
@@ -66,7 +66,7 @@ def _product_share(name: str, m: int, n: int, k: int) -> float:
 
 
 def times_faster(gpu: Gpu, dtype: str, m: int) -> float:
-    """How many times as fast as in 16 bit a product in ``dtype`` is (``float8_e4m3fn``); 1 in any other."""
+    """Return the speed of a product in ``dtype`` (``float8_e4m3fn``) relative to 16 bit; 1 for any other dtype."""
     kind = "fp8" if dtype.startswith("float8") else "nvfp4" if dtype.startswith("float4") else ""
     tables = kernel_tables()
     by_card = tables.faster.get(kind, {})
@@ -77,7 +77,7 @@ def times_faster(gpu: Gpu, dtype: str, m: int) -> float:
 
 
 def attention_share(gpu: Gpu, length: int, width: int, *, backward: bool) -> float:
-    """Of the 16-bit peak, in a causal attention over ``length`` keys with heads of ``width``."""
+    """Share of the 16-bit peak in a causal attention over ``length`` keys with heads of ``width``."""
     return _attention_share(gpu.short_name, length, width, backward)
 
 
@@ -97,7 +97,8 @@ def _attention_share(name: str, length: int, width: int, backward: bool) -> floa
 
 
 def sent_bytes_per_second(gpu: Gpu, kind: str, num_gpus: int, num_bytes: float = LARGE_MESSAGE) -> float:
-    """What one GPU of ``num_gpus`` in a machine sends in a collective whose whole message has ``num_bytes``.
+    """Bytes per second that one GPU of ``num_gpus`` in a machine sends in a collective whose whole message has
+    ``num_bytes``.
 
     A kind that was not measured (a broadcast, a send to one other) counts as an all-gather.
     """

@@ -46,7 +46,7 @@ class Figure(BaseModel):
 
 
 class Estimate(BaseModel):
-    """How fast a step is: predicted, not measured. ``parts`` are seconds of an optimizer step, which overlap."""
+    """Speed of a step: predicted, not measured. ``parts`` are seconds of an optimizer step, which overlap."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -165,7 +165,7 @@ def _sent_seconds(sent: list[tuple[str, float]], gpu: Gpu, num_gpus: int) -> tup
 
 
 def condition_of(work: Work, gpu: Gpu, num_gpus: int, cards: list[str]) -> Condition:
-    """What the interval goes by; the first that holds."""
+    """Return the condition of the interval: the first that holds."""
     if gpu.short_name not in cards:
         return "card never seen"
     if num_gpus > GPUS_PER_MACHINE:
@@ -176,7 +176,7 @@ def condition_of(work: Work, gpu: Gpu, num_gpus: int, cards: list[str]) -> Condi
 def estimate(
     spec: CellSpec, gpu: Gpu, *, num_gpus: int = 1, sharding: Sharding = "fsdp", fit: SpeedFit | None = None
 ) -> Estimate:
-    """How fast the cell's step is on ``num_gpus`` of ``gpu``, each with the cell's batch.
+    """Estimate the speed of the cell's step on ``num_gpus`` of ``gpu``, each with the cell's batch.
 
     Raises UnsupportedArchitecture without arithmetic for the model, SpecError for a card whose peak is not known.
     """
@@ -200,7 +200,7 @@ def estimate_work(
     faster: float = 1.0,
     half_width: float | None = None,
 ) -> Estimate:
-    """The same of work that was counted before; ``faster`` and ``half_width`` are what records of the card say."""
+    """Estimate the speed of counted work; ``faster`` and ``half_width`` come from records of the card."""
     fit = fit or shipped_speed()
     parts = parts_of(work, gpu, num_gpus, sharding, fit.rates)
     seconds = parts.step_seconds(grad_accum) / faster

@@ -17,7 +17,7 @@ VISUAL, BLOCKS = "visual.", "visual.blocks."
 
 
 class TowerWork(NamedTuple):
-    """Of a micro-step's images; ``attention_flops`` and ``num_kernels`` of one forward."""
+    """Work on a micro-step's images; ``attention_flops`` and ``num_kernels`` of one forward."""
 
     num_patches: float
     patch_numel: int
@@ -30,7 +30,7 @@ class TowerWork(NamedTuple):
     num_kernels: float
 
     def rows(self, name: str) -> float:
-        """Of a linear layer: patches in a block, and as many as become a token in a merger."""
+        """Rows of a linear layer: patches in a block, and the tokens they become in a merger."""
         return self.num_patches if name.startswith(BLOCKS) else self.num_patches / self.merge
 
 

@@ -52,7 +52,7 @@ class Product(NamedTuple):
 
     @property
     def count(self) -> float:
-        """How many times a micro-step does it."""
+        """Number of times that a micro-step does it."""
         return self.copies * (1 + self.repeats)
 
     @property
@@ -62,13 +62,13 @@ class Product(NamedTuple):
 
     @property
     def num_bytes(self) -> float:
-        """What one reads and writes."""
+        """Bytes that one product reads and writes."""
         return self.width * (self.m * self.n + self.m * self.k + self.n * self.k)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one GPU does. Of a micro-step, but for ``optimizer_bytes``, which an optimizer step moves."""
+    """Work of one GPU in a micro-step, except ``optimizer_bytes``, which an optimizer step moves."""
 
     num_tokens: int
     products: tuple[Product, ...]
@@ -239,8 +239,8 @@ def _uses(
     trains: bool,
     backward: float | None = None,
 ) -> list[Product]:
-    """Of so many linear layers: forward, the gradient of their input (of ``backward`` of them, None: of all), and that
-    of their weight where it trains.
+    """Return the products of so many linear layers: forward, the gradient of their input (for ``backward`` of them,
+    None: for all), and that of their weight where it trains.
     """
     found = [
         Product(rows, num_out, num_in, width, copies, repeats),
@@ -250,7 +250,7 @@ def _uses(
 
 
 def _share_of_tokens(arch: Architecture, name: str) -> float:
-    """Of a linear layer that is one of several experts, the share of tokens that comes to it."""
+    """Share of tokens that reach a linear layer, where it is one of several experts; 1 for any other."""
     if arch.experts is None or ".experts." not in name:
         return 1.0
     return arch.experts.per_token_run / arch.experts.num

@@ -25,7 +25,7 @@ _MAX_SIZE_STEPS = 8
 
 
 class Fold(NamedTuple):
-    """What a fit without these records says of them, one of each per record.
+    """Prediction errors on records that a fit without them makes, one value of each field per record.
 
     ``errors``: (predicted − measured) / measured; ``shares``: of the predicted bytes, by unknown, as regression.shares
     has them; ``doublings``: of parameters, above the largest model that the fit has seen.
@@ -92,7 +92,7 @@ def leave_one_model_out(folds: Sequence[Fold]) -> LeaveOneModelOut:
 
 
 def summary(errors: np.ndarray) -> ErrorSummary:
-    """Of one group's relative errors."""
+    """Summarize one group's relative errors."""
     sizes = abs(errors)
     return ErrorSummary(
         num_records=len(errors),

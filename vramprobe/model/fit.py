@@ -137,7 +137,9 @@ def _observed_bytes(record: RunRecord) -> tuple[int | None, bool, str]:
 
 
 def _mixed_versions(records: Sequence[RunRecord]) -> list[str]:
-    """What differs harmlessly; what must not differ has raised by now (table.require_comparable)."""
+    """Return the packages whose versions differ harmlessly; harmful differences have raised by now
+    (table.require_comparable).
+    """
     seen: dict[str, set[str]] = defaultdict(set)
     for record in records:
         for package, release in record.environment.versions.items():

@@ -90,7 +90,9 @@ def interval_width(
 
 
 def standard_errors(fold: Fold, power: float, least_bytes: int) -> np.ndarray:
-    """Of each left-out record as a share, up to a factor: its own noise, and what the fold's unknowns are unsure of."""
+    """Standard error of each left-out record as a share, up to a factor: its own noise, and the fold's uncertain
+    unknowns.
+    """
     import numpy as np
 
     unsure = fold.rest.covariance(lambda size: noise_share(size / least_bytes, power))
@@ -164,7 +166,8 @@ def few_models_factor(by_model: Sequence[np.ndarray]) -> float:
 
 
 def conformal_quantile(values: Iterable[float]) -> float:
-    """What a further value of the same kind stays within with probability COVERAGE (split conformal prediction).
+    """Return the bound that a further value of the same kind stays within with probability COVERAGE (split conformal
+    prediction).
 
     Vovk et al., Algorithmic Learning in a Random World (2005): the ceil((n + 1) · coverage)-th smallest of n values.
     """

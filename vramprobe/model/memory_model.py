@@ -106,7 +106,7 @@ class DecidesMemory(Protocol):
 
 
 def workspaces_bytes(spec: CellSpec, gpu: DecidesMemory | None) -> int:
-    """What cuBLAS takes for the forward's thread and the backward's, from the first product of each on."""
+    """Bytes of cuBLAS's workspaces for the forward's thread and the backward's, from the first product of each on."""
     if spec.device != "cuda":
         return 0
     return 2 * (BLAS_WORKSPACE_BYTES if gpu is None else gpu.blas_workspace_bytes)
@@ -120,12 +120,12 @@ def with_workspaces(found: Sequence[Moment], workspaces: int) -> list[Moment]:
 
 
 def constant_name(method: str) -> str:
-    """What a method's constant is called beside the causes."""
+    """Return the name of a method's constant beside the causes."""
     return f"constant {method}"
 
 
 class IntervalWidth(_Frozen):
-    """How far a measured peak may be from the predicted one, as a share of it; half_width() has the formula.
+    """Distance of a measured peak from the predicted one, as a share of it; half_width() has the formula.
 
     ``half_width``, by method, is of the noise of a peak of ``from_bytes``; the noise goes with the peak's ``power``.
     ``covariance`` [row][column], a lower triangle, is how far the coefficients may be off together, relative to
@@ -141,7 +141,7 @@ class IntervalWidth(_Frozen):
     unseen_family: RelativeError  # what a family never seen adds
 
     def half_width_of(self, method: str) -> float:
-        """Of a method that was never fitted the widest that another has."""
+        """Return a method's half-width; for one that was never fitted, the widest of the others."""
         return self.half_width.get(method, max(self.half_width.values(), default=0.0))
 
     @model_validator(mode="after")
@@ -153,7 +153,7 @@ class IntervalWidth(_Frozen):
 
 
 def half_width(width: IntervalWidth, value: int, terms: dict[str, int], method: str, doublings: float) -> float:
-    """How far the measured peak may be from ``value`` bytes so far outside the fitted range, as a share of it.
+    """Return how far the measured peak may be from ``value`` bytes so far outside the fitted range, as a share of it.
 
     half_width · sqrt(noise_share² + unsure_share) · (1 + growth_per_doubling · doublings); ``terms`` are the scaled
     ones at the peak. All of it is learnt from what was left out of the fit (interval.py).
@@ -166,7 +166,7 @@ def half_width(width: IntervalWidth, value: int, terms: dict[str, int], method: 
 
 
 def noise_share(relative_size: float, power: float) -> float:
-    """What the noise of a peak is, of that of the smallest fitted, both as shares; below it no smaller."""
+    """Noise of a peak relative to that of the smallest fitted one, both as shares; below it no smaller."""
     return (max(relative_size, 1.0) if power > 0 else relative_size) ** power
 
 
@@ -187,7 +187,7 @@ def unsure_share(width: IntervalWidth, shares: dict[str, Any]) -> Any:
 
 
 class Ranges(_Frozen):
-    """What the fit has seen: (smallest, largest) of each number, and every value of each choice."""
+    """Ranges that the fit has seen: (smallest, largest) of each number, and every value of each choice."""
 
     num_params: tuple[Size, Size]
     num_tokens: tuple[Size, Size]
@@ -239,7 +239,7 @@ class MemoryModel(_Frozen):
 
     @property
     def is_emulated(self) -> bool:
-        """Whether the records are of an emulated GPU, which is not the card."""
+        """Return True if the records are of an emulated GPU, which is not the card."""
         return self.instrument == "emulated"
 
     def constant_of(self, method: str) -> int:
@@ -323,7 +323,7 @@ def shipped_fits() -> tuple[MemoryModel, ...]:
 
 
 def is_same_gpu(model: MemoryModel, gpu: Gpu) -> bool:
-    """Whether the fit was measured on this model of GPU."""
+    """Return True if the fit was measured on this model of GPU."""
     return catalog.gpu_seen(model.device_name) == gpu
 
 

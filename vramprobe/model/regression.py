@@ -54,7 +54,7 @@ class Design(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What was learnt: a coefficient by cause, and a constant in bytes by method."""
+    """Fitted values: a coefficient by cause, and a constant in bytes by method."""
 
     coefficients: dict[str, float]
     constant_bytes: dict[str, int]
@@ -74,11 +74,11 @@ class Solution(NamedTuple):
     prior: np.ndarray
 
     def shares(self, design: Design, of_bytes: np.ndarray) -> np.ndarray:
-        """What each unknown's term is of ``of_bytes``, at the predicted peak: records × unknowns."""
+        """Share of each unknown's term in ``of_bytes``, at the predicted peak: records × unknowns."""
         return _shares(design, self.estimate, self.unit_bytes, of_bytes)
 
     def covariance(self, noise: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Of the unknowns, where ``noise`` says how large a share the error of a peak of so many bytes is.
+        """Covariance of the unknowns; ``noise`` gives the error of a peak of so many bytes, as a share.
 
         The sandwich: White, Econometrica 48 (1980), for ridge regression. Unknowns that no record decides have none.
         """
@@ -110,7 +110,7 @@ def design_of(observations: Sequence[Observation]) -> Design:
 
 
 def _without_covered(terms: np.ndarray) -> np.ndarray:
-    """The same with fewer moments: without those that another one covers; of equal ones the first stays."""
+    """Drop the moments of each record that another moment covers; of equal ones the first stays."""
     import numpy as np
 
     num_moments = terms.shape[1]
@@ -225,7 +225,7 @@ class _Problem:
         return relative + self.unit_shares @ unknowns[self.num_causes :], peak
 
     def cost(self, unknowns: np.ndarray) -> float:
-        """What is minimised: soft L1 of the errors (SciPy's ``soft_l1``), squares of the unknowns."""
+        """Return the cost that is minimized: soft L1 of the errors (SciPy's ``soft_l1``), squares of the unknowns."""
         import numpy as np
 
         relative, _ = self.errors(unknowns)

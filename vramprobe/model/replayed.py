@@ -52,8 +52,8 @@ def replayed(spec: CellSpec, gpu: DecidesMemory | None = None) -> Replayed:
 
 
 def num_alloc_retries(spec: CellSpec, gpu: DecidesMemory, limit_bytes: int) -> int | None:
-    """How often the allocator gives its cached blocks back where segments may take ``limit_bytes`` together; null where
-    that is not enough, and the run ends out of memory.
+    """Number of times that the allocator gives its cached blocks back where segments may take ``limit_bytes`` together;
+    null where that is not enough, and the run ends out of memory.
 
     Raises UnsupportedArchitecture for what there is no arithmetic for.
     """
@@ -65,7 +65,7 @@ def num_alloc_retries(spec: CellSpec, gpu: DecidesMemory, limit_bytes: int) -> i
 
 
 def load_bytes(spec: CellSpec) -> int:
-    """What is allocated at most before the first step; it does not depend on the card.
+    """Bytes allocated at most before the first step; they do not depend on the card.
 
     Raises UnsupportedArchitecture for what there is no arithmetic for.
     """
@@ -75,14 +75,14 @@ def load_bytes(spec: CellSpec) -> int:
 
 
 def chip_of(gpu: DecidesMemory) -> Chip | None:
-    """What is known of its kernels; null for one that is not NVIDIA's."""
+    """Return the card's facts that choose its kernels; null for one that is not NVIDIA's."""
     if gpu.capability is None or gpu.num_sms is None:
         return None
     return Chip(gpu.capability, gpu.num_sms)
 
 
 def card_of(gpu: DecidesMemory | None) -> _Card:
-    """What decides the requests of a cell beside its own words; without ``gpu``, as on an A100."""
+    """Return the card's facts that decide the requests of a cell; without ``gpu``, an A100's."""
     if gpu is None:
         return BLAS_WORKSPACE_BYTES, A100
     return gpu.blas_workspace_bytes, chip_of(gpu)

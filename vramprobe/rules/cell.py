@@ -41,7 +41,9 @@ _NO_CUT = (
 
 
 def not_quantized(quant: str, kbit_prep: str, dtype: str, num_reached: int, num_params: int) -> list[str]:
-    """What is said of a model whose quantization reaches less than half of it, as of a mixture of experts."""
+    """Return a warning if a model's quantization reaches less than half of it, as of a mixture of experts; else
+    nothing.
+    """
     if quant == "none" or 2 * num_reached >= num_params:
         return []
     held = "fp32" if kbit_prep == "peft" else dtype
@@ -67,7 +69,7 @@ def lora_target_names(spec: Cell) -> list[str] | None:
 
 
 def reasons_against(spec: Cell) -> list[str]:
-    """Why this combination cannot run; empty when it can."""
+    """Return the reasons why this combination cannot run; empty when it can."""
     rules = _method_rules(spec) + _other_head_rules(spec) + _precision_rules(spec) + _device_rules(spec)
     return [reason for broken, reason in rules if broken] + _architecture_reasons(spec)
 
@@ -143,7 +145,7 @@ def _other_head_rules(spec: Cell) -> list[tuple[bool, str]]:
 
 
 def _cut_rules(spec: Cell) -> list[tuple[bool, str]]:
-    """Of Cut Cross-Entropy's kernels, and of the patch that puts them into a model."""
+    """Rules of Cut Cross-Entropy's kernels, and of the patch that puts them into a model."""
     what, cuts = spec.other_head, spec.loss == "cut_cross_entropy"
     return [
         (

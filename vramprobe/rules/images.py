@@ -14,7 +14,7 @@ BESIDE_AN_IMAGE = 2
 
 
 def reasons_against_images(spec: Cell) -> list[str]:
-    """Why this combination cannot run; empty when it can."""
+    """Return the reasons why this combination of image options cannot run; empty when it can."""
     if not has_images(spec.architecture):
         without = f"{spec.model} has no vision tower"
         return [

@@ -32,7 +32,7 @@ _NO_RING = ("bloom", "falcon", "gpt2", "gpt_neox", "t5")
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingRules:
-    """What one kind of sharding does, and what it can be combined with."""
+    """Properties of one kind of sharding, and what it can be combined with."""
 
     module: str  # in terms/sharding/ and workload/sharding/
     uses_deepspeed: bool = False
@@ -152,7 +152,7 @@ def with_group_size(spec: Any) -> Any:
 
 
 def reasons_not_run(spec: Cell) -> list[str]:
-    """Why vramprobe does not run the cell on its GPUs; empty where it does."""
+    """Return the reasons why vramprobe does not run the cell on its GPUs; empty where it does."""
     if spec.num_gpus == 1:
         return _reasons_alone(spec)
     if spec.sharding is None:
@@ -190,7 +190,7 @@ def _reasons_alone(spec: Cell) -> list[str]:
 
 
 def _run_rules(spec: Cell) -> list[tuple[bool, str]]:
-    """What vramprobe does not run on several GPUs, though it may predict it."""
+    """Rules of what vramprobe does not run on several GPUs, though it may predict it."""
     given, has_ranks = f"num_gpus {spec.num_gpus}", rules_of(spec.sharding).has_ranks
     depth = catalog.depth_of(spec.architecture) or spec.num_gpus
     reads_head = spec.fused_linear_cross_entropy or spec.loss == "cut_cross_entropy"
@@ -244,14 +244,14 @@ def cannot_shard(spec: Cell) -> str | None:
 
 
 def cannot_rotate(spec: Cell) -> str | None:
-    """Why keys and values do not go from rank to rank so; None where they do."""
+    """Return why keys and values do not go from rank to rank so; None where they do."""
     if spec.cp_size > 1 or spec.cp_rotation == "allgather":
         return None
     return f"cp_rotation {spec.cp_rotation} is for ranks that share each sequence; set cp_size to 2 or more"
 
 
 def cannot_group(spec: Cell) -> str | None:
-    """Why the ranks make no groups of ``shard_size``; None where they do, or all are one group."""
+    """Return why the ranks make no groups of ``shard_size``; None where they do, or all are one group."""
     sharding, num_gpus, shard_size = spec.sharding, spec.num_gpus, spec.shard_size
     given, within = f"shard_size {shard_size}", rules_of(sharding).within
     if within is None:
@@ -273,7 +273,7 @@ def cannot_group(spec: Cell) -> str | None:
 
 
 def cannot_step(spec: Cell) -> str | None:
-    """Why a rank's parameters are not stepped, by its optimizer or from its loss."""
+    """Return why a rank's parameters are not stepped, by its optimizer or from its loss; None where they are."""
     rules = rules_of(spec.sharding)
     if spec.uses_trl and (spec.cp_size > 1 or not rules.runs_trl):
         beside = f"cp_size {spec.cp_size}" if spec.cp_size > 1 else spec.sharding
@@ -288,7 +288,7 @@ def cannot_step(spec: Cell) -> str | None:
 
 
 def cannot_quantize(spec: Cell) -> str | None:
-    """Why the libraries cannot run quantized weights so."""
+    """Return why the libraries cannot run quantized weights so; None where they can."""
     rules = rules_of(spec.sharding)
     if spec.quant == "none" or spec.quant in rules.quants:
         return None
@@ -296,7 +296,9 @@ def cannot_quantize(spec: Cell) -> str | None:
 
 
 def cannot_divide_layers(spec: Cell) -> str | None:
-    """What transformers 5.23 with peft 0.21 does not divide by ``tp_plan="auto"``; each failed under Trainer."""
+    """Return what transformers 5.23 with peft 0.21 does not divide by ``tp_plan="auto"``; each case failed under
+    Trainer.
+    """
     if rules_of(spec.sharding).module != "tensor_parallel":
         return None
     targets = lora_target_names(spec) if spec.method != "full" else []
@@ -322,7 +324,9 @@ def cannot_divide_layers(spec: Cell) -> str | None:
 
 
 def cannot_share_sequences(spec: Cell) -> str | None:
-    """What accelerate and torch do not run by context parallelism, or run as another model; None where they run it."""
+    """Return what accelerate and torch do not run by context parallelism, or run as another model; None where they run
+    it.
+    """
     if spec.cp_size == 1:
         return None
     given, sharing = f"cp_size {spec.cp_size}", sharing_ranks(spec)
@@ -391,7 +395,7 @@ def _partial_attention(architecture: dict[str, Any]) -> str:
 
 
 def cannot_offload(spec: Cell) -> str | None:
-    """Why the ranks do not keep that in host memory; None where they do, or nothing is offloaded."""
+    """Return why the ranks do not keep that in host memory; None where they do, or nothing is offloaded."""
     if spec.offload == "none":
         return None
     given, rules = f"offload {spec.offload} under {spec.sharding}", rules_of(spec.sharding)

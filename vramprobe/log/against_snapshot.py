@@ -22,7 +22,7 @@ _GIVEN_BACK = ("segment_free", "segment_unmap")
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where the replay first did something else than torch."""
+    """First difference between the replay and torch."""
 
     position: int  # in device_traces
     what: str  # "segments": taken or given back; "address": another block served the request
@@ -128,7 +128,7 @@ class _Run:
             self.first = Divergence(position, what, torch, replay)
 
     def _place(self, action: SegmentAction, _: int) -> int | None:
-        """Where torch's segment was put at this moment, if it took one."""
+        """Return the address where torch's segment was put, if it took one at this point."""
         return self.places.popleft()[1] if self.places and self.places[0][0] == action else None
 
 

@@ -83,7 +83,9 @@ class Growth:
 
 
 def growth_of(runs: Sequence[Script]) -> Growth | None:
-    """How one phase grows, from its runs with the repeated layers 0, 1 and 2 times; None where it does not repeat."""
+    """Return the growth of one phase, from its runs with the repeated layers 0, 1 and 2 times; None where it does not
+    repeat.
+    """
     blocks = _repeated(*(run.codes for run in runs))
     return None if blocks is None else _growth(list(runs), blocks)
 
@@ -138,7 +140,7 @@ def line_of(values: tuple[Any, ...], times: int) -> Any:
 
 
 def _repeated(first: np.ndarray, second: np.ndarray, third: np.ndarray) -> Blocks | None:
-    """What is put into ``first`` to make ``second``, and twice to make ``third``; None where nothing is."""
+    """Return the blocks that inserted once into ``first`` make ``second``, and twice ``third``; None where none do."""
     for window in _WINDOWS:
         blocks = _insertions(first, second, third, window)
         if blocks is not None and np.array_equal(_grow(first, blocks, 2), third):
@@ -190,7 +192,7 @@ def _grow(first: np.ndarray, blocks: Blocks, times: int) -> np.ndarray:
 
 
 def _growth(runs: list[Script], blocks: Blocks) -> Growth:
-    """How a phase grows: the first run's events and the blocks; without ranks where they are not on a line.
+    """Return the growth of a phase: the first run's events and the blocks; without ranks where they are not on a line.
 
     A free's rank is linear in the number of copies and, within a block, in the copy's number: a temporary finds nothing
     newer, backward finds all that the layers after this one saved gone, and zero_grad finds all that they got there.
@@ -248,7 +250,9 @@ def _ranks_by_origin(runs: list[Script], blocks: Blocks) -> list[np.ndarray]:
 
 
 def _layout(length: int, blocks: Sequence[tuple[int, int]], times: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each event comes from, as a position in the first run's events and then the blocks', and in which copy."""
+    """Return the origin of each event, as a position in the first run's events and then the blocks', and its copy's
+    number.
+    """
     origin, copy, last, start = [], [], 0, length
     for position, size in blocks:
         origin += [np.arange(last, position), np.tile(np.arange(start, start + size), times)]

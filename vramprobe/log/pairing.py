@@ -1,4 +1,4 @@
-"""Which allocation each free takes back, said without naming blocks, so that it can be continued to deeper models.
+"""Pair each free with its allocation, without naming blocks, so that it can be continued to deeper models.
 
 In: Logs of one cell at several depths. Out: each phase's events as a Script: what each is (a kind) and, for a free, how
 many living blocks of its kind are newer (its rank). And back: Scripts → a Log. Knows no torch.
@@ -23,7 +23,7 @@ class Unpaired(Exception):
 
 @dataclass(frozen=True)
 class Kinds:
-    """What an event's block can be, one row each: its bytes, its cause (a position in :data:`CAUSES`), its stream.
+    """Kinds of an event's block, one row each: its bytes, its cause (a position in :data:`CAUSES`), its stream.
 
     Blocks of one size and cause that are made at different places of a layer, or in different kinds of layers, are
     different kinds.

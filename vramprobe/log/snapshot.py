@@ -124,7 +124,7 @@ def _entries(trace: list[Mapping[str, Any]]) -> tuple[Entry, ...]:
 def _before(
     trace: list[Mapping[str, Any]], segments: list[Mapping[str, Any]], config: AllocatorConfig
 ) -> tuple[SegmentState, ...]:
-    """What stood before the first entry: the snapshot's segments (its end), with the history undone backwards."""
+    """Return the segments before the first entry: the snapshot's segments (its end), with the history undone."""
     ranges = {
         segment["address"]: [
             segment["total_size"],
@@ -164,7 +164,7 @@ def _before(
 
 
 def _small_ranges(trace: list[Mapping[str, Any]]) -> dict[tuple[int, int], bool]:
-    """Whether a range that is given back was the small pool's: seen where a block of it was used."""
+    """Return for each range that is given back True if it was the small pool's: seen where a block of it was used."""
     starts = sorted({entry["addr"] for entry in trace if entry["action"] in ("segment_free", "segment_unmap")})
     sizes = {e["addr"]: e["size"] for e in trace if e["action"] in ("segment_free", "segment_unmap")}
     found: dict[tuple[int, int], bool] = {}

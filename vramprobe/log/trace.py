@@ -30,7 +30,7 @@ class Block(NamedTuple):
     end: int
 
     def alive_after(self, position: int) -> bool:
-        """Whether the block is alive once event number ``position`` has happened."""
+        """Return True if the block is alive once event number ``position`` has happened."""
         return self.start <= position < self.end
 
 
@@ -61,7 +61,7 @@ def lifetimes(events: Iterable[Event]) -> list[Block]:
 def composition(
     blocks: Iterable[Block], holdings: Iterable[Holding], forwards: Iterable[range], *, step_start: int, at: int
 ) -> Composition:
-    """What is alive after event ``at``, by cause.
+    """Return the bytes alive after event ``at``, by cause.
 
     A block belongs to a holding if its address was among the holding's while the block was alive. Of the rest, what was
     made in a forward (``forwards``: event positions of each) and outlived it is a saved activation, what is older than

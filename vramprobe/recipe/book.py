@@ -89,7 +89,7 @@ def record_packed(spec: CellSpec, gpu: Gpu, say: Say, *, shapes: Sequence[Shape]
 
 
 def _key(spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape]) -> str:
-    """What decides a recording: the cell, the GPU, the libraries that run it, the emulator."""
+    """Return the key of a recording: a hash of the cell, the GPU, the libraries that run it, the emulator."""
     python = installation_to_use()
     ready = Path(python.python).parent.parent / READY
     stack = ready.read_text() if ready.is_file() else python.torch_version
@@ -141,7 +141,7 @@ class _Recorder:
         raise CannotRecord(f"the recording's process ended with {status}: {last[0][:300]}")
 
     def has_ended(self) -> bool:
-        """Whether the process is gone, as one that was killed between two cells."""
+        """Return True if the process is gone, as one that was killed between two cells."""
         return self._process.poll() is not None
 
     def close(self) -> int:

@@ -1,4 +1,4 @@
-"""Which layers of a model are alike, and which shallow models show what one more of them adds.
+"""Find which layers of a model are alike, and which shallow models show what one more of them adds.
 
 In: a config.json as a dict. Out: a LayerPattern: layers before the pattern, its period, the depths to record. Knows no
 torch: what transformers fills in, the caller has put into the config.

@@ -28,7 +28,7 @@ FORMAT = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How each phase of a cell grows from the shallowest run; ``times`` copies of a period give the cell's own depth.
+    """Growth of each phase of a cell from the shallowest run; ``times`` copies of a period give the cell's own depth.
 
     ``rules``: how the bytes of all growths' events, one after the other, follow from rows and length; None where one
     shape was recorded.

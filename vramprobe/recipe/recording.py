@@ -64,7 +64,7 @@ class Request:
 
     @classmethod
     def from_json_line(cls, line: str) -> Request:
-        """What :meth:`to_json_line` wrote."""
+        """Parse the line that :meth:`to_json_line` wrote."""
         words = json.loads(line)
         shapes = tuple((rows, length) for rows, length in words["shapes"])
         return cls(CellSpec.model_validate_json(words["spec"]), Path(words["out"]), shapes, words["whole"])
@@ -102,7 +102,7 @@ class Recording:
     def _extended(
         self, request: Request, pattern: LayerPattern | None, depths: Sequence[int], say: Callable[[str], None]
     ) -> Recipe:
-        """What runs of these depths say; one depth is the whole model's. Raises NotLinear."""
+        """Record runs of these depths and make the recipe; one depth is the whole model's. Raises NotLinear."""
         spec, count = request.spec, len(depths) + len(request.shapes)
         runs = []
         for number, depth in enumerate(depths, 1):
@@ -144,8 +144,9 @@ class Recording:
 
 
 def _fills_buckets(spec: CellSpec) -> bool:
-    """Whether its ranks gather or reduce a fixed number of bytes at a time, whichever layers they are of: how many such
-    buckets there are, and what is in each, a few layers do not say."""
+    """Return True if its ranks gather or reduce a fixed number of bytes at a time, across layers: a few layers do not
+    show how many such buckets there are, and what is in each.
+    """
     rules = rules_of(spec.sharding)
     return rules.uses_deepspeed or rules.module == "ddp"
 

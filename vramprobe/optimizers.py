@@ -38,7 +38,7 @@ class Optimizer:
 
     @property
     def needs_bitsandbytes(self) -> bool:
-        """Whether it is one of bitsandbytes'."""
+        """Return True if it is one of bitsandbytes'."""
         return self.made_by.startswith("bitsandbytes.")
 
 

@@ -197,7 +197,7 @@ class CellSpec(BaseModel):
 
     @property
     def image(self) -> Image | None:
-        """What the processor makes of each image; None without images."""
+        """Image as the processor returns it; None without images."""
         return image_of(self.architecture, *parse_image_size(self.image_size)) if self.images else None
 
     @property
@@ -235,12 +235,14 @@ class CellSpec(BaseModel):
 
     @property
     def needs_bitsandbytes(self) -> bool:
-        """Whether its layers or its optimizers run: all of those, and they alone, say how many bits their state has."""
+        """Return True if its layers or its optimizer are bitsandbytes'; only those of its optimizers name their state's
+        bits.
+        """
         return self.quant != "none" or OPTIMIZERS[self.optim].needs_bitsandbytes
 
     @property
     def uses_trl(self) -> bool:
-        """Whether TRL's own code computes its loss."""
+        """Return True if TRL's own code computes its loss."""
         return self.of_trl != ""
 
     @property
@@ -257,7 +259,7 @@ class CellSpec(BaseModel):
 
     @property
     def fuses_head(self) -> bool:
-        """Whether log-probabilities come from tiles of the logits, by TRL's Triton kernels."""
+        """Return True if log-probabilities come from tiles of the logits, by TRL's Triton kernels."""
         return self.loss == "chunked_nll" or TRAINERS[self.trainer].fuses_head
 
     @property
@@ -267,17 +269,17 @@ class CellSpec(BaseModel):
 
     @property
     def limit_vram_bytes(self) -> int | None:
-        """What the GPU's memory is limited to; None for all of it."""
+        """Bytes to which the GPU's memory is limited; None for all of it."""
         return None if self.limit_vram is None else parse_bytes(self.limit_vram)
 
     @property
     def is_divided(self) -> bool:
-        """Whether ranks hold shards of the weights, which 4-bit ones must then be stored as floats for."""
+        """Return True if ranks hold shards of the weights; 4-bit ones must then be stored as floats."""
         return rules_of(self.sharding).divides_weights
 
     @property
     def is_spread(self) -> bool:
-        """Whether one process has the layers on several cards."""
+        """Return True if one process has the layers on several cards."""
         return not rules_of(self.sharding).has_ranks
 
     @property

@@ -22,7 +22,7 @@ SMALLEST_PUBLISHED = 1e-12
 
 
 def word_for(instrument: str) -> str:
-    """What the numbers of an instrument are called wherever they are shown: measured or emulated."""
+    """Return the word for the numbers of an instrument, wherever they are shown: measured or emulated."""
     return "emulated" if instrument == "emulated" else "measured"
 
 
@@ -39,7 +39,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def requests_at_once(number: float, length_tokens: int) -> str:
-    """What a KV cache holds, e.g. ``2.50 requests of 8,192 tokens``."""
+    """Format the capacity of a KV cache, e.g. ``2.50 requests of 8,192 tokens``."""
     return f"{number:,.2f} requests of {length_tokens:,} tokens"
 
 
@@ -105,7 +105,7 @@ def short_seconds(seconds: float) -> str:
 
 
 def spread_of_seconds(seconds: float, low: float, high: float) -> str:
-    """The same with an interval in its unit: ``420 ms (307 to 576)``."""
+    """Format seconds with an interval in their unit: ``420 ms (307 to 576)``."""
     unit, size = _unit_of_seconds(seconds)
     return f"{_three_digits(seconds / size)} {unit} ({_three_digits(low / size)} to {_three_digits(high / size)})"
 
@@ -159,7 +159,7 @@ def format_hours(hours: float) -> str:
 
 
 def spread_of_hours(hours: float, low: float, high: float) -> str:
-    """The same with an interval in its unit: ``49 min (29 to 83)``."""
+    """Format hours with an interval in their unit: ``49 min (29 to 83)``."""
     unit, size = _unit_of_hours(hours)
     return f"{few_digits(hours / size)} {unit} ({few_digits(low / size)} to {few_digits(high / size)})"
 

@@ -1,4 +1,4 @@
-"""What was found about a failure → what to change, the most effective first. One table.
+"""Map facts about a failure to changes, the most effective first. One table.
 
 In: the keys of a failure, the narrowest first: a detail of its phase, its phase. Out: at most three Changes.
 """

@@ -50,7 +50,7 @@ _LOADING = ("load", "to_device", "prepare")
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why it failed, in a sentence, and what would make it fit, the most effective first, at most three."""
+    """Cause of a failure, in a sentence, and at most three changes that would make it fit, the most effective first."""
 
     cause: Cause
     why: str
@@ -90,7 +90,7 @@ def explain(
 
 
 def _by_form(oom: OutOfMemory, phase: Phase, form: Form) -> Explanation:
-    """What the message alone tells."""
+    """Explain the failure by its message alone."""
     why = next((text for one in form.why if (text := oom.filled(one)) is not None), form.program)
     changes = [Change(text) for one in form.changes if (text := oom.filled(one)) is not None]
     keys = [form.cause, form.owner] if form.owner in ("host", "shared memory") else [form.cause, *_keys(oom, phase)]
@@ -233,7 +233,7 @@ def _shared(oom: OutOfMemory, asked: int) -> tuple[Cause, str] | None:
 
 
 def _fits_in_unused(oom: OutOfMemory) -> str:
-    """How unused memory would serve the request, were it in one piece; empty if it would not."""
+    """Describe how unused memory would serve the request, were it in one piece; empty if it would not."""
     asked, free, unused = oom.requested, oom.free, oom.unused
     if asked is None or unused is None or not oom.reserved:
         return ""

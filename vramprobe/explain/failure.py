@@ -1,4 +1,4 @@
-"""What is known of one failed run, and its words.
+"""Report on one failed run, in data and in words.
 
 In: a Report, which report.py makes. Out: about ten lines, or plain values for JSON. Decides nothing.
 """
@@ -35,7 +35,7 @@ _WHERE |= {"MPS": "the Mac's GPU", "Metal": "the Mac's GPU", "TPU": "the TPU"}
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is known of one failed run."""
+    """Facts about one failed run."""
 
     kind: Literal["log", "snapshot", "nvidia-smi", "memory_summary"]
     oom: OutOfMemory | None  # None: no error was found, only readings

@@ -88,7 +88,7 @@ class Chunk:
             begin = end + 1
 
     def before(self) -> bytes:
-        """What stands before the line that was read last."""
+        """Bytes before the line that was read last."""
         return self.data[: self.at]
 
     def num_lines(self) -> int:
@@ -96,7 +96,7 @@ class Chunk:
 
 
 def _starts(data: bytes, words: Sequence[bytes]) -> list[int]:
-    """Where lines begin that hold one of ``words``."""
+    """Return the positions of lines that contain one of ``words``."""
     starts = set()
     for word in words:
         at = data.find(word)

@@ -102,7 +102,7 @@ class Failure:
 
 @dataclass
 class Log:
-    """What was found."""
+    """Facts read from a log."""
 
     failures: list[Failure] = field(default_factory=list)
     progress: tuple[int, int] | None = None  # of the last progress bar before the first error
@@ -158,7 +158,7 @@ class _Reader:
         return log
 
     def _words(self) -> list[bytes]:
-        """What is looked for in the next chunk."""
+        """Return the words to look for in the next chunk."""
         words = list(WORDS)
         if self.lines.num_bytes <= _SETTINGS_BYTES and len(self.log.settings) < len(_SETTINGS):
             words += _SETTING_WORDS
@@ -167,7 +167,7 @@ class _Reader:
         return [word.encode() for word in words]
 
     def _wants_all(self) -> bool:
-        """Whether the next line counts whatever it holds."""
+        """Return True if the next line counts, whatever it contains."""
         tables = self.log.readings.is_csv or self.log.summaries.is_open
         return tables or any(one.message or one.source_due for one in self.streams.values())
 

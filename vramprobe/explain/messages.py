@@ -144,7 +144,7 @@ def form_of(line: str) -> Form | None:
 
 
 def is_whole(form: Form, text: str) -> bool:
-    """Whether the last figure that its form has is there."""
+    """Return True if the last figure that its form has is there."""
     return not form.ends or re.search(form.ends, text) is not None
 
 

@@ -40,7 +40,7 @@ class Rule(NamedTuple):
     source: str = ""
 
     def shows(self, frame: Frame) -> bool:
-        """Whether ``frame`` shows what this rule names."""
+        """Return True if ``frame`` matches this rule."""
         return (
             re.fullmatch(self.function, frame.function) is not None
             and re.search(self.path, frame.path.replace("\\", "/")) is not None
@@ -261,7 +261,7 @@ def phase_of(frames: Sequence[Frame]) -> Phase:
 
 
 def host_copy(frames: Sequence[Frame]) -> str:
-    """How the innermost frames take the host's memory; empty where they do not."""
+    """Return how the innermost frames take the host's memory; empty where they do not."""
     found = find(HOST_COPIES, frames[-2:])
     return found[0].name if found else ""
 

@@ -79,7 +79,7 @@ class _Rejoined(io.RawIOBase):
 def _factors(
     model: str | None, batch_size: int | None, seq_len: int | None, num_gpus: int | None, settings: dict[str, str]
 ) -> tuple[Factors | None, tuple[str, ...]]:
-    """What the user gave, then what the log shows, and notes of what cannot be used; None without a known model."""
+    """Merge the user's values with those of the log; return notes of unusable ones, and None without a known model."""
     given = {"batch_size": batch_size, "seq_len": seq_len, "num_gpus": num_gpus}
     shown = {key: int(text) for key, text in settings.items() if key in given}
     known = {key: shown.get(key) if value is None else value for key, value in given.items()}
@@ -183,7 +183,7 @@ def _notes(first: logs.Failure, failures: list[logs.Failure]) -> Iterator[str]:
 
 
 def _after_steps(phase: Phase, progress: tuple[int, int] | None) -> Iterator[str]:
-    """What is said of a step that failed after others like it."""
+    """Yield a note on a step that failed after others like it."""
     if phase.name in ("forward", "backward") and progress is not None and progress[0] >= _STEPS_ALIKE:
         yield (
             f"{progress[0]:,} steps went well before this one: its batch is longer than theirs, or memory grows from "
@@ -192,7 +192,7 @@ def _after_steps(phase: Phase, progress: tuple[int, int] | None) -> Iterator[str
 
 
 def _weights(oom: OutOfMemory, factors: Factors | None) -> Iterator[str]:
-    """What is said of a model whose weights in 16 bits are more than the GPU."""
+    """Yield a note on a model whose weights in 16 bits are more than the GPU."""
     if factors is None or factors.architecture is None or oom.total is None or oom.owner != "device allocator":
         return
     num_bytes = 2 * factors.architecture.num_params

@@ -49,7 +49,7 @@ _DTYPE = re.compile(r"torch\.(?:b?float|u?int)(64|32|16|8)|torch\.(half)\b")
 
 @dataclass(frozen=True)
 class Factors:
-    """What is known of the run; None where it is not."""
+    """Facts about the run; None where one is not known."""
 
     model: str  # the catalog's name
     architecture: Architecture | None = None

@@ -29,12 +29,12 @@ class Readings:
 
     @property
     def is_table(self) -> bool:
-        """Whether rows of a table were read."""
+        """Return True if rows of a table were read."""
         return bool(self.used)
 
     @property
     def is_csv(self) -> bool:
-        """Whether a header of nvidia-smi's CSV was read: a row may be any line."""
+        """Return True if a header of nvidia-smi's CSV was read: any line may be a row."""
         return bool(self._columns)
 
     def read(self, line: str) -> None:

@@ -62,7 +62,7 @@ class Summaries:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next line may be of the table."""
+        """Return True if the next line may be of the table."""
         return self._table is not None
 
     def read(self, line: str) -> None:

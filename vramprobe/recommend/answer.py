@@ -146,7 +146,9 @@ def _replay(
 
 
 def what_it_lacks(options: Sequence[Option]) -> str | None:
-    """What keeps a method from an answer: what the option that lacks least of it lacks. None where one fits."""
+    """Return what keeps a method from an answer: the reason of the option that is nearest to fitting. None where one
+    fits.
+    """
     if any(one.fits for one in options):
         return None
     if not options:
@@ -227,7 +229,7 @@ def _doubt(limits: Question | Limits, one: Option | None) -> str:
 
 
 def _why_not(limits: Question | Limits, one: Option, answers: list[Answer]) -> str:
-    """What an option that can run has against it, beside the answers; an answer: only what it is in doubt of."""
+    """Return the disadvantages of an option that can run, beside the answers; of an answer, only its doubts."""
     if any(one is answer.option for answer in answers):
         return _doubt(limits, one)
     said = []
@@ -246,7 +248,7 @@ def _why_not(limits: Question | Limits, one: Option, answers: list[Answer]) -> s
 
 
 def _doubts(answers: Sequence[Answer]) -> list[str]:
-    """What predict doubts of the answers' settings: that libraries do so at all, or not by default."""
+    """Return predict's doubts about the answers' settings: that libraries do so at all, or not by default."""
     said = [warning for one in answers if one.option is not None for warning in one.option.setting.warnings]
     return [text for text in dict.fromkeys(said) if not text.startswith(_SAID_OF_ALL)]
 
@@ -269,7 +271,7 @@ def _notes(question: Question, options: list[Option], offers: list[Offer], today
 
 
 def price_notes(used: Sequence[Offer], today: date) -> list[str]:
-    """Of when and from whom the prices are, and which are old; nothing without any."""
+    """Return a note of the prices' dates and sources, which names old ones; nothing without prices."""
     if not used:
         return []
     dates = sorted({offer.date for offer in used})

@@ -35,7 +35,8 @@ def effects(
     fit: SpeedFit | None = None,
     measured: Mapping[str, Measured] | None = None,
 ) -> list[Effect]:
-    """What each single change does to ``option``: those that save money first; where it does not fit, memory.
+    """Return the effect of each single change on ``option``: those that save money first; where it does not fit,
+    memory.
 
     Fewer tokens of a step are made up for by more steps, so that the tokens stay.
     """

@@ -41,7 +41,7 @@ class Most(BaseModel):
 
 
 def meets(question: Question, one: Option) -> bool:
-    """Whether an option fits, and ends in time and within the budget by its best values."""
+    """Return True if an option fits, and ends in time and within the budget by its best values."""
     if not one.fits or one.hours is None:
         return False
     in_time = question.deadline_seconds is None or one.hours.value * 3600 <= question.deadline_seconds

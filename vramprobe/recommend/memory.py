@@ -17,12 +17,12 @@ from vramprobe.spec import CellSpec
 
 
 def predict_on(spec: CellSpec, gpu: Gpu) -> Prediction:
-    """What one of the cell's GPUs holds. Raises what predict raises."""
+    """Predict one of the cell's GPUs. Raises what predict raises."""
     return _with(_fit_of(spec, gpu, of_one_card=True), spec, gpu, replays=False)
 
 
 def replayed_on(spec: CellSpec, gpu: Gpu) -> Prediction:
-    """The same with reserved memory and what the load needs, to the byte what ``vramprobe predict --gpu`` has."""
+    """Predict it with reserved memory and the load, to the byte as ``vramprobe predict --gpu`` does."""
     return _with(_fit_of(spec, gpu), spec, gpu, replays=True)
 
 
@@ -38,7 +38,7 @@ def _fit_of(spec: CellSpec, gpu: Gpu, *, of_one_card: bool = False) -> MemoryMod
 
 
 def with_load(found: Prediction, needed_bytes: int) -> Prediction:
-    """What arithmetic says of a rank's steps, or what its load needs where that is more, as predict has it."""
+    """Raise a rank's prediction to its load's bytes, where they are more than those of its steps, as predict does."""
     if needed_bytes <= found.peak_allocated_bytes.value:
         return found
     return found.model_copy(
@@ -50,5 +50,5 @@ def with_load(found: Prediction, needed_bytes: int) -> Prediction:
 
 
 def fit_name(spec: CellSpec, gpu: Gpu) -> str:
-    """What tells cards apart that have a fit of their own; empty for all others."""
+    """Return the name that tells cards with a fit of their own apart; empty for all others."""
     return gpu.short_name if _fit_of(spec, gpu, of_one_card=True) else ""

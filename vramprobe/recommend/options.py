@@ -39,14 +39,16 @@ class _Frozen(BaseModel):
 
 
 class Limits(_Frozen):
-    """What an answer for a command has to keep to; of a cell the question says it."""
+    """Limits of an answer for a command; a cell's are in its question."""
 
     deadline_seconds: float | None = None
     budget_usd: float | None = None
 
 
 class Question(_Frozen):
-    """What is asked; ``words`` are a cell's, without batch_size or gradient_checkpointing where they are left open."""
+    """Question to answer; ``words`` are a cell's, without batch_size or gradient_checkpointing where they are left
+    open.
+    """
 
     words: dict[str, Any]
     methods: tuple[str, ...]
@@ -60,7 +62,7 @@ class Question(_Frozen):
 
 
 class Host(_Frozen):
-    """What the run wants beside its cards, by arithmetic: the machine's memory while loading, and disk."""
+    """Bytes that the run needs beside its cards, by arithmetic: the machine's memory while loading, and disk."""
 
     memory_bytes: int
     disk_bytes: int
@@ -68,7 +70,7 @@ class Host(_Frozen):
 
 
 class CommandSetting(_Frozen):
-    """How a command runs on ``num_gpus``, each with a replica: its step is predicted from a count."""
+    """Setting of a command on ``num_gpus``, each with a replica: its step is predicted from a count."""
 
     num_gpus: int
     num_steps: int  # of the run
@@ -94,7 +96,7 @@ class Option(_Frozen):
 
     @property
     def fits(self) -> bool:
-        """Whether the verdict is ``fits``."""
+        """Return True if the verdict is ``fits``."""
         return self.setting.verdict.verdict == "fits"
 
 
@@ -114,7 +116,7 @@ def offers_of(offers: Sequence[Offer], gpu: str, num_gpus: int) -> list[Offer]:
 
 
 def counts_of(question: Question, offers: Sequence[Offer], gpu: str) -> list[int]:
-    """How many of a GPU to try: the numbers that somebody rents out; all, where the question names its GPUs."""
+    """Return the numbers of a GPU to try: those that a provider rents out; all, where the question names its GPUs."""
     few = [count for count in COUNTS if count <= question.max_gpus]
     return [count for count in few if question.gpus or offers_of(offers, gpu, count)]
 

@@ -65,7 +65,7 @@ class Offer(BaseModel):
     usd_per_gb_egress: _Rate | None = None
 
     def holds(self, num_gpus: int) -> bool:
-        """Whether it has ``num_gpus``; of more than eight, the eight that a machine has in the speed estimate."""
+        """Return True if it has ``num_gpus``; of more than eight, the eight of a machine in the speed estimate."""
         return self.num_gpus >= min(num_gpus, GPUS_PER_MACHINE)
 
     def hourly(self, num_gpus: int) -> float:
@@ -82,12 +82,12 @@ class Offer(BaseModel):
         return value
 
     def is_old(self, today: date_type) -> bool:
-        """Whether the month or year that it is dated ended more than :data:`OLD_DAYS` ago."""
+        """Return True if the month or year of its date ended more than :data:`OLD_DAYS` ago."""
         return (today - date_type.fromisoformat(_last_day(self.date))).days > OLD_DAYS
 
 
 def _last_day(written: str) -> str:
-    """Of a month or year, a day at its end that each has."""
+    """Return a day at the end of a month or year that each has."""
     return written + {4: "-12-28", 7: "-28"}.get(len(written), "")
 
 

@@ -48,7 +48,7 @@ def recommend(
     today: date | None = None,
     **options: Any,
 ) -> Recommendation | inverse.Most:
-    """Which cards, how many, how long and for how much; ``options`` are a cell's, ``method`` None compares all three.
+    """Recommend cards, their number, hours and cost; ``options`` are a cell's, ``method`` None compares all three.
 
     ``tokens`` are 50_000_000 or ``"50M"``, ``deadline`` seconds or ``"12h"``, ``budget`` US dollars. ``most``: what the
     budget and the deadline are to pay for, in place of that option; by arithmetic, and so is all memory without

@@ -1,4 +1,4 @@
-"""Which technique pays for a cell: bytes saved and predicted time lost, of those that arithmetic knows.
+"""Rank the techniques that pay for a cell: bytes saved and predicted time lost, of those that arithmetic knows.
 
 In: a cell's words and a GPU. Out: Ranked, the one that saves most for each percent of time lost first. Bytes and
 seconds are predicted, by the same arithmetic as ``predict`` and ``recommend``; nothing runs.

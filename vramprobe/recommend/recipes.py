@@ -32,7 +32,7 @@ Words = dict[str, Any]
 
 
 class Recipe(NamedTuple):
-    """What is left open of a cell: the micro-batch of one GPU, how many make a step, checkpointing, sharding."""
+    """Open settings of a cell: the micro-batch of one GPU, how many make a step, checkpointing, sharding."""
 
     batch_size: int
     grad_accum: int
@@ -56,11 +56,11 @@ class Setting(BaseModel):
 
     @property
     def recipe(self) -> Recipe:
-        """What was left open, as it is set."""
+        """Open settings of the cell, as they are set."""
         return Recipe(self.batch_size, self.grad_accum, self.gradient_checkpointing, self.sharding)
 
     def words(self) -> Words:
-        """What it sets, as predict's options."""
+        """Options of predict that it sets."""
         found: Words = {"batch_size": self.batch_size, "gradient_checkpointing": self.gradient_checkpointing}
         if self.grad_accum > 1:
             found["grad_accum"] = self.grad_accum
@@ -112,7 +112,7 @@ class Kitchen:
         return None if found is None else self._setting(found[0], gpu, num_gpus, found[1], found[2])
 
     def fastest_first(self, gpu: Gpu, num_gpus: int) -> list[Recipe]:
-        """Of all tokens per second an interval's factor is the same, so that the best values decide."""
+        """Order the recipes by the best value of their tokens per second: an interval's factor is the same for all."""
         rates = self._fit.rates
         found = [
             (-tokens_per_second(self._work(one, gpu), one.grad_accum, gpu, num_gpus, one.sharding or "ddp", rates), one)
@@ -188,7 +188,7 @@ class Kitchen:
         return self._specs[key]
 
     def on_ranks(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> CellSpec:
-        """The same on so many of the card."""
+        """Return the recipe's cell on so many of the card."""
         ranks = {"num_gpus": num_gpus, "sharding": recipe.sharding}
         return self.spec_of(recipe, gpu).model_copy(update=ranks)
 
@@ -225,7 +225,7 @@ class Kitchen:
         return self._predictions[key]
 
     def _load_bytes(self, spec: CellSpec) -> int:
-        """What a rank needs at most before its first step: the same for all recipes, but for a few ids."""
+        """Bytes that a rank needs at most before its first step: equal for all recipes, except a few ids."""
         key = spec.num_gpus, spec.sharding, spec.dtype
         if key not in self._loads:
             self._loads[key] = load_bytes(spec)

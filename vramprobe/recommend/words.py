@@ -20,7 +20,7 @@ _IN_A_WORD = {
 
 
 def cards_of(one: Option) -> str:
-    """How many of what: ``2 × GH200``."""
+    """Format the number and name of the cards: ``2 × GH200``."""
     return f"{one.num_gpus} × {one.gpu}"
 
 
@@ -39,7 +39,7 @@ def rate_of(one: Option) -> str:
 
 
 def rate_of_command(one: Option) -> str | None:
-    """The same of a command; null where its tokens are not known."""
+    """Format a command's tokens per second; null where its tokens are not known."""
     rate = one.setting.tokens_per_second
     return None if rate is None else f"{rate.value:,.0f}"
 
@@ -61,13 +61,13 @@ def spread_of_usd(usd: Figure) -> str:
 
 
 def price_of(one: Option) -> str | None:
-    """Whose, how much an hour, and of when."""
+    """Format the offer: its provider, its price per hour, and its date."""
     offer = one.offer
     return None if offer is None else f"{offer.provider} {format_usd(offer.hourly(one.num_gpus))}/h, {offer.date}"
 
 
 def limits_of(one: Option) -> str:
-    """What an option has against it beside its figures, in a word; its why_not says it whole."""
+    """Return the disadvantages of an option beside its figures, a word each; its why_not has them in full."""
     said = [] if one.fits else [one.setting.verdict.verdict]
     for start, word in _IN_A_WORD.items():
         said += [word for text in one.why_not.split("; ") if text.startswith(start)]

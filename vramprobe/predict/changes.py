@@ -136,5 +136,5 @@ def _fits(one: Change) -> bool:
 
 
 def _needed_bytes(prediction: Prediction) -> int:
-    """What a verdict is about: the device tier, or the nearest to it that is known."""
+    """Bytes on which a verdict rests: the device tier, or the nearest to it that is known."""
     return (prediction.device_bytes or prediction.reserved_bytes or prediction.peak_allocated_bytes).value

@@ -64,7 +64,7 @@ class Score:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the interval holds the measured value."""
+        """Return True if the interval holds the measured value."""
         return self.predicted.low <= self.measured_bytes <= self.predicted.high
 
 
@@ -162,7 +162,7 @@ def evaluate(
 
 
 def _says_nothing(record: RunRecord) -> str | None:
-    """Why this record has nothing to judge a prediction by; None where it has."""
+    """Return why no prediction can be judged by this record; None where one can."""
     if record.spec.num_gpus > 1:
         return RANKS
     if record.outcome.kind not in ("ok", "oom"):
@@ -213,7 +213,7 @@ def _some(records: list[RunRecord], complaint: str) -> list[RunRecord]:
 
 
 def predicted(record: RunRecord, model: MemoryModel) -> tuple[Prediction, bool]:
-    """What the fit says of a cell, and whether that is far outside of what it has seen."""
+    """Predict a record's cell by the fit; return True beside it if that is far outside the fitted range."""
     try:
         gpu = catalog.gpu_seen(record.environment.device_name)
         return predict(record.spec, model, gpu=gpu, replays=True), False

@@ -79,7 +79,7 @@ def min_gpus(
 
 
 def why_not(spec: CellSpec) -> str | None:
-    """Why nothing is asked of a kind of sharding; None where it is."""
+    """Return why a kind of sharding is not tried; None where it is."""
     return cannot_quantize(spec) or cannot_offload(spec)
 
 
@@ -106,7 +106,7 @@ def _on(spec: CellSpec, num_gpus: int) -> CellSpec:
 def _of_ranks(
     spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extrapolation: bool, replays: bool
 ) -> MinGpus:
-    """Of any number of ranks, each with the batch of ``spec``."""
+    """Find the fewest of any number of ranks, each with the batch of ``spec``."""
     words = {"allow_extrapolation": allow_extrapolation, "gpu": gpu}
 
     @cache
@@ -155,7 +155,7 @@ def _guess(judged: Callable[[int], Verdict], num_gpus: int | None) -> int:
 
 
 def _of_parts(spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extrapolation: bool) -> MinGpus:
-    """Of the numbers that divide the heads."""
+    """Find the fewest of the numbers of GPUs that divide the heads."""
     require_divided(spec.model_copy(update={"num_gpus": 1}))
     arch = architecture(spec.architecture)
     heads = gcd(arch.num_heads, arch.num_kv_heads)
@@ -177,7 +177,9 @@ def _of_parts(spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extr
 
 
 def _of_cards(spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extrapolation: bool) -> MinGpus:
-    """Of one machine, on each of which its layers fit. Raises what predict raises where it does for every number."""
+    """Find the fewest cards of one machine on each of which its layers fit. Raises what predict raises where it does
+    for every number.
+    """
 
     @cache
     def judged(num_gpus: int) -> Verdict:

@@ -140,7 +140,7 @@ def verdicts(cells: CellArrays, gpu: HasMemory) -> NDArray[np.str_]:
 
 
 def _branches_like(one: int, spec: CellSpec, arch: Architecture, batch: Ints, length: Ints) -> NDArray[np.bool_]:
-    """Which cells take the branch of this one: ``terms.cell.setup.branch_of``, for all at once."""
+    """Return which cells take the branch of this one: ``terms.cell.setup.branch_of``, for all at once."""
     import numpy as np
 
     beyond_window = length >= (arch.sliding_window or 0)

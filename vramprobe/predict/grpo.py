@@ -95,7 +95,7 @@ def grpo(
     searches: bool = True,
     **options: Any,
 ) -> Grpo:
-    """What a GRPO step holds on ``gpu``, one group of completions per micro-batch; defaults are TRL's but the prompt's.
+    """Predict a GRPO step on ``gpu``, one group of completions per micro-batch; defaults are TRL's but the prompt's.
 
     ``options``: the cell's words. ``searches``: also look for the largest length, group and utilization. Raises
     SpecError for values that TRL or vLLM refuse, UnsupportedArchitecture for models without arithmetic.
@@ -152,7 +152,9 @@ def _check(asked: _Asked) -> None:
 
 
 def _trls_own(asked: _Asked) -> dict[str, Any]:
-    """How TRL 1.16 prepares a 4-bit model (trl/trainer/grpo_trainer.py): adapters in bf16, the rest as loaded."""
+    """Return TRL 1.16's preparation of a 4-bit model (trl/trainer/grpo_trainer.py): adapters in bf16, the rest as
+    loaded.
+    """
     return {"kbit_prep": "none", "lora_dtype": "bf16"} if asked.words.get("method") == "qlora" else {}
 
 

@@ -21,12 +21,12 @@ def of_rank_bytes(spec: CellSpec) -> int:
 
 
 def of_machine_bytes(spec: CellSpec) -> int:
-    """Of all ranks of a machine, SHARD_SIZE at most: between two steps, or while rank 0 has the whole model."""
+    """Bytes of all ranks of a machine, SHARD_SIZE at most: between two steps, or while rank 0 has the whole model."""
     return max(min(sharing_ranks(spec), SHARD_SIZE) * of_rank_bytes(spec), loaded_bytes(spec))
 
 
 def loaded_bytes(spec: CellSpec) -> int:
-    """What rank 0 has of the model before FSDP divides it; DeepSpeed loads on the GPUs."""
+    """Bytes of the model that rank 0 holds before FSDP divides it; 0 for DeepSpeed, which loads on the GPUs."""
     if rules_of(spec.sharding).module not in ("fsdp1", "fsdp2"):
         return 0
     base = [tensor for tensor in stored_tensors(spec) if tensor.role != "adapter"]
@@ -35,7 +35,7 @@ def loaded_bytes(spec: CellSpec) -> int:
 
 
 def in_words(spec: CellSpec) -> str:
-    """The same for a reader."""
+    """Describe the host's memory for a reader."""
     ranks, loaded, each = min(sharing_ranks(spec), SHARD_SIZE), loaded_bytes(spec), of_rank_bytes(spec)
     words = (
         f"on the host: {format_bytes(each)} of tensors for each rank, {format_bytes(ranks * each)} for {ranks} of a "

@@ -124,7 +124,7 @@ def largest_replayed(
 def _once(
     question: Literal["batch_size", "seq_len"], spec: CellSpec, judge: Judge, seen: dict[int, Judged]
 ) -> Callable[[int], Judged]:
-    """What is judged of each count, asked for once; ``seen`` keeps it."""
+    """Return a function that judges a count only once; ``seen`` keeps the results."""
 
     def judged(count: int) -> Judged:
         if count not in seen:
@@ -317,7 +317,7 @@ def _start_of_range(question: Question, spec: CellSpec, model: MemoryModel | Non
 
 
 def _made_for(question: Question, spec: CellSpec, count: int) -> list[str]:
-    """What the config.json says of so long a sequence."""
+    """Return a note if the config.json names fewer positions than the sequence has."""
     longest = spec.architecture.get(_TRAINED_LENGTH)
     if question != "seq_len" or not isinstance(longest, int) or count <= longest:
         return []

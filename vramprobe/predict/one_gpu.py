@@ -33,7 +33,7 @@ def count_one(spec: CellSpec, gpu: HasKernels | None) -> Counted:
 
 
 def without_flash(spec: CellSpec, gpu: HasKernels | None) -> list[str]:
-    """What is said where ``gpu`` runs another kernel than most."""
+    """Return a note if ``gpu`` runs another attention kernel than most."""
     if gpu is None or spec.attn != "sdpa" or spec.device != "cuda":
         return []
     chip, arch = chip_like(gpu), architecture(spec.architecture)
@@ -52,8 +52,9 @@ def without_flash(spec: CellSpec, gpu: HasKernels | None) -> list[str]:
 
 
 def _not_quantized(spec: CellSpec) -> list[str]:
-    """What is said where quantization reaches less than half of the parameters, as of a mixture of experts, or where
-    the cell is predicted under another release."""
+    """Return notes if quantization reaches less than half of the parameters, as of a mixture of experts, or if the cell
+    is predicted under another release.
+    """
     if is_fourth(spec):
         return version_notes(spec)
     taken = taken_notes(spec)

@@ -33,14 +33,14 @@ class Interval(Frozen):
 
 
 class Within(Frozen):
-    """How a run whose reserved memory would go beyond its card gets along: cached blocks go back, which takes time."""
+    """Retries of a run whose reserved memory would exceed its card: cached blocks are freed, which takes time."""
 
     limit_bytes: int  # what segments may take together
     num_alloc_retries: int  # over the load and the steps
 
 
 class FitProvenance(Frozen):
-    """Which fit a prediction rests on."""
+    """Provenance of the fit on which a prediction rests."""
 
     data_fingerprint: str
     num_records: int

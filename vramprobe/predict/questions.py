@@ -1,4 +1,4 @@
-"""What a cell needs: predict, and what other options would save, for cells in words.
+"""Predict a cell, and what other options would save, for cells in words.
 
 In: a cell's words (spec.option_names()), with those of its ranks, a fit, a GPU. Out: a Prediction, Changes. By
 arithmetic; by a recording where that is asked for or a family has no arithmetic. Imports no torch.
@@ -56,7 +56,7 @@ def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
 
 
 def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
-    """The same with its ranks, of which more can be predicted than run. Raises SpecError."""
+    """Return the cell with its ranks; more of them can be predicted than run. Raises SpecError."""
     ranks = {name: meant(name, value) for name in _RANKS if (value := options.pop(name, None)) is not None}
     if ranks.get("offload") == "none":
         del ranks["offload"]
@@ -77,7 +77,7 @@ def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
 
 
 def one_gpu_alone(one: spec.CellSpec) -> str | None:
-    """Why no ranks of a cell are predicted; None where they are."""
+    """Return why no ranks of a cell are predicted; None where they are."""
     return f"{one.model} has a vision tower, which is predicted on one GPU" if has_images(one.architecture) else None
 
 

@@ -111,7 +111,9 @@ def part_moments(spec: CellSpec, place: int, *, all_buffers: bool, chip: Chip = 
 
 
 def _doubts(spec: CellSpec, chip: Chip) -> list[str]:
-    """What the libraries do not do, or not by default, and what the arithmetic does not know of them."""
+    """Return warnings of what the libraries do not do, or not by default, and what the arithmetic does not know of
+    them.
+    """
     found, rules = [], rules_of(spec.sharding)
     if rules.optimizers and spec.optim not in rules.optimizers:
         found.append(

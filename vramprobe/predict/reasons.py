@@ -18,7 +18,7 @@ _LEAST_SHARE = 0.02
 
 
 def reasons(spec: CellSpec, terms: Mapping[str, int]) -> list[str]:
-    """What a cell holds for a reason that its options do not show."""
+    """Explain the bytes that a cell holds for a reason that its options do not show."""
     arch, least = architecture(spec.architecture), _LEAST_SHARE * sum(terms.values())
     said = [*_eager(spec, arch, least), *_positions(spec)]
     if spec.num_gpus > 1:

@@ -114,7 +114,7 @@ def _of_rank(found: Prediction, spec: CellSpec, gpu: HasKernels | None) -> Predi
 
 
 def load_note(load_bytes: int) -> str:
-    """What is said where a rank's load needs more than its steps."""
+    """Return the note for a rank whose load needs more than its steps."""
     return f"its load needs the most, {format_bytes(load_bytes)} before anything is divided"
 
 

@@ -76,7 +76,7 @@ def serve(
     vllm_release: str = "0.19",
     finds_caches: bool = False,
 ) -> Served:
-    """Where vLLM's memory goes on each GPU; defaults are those of ``vllm serve`` (vllm/engine/arg_utils.py).
+    """Predict the parts of vLLM's memory on each GPU; defaults are those of ``vllm serve`` (vllm/engine/arg_utils.py).
 
     ``quantization``: null is the checkpoint's own. ``finds_caches``: torch.compile finds what it compiled at an earlier
     start.

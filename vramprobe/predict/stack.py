@@ -29,7 +29,7 @@ def on_stack(spec: CellSpec, names: str) -> CellSpec:
 
 
 def under_versions(spec: CellSpec, names: str, versions: dict[str, str]) -> CellSpec:
-    """The same of names that were read: package → version. Raises what :func:`on_stack` raises."""
+    """Return the cell under the versions that were read: package → version. Raises what :func:`on_stack` raises."""
     pinned = pinned_libraries()
     found = under(spec, {package: version for package, version in versions.items() if version != pinned[package]})
     older = architecture(found.architecture).habits.computes_in_fp32

@@ -85,12 +85,12 @@ def outside(spec: CellSpec, model: MemoryModel | None) -> Outside:
 
 
 def basis_of(model: MemoryModel) -> str:
-    """What is known of the runs of an emulated fit, after a comma."""
+    """Return the basis of an emulated fit's runs, after a comma."""
     return f", {model.basis}" if model.basis else f": {model.device_name} itself was not measured"
 
 
 def widening_of(choice: str, model: MemoryModel) -> float:
-    """What a value of ``choice`` that the fit has not seen adds to the half-width, as a share of the value."""
+    """Share of the value that a value of ``choice`` that the fit has not seen adds to the half-width."""
     return model.interval.unseen_family if choice == "model_type" else WIDENING
 
 
@@ -116,7 +116,7 @@ def bounds(device: str, half_width: Any, widening: float, larger: Callable[..., 
 
 
 def device_tier(reserved: Interval | None, gap: Spread | None) -> Interval | None:
-    """What NVML would show: reserved memory and a fit's constant over it; None where one of them is not known."""
+    """Bytes that NVML would show: reserved memory and a fit's constant over it; None where one of them is not known."""
     if reserved is None or gap is None:
         return None
     return Interval(
@@ -125,7 +125,7 @@ def device_tier(reserved: Interval | None, gap: Spread | None) -> Interval | Non
 
 
 def provenance(model: MemoryModel) -> FitProvenance:
-    """Which fit a prediction rests on."""
+    """Return the provenance of the fit for a prediction."""
     held_out = model.leave_one_model_out
     return FitProvenance(
         data_fingerprint=model.data_fingerprint,

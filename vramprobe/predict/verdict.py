@@ -24,8 +24,9 @@ TIGHT_SHARE = 0.95
 
 
 class Verdict(Frozen):
-    """Whether a cell fits on a GPU; ``needed_bytes`` is compared with ``usable_bytes``: what is allocated where
-    it is tight because cached blocks go back."""
+    """Verdict of a cell on a GPU. ``needed_bytes`` is compared with ``usable_bytes``: allocated bytes where it is tight
+    because cached blocks are freed.
+    """
 
     gpu: str
     verdict: Literal["fits", "tight", "does not fit"]
@@ -35,8 +36,8 @@ class Verdict(Frozen):
 
 
 def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
-    """Whether the predicted cell fits on ``gpu``: by the device tier where it is known, else with an allowance for the
-    CUDA context. What fits only because cached blocks go back is tight. Raises VramprobeError where the GPU's size is
+    """Judge the predicted cell on ``gpu``: by the device tier where it is known, else with an allowance for the CUDA
+    context. It is tight if it fits only because cached blocks are freed. Raises VramprobeError where the GPU's size is
     not known.
     """
     judged = _judged(
@@ -86,8 +87,8 @@ def _judged(
 
 
 def usable_bytes(gpu: HasMemory, *, device_is_known: bool, num_gpus: int = 1) -> int:
-    """What a prediction is held against: the card, less the CUDA context where only torch's memory is known, and less
-    NCCL's buffers where several GPUs talk, and less the host's part of a memory that it shares.
+    """Bytes of the card that a prediction may use: less the CUDA context where only torch's memory is known, less
+    NCCL's buffers on several GPUs, and less the host's part of a memory that it shares.
 
     Raises VramprobeError where the GPU's size is not known.
     """

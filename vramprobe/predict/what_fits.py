@@ -1,4 +1,4 @@
-"""What fits a GPU: the largest batch, length or model of a cell, and the fewest GPUs, for cells in words.
+"""Find what fits a GPU: the largest batch, length or model of a cell, and the fewest GPUs, for cells in words.
 
 In: a cell's words without the one that is asked for, and a GPU. Out: a Largest, a MinGpus. By arithmetic, or by a
 recording.
@@ -197,7 +197,7 @@ def _largest_recorded(
 
 
 class _Asked(NamedTuple):
-    """What an inverse question rests on; ``replay`` is null where nothing is replayed, ``replays`` without a fit."""
+    """Basis of an inverse question; ``replay`` is null where nothing is replayed, ``replays`` without a fit."""
 
     words: dict[str, Any]  # of the cell
     judge: Judge
@@ -207,7 +207,7 @@ class _Asked(NamedTuple):
 
 
 def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
-    """What judges a cell on ``gpu``, from predict's options."""
+    """Build the functions that judge a cell on ``gpu`` from predict's options."""
     from vramprobe.model.memory_model import shipped_fit
     from vramprobe.predict.largest import Judged
     from vramprobe.predict.verdict import verdict

@@ -73,7 +73,7 @@ def run(campaign: Campaign, words: dict[str, Any], limits: dict[str, Any], *, dr
 
 
 def show(result: StageResult, *, as_json: bool) -> None:
-    """What a stage came to."""
+    """Print the results of a stage."""
     if as_json:
         print(json.dumps(result_as_json(result)), flush=True)
         return
@@ -91,7 +91,7 @@ def show(result: StageResult, *, as_json: bool) -> None:
 
 
 def result_as_json(result: StageResult) -> dict[str, Any]:
-    """What a stage came to, for machines.
+    """Return a stage's results for JSON.
 
     - ``kind``, ``stage``, ``stopped_by``: stage, its name, the signal or limit that ended it
     - ``summary``: of its sweep, as a sweep's summary; null of a fit

@@ -53,7 +53,7 @@ def diff(
 
 
 class Limits:
-    """What a profile may allocate, and by how much it may have grown since a baseline.
+    """Limits on what a profile may allocate, and on its growth since a baseline.
 
     Raises SpecError and StoreError at once for what cannot be read: before a command runs for minutes.
     """
@@ -86,13 +86,13 @@ class Limits:
             )
 
     def compared(self, record: ProfileRecord) -> Difference | None:
-        """What grew since the baseline; None without one."""
+        """Return the growth since the baseline; None without one."""
         from vramprobe.profile.diff import compare
 
         return None if self._baseline is None else compare(self._baseline, record)
 
     def exceeded_by(self, record: ProfileRecord, summary: Path | None) -> bool:
-        """Whether any limit is; each is said on stderr, and in the Markdown that ``summary`` gets."""
+        """Return True if any limit is exceeded; print each to stderr, and write it to the Markdown file ``summary``."""
         from vramprobe.profile.diff import too_much
 
         difference, exceeded = self.compared(record), []
@@ -131,7 +131,7 @@ class Limits:
 
 
 def step_seconds(record: ProfileRecord) -> float | None:
-    """Of a step: measured where that is known, else predicted."""
+    """Seconds of a step: measured where that is known, else predicted."""
     if record.measured_step_seconds is not None:
         return record.measured_step_seconds
     return None if record.step_time is None else record.step_time.seconds

@@ -1,5 +1,5 @@
-"""What the command line shows: predictions, fits and lists. Records are display_record.py's, plans
-display_plan.py's, a sweep under way live.py's.
+"""Print predictions, fits and lists. Records are display_record.py's, plans display_plan.py's, a sweep under way
+live.py's.
 
 In: frozen results of the stages. Out: text on the terminal (rich), plain lines where there is none, JSON for machines.
 Decides nothing and computes nothing that a stage should.
@@ -92,7 +92,7 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
 
 
 def _print_libraries(console: Console, versions: Mapping[str, str | None]) -> None:
-    """What a number holds for that was not measured."""
+    """Print the library versions for which a number holds that was not measured."""
     from vramprobe.catalog.libraries import in_words
 
     console.print(f"valid for {escape(in_words(versions))}; other versions: docs/versions.md")
@@ -134,7 +134,7 @@ def print_evaluation(found: Evaluation) -> None:
 
 
 def print_check(report: CheckReport) -> None:
-    """What was found, rule by rule, with the first places of each; the last line is the verdict."""
+    """Print the findings, rule by rule, with the first places of each; the last line is the verdict."""
     console = Console(highlight=False, emoji=False)
     by_rule: dict[tuple[str, str], list[Finding]] = {}
     for finding in sorted(report.findings, key=lambda finding: finding.severity):  # errors first
@@ -168,7 +168,7 @@ def _printable(text: str) -> str:
 
 
 def print_fit(model: MemoryModel, path: Path) -> None:
-    """What was fitted, how well, and where it was written."""
+    """Print a fit: its records, its accuracy, and its file."""
     from rich.table import Table as RichTable
 
     console = Console(highlight=False)

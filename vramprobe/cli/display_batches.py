@@ -1,4 +1,4 @@
-"""What the command line shows of the batches of a run's own data: peaks by quantile, the largest batch, what fits.
+"""Print the batches of a run's own data: peaks by quantile, the largest batch, what fits.
 
 In: a ProfileRecord. Out: lines on the terminal, of several ranks those of the one whose largest batch needs the most.
 """

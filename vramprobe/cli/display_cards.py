@@ -1,4 +1,4 @@
-"""What the command line shows of a run on other cards: memory, step time and cost side by side, the cheapest first.
+"""Print a run on other cards: memory, step time and cost side by side, the cheapest first.
 
 In: CardVerdicts. Out: a table of those that hold the run, lines for the others, grouped by the reason. Times say that
 they are predicted. Decides nothing.

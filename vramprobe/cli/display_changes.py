@@ -1,4 +1,4 @@
-"""What the command line shows of changes: a line for each, in the options that make it, within the terminal's width.
+"""Print changes: a line for each, in the options that make it, within the terminal's width.
 
 In: frozen Changes. Out: text on the terminal (rich), plain lines where there is none.
 """

@@ -1,4 +1,4 @@
-"""What the command line shows of reserved memory over many steps: a line for each allocator setting, which one helps.
+"""Print reserved memory over many steps: a line for each allocator setting, and the one that helps.
 
 In: courses, of a cell's batches (lengths/course.py) or of a profiled run's (records/data_batches.py). Out: lines.
 """
@@ -30,7 +30,7 @@ def course_lines(courses: Sequence[Course] | Sequence[CreepCourse], first: str) 
 
 
 def _advice(courses: Sequence[Course] | Sequence[CreepCourse]) -> str:
-    """Which setting reserves least, of those that ran the longest; the allocated peak is what none can go below."""
+    """Return the setting that reserves least, of those that ran the longest; none can go below the allocated peak."""
     default, longest = courses[0], max(one.num_steps for one in courses)
     least = min((one for one in courses if one.num_steps == longest), key=lambda one: one.peak_reserved_bytes)
     name = least.alloc_conf or "the default"
@@ -48,7 +48,7 @@ def _advice(courses: Sequence[Course] | Sequence[CreepCourse]) -> str:
 
 
 def creep_lines(found: DataCreep) -> list[str]:
-    """What a profiled run's batches do to reserved memory, and how far that can be trusted."""
+    """Return lines on the reserved memory over a profiled run's batches, and on how far they can be trusted."""
     if found.why_not is not None:
         return [f"reserved memory over the run is not predicted: {found.why_not}"]
     longest = max(one.num_steps for one in found.courses)

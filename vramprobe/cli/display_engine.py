@@ -1,4 +1,4 @@
-"""What the command line shows of an inference engine: its own account of its memory, what it answered.
+"""Print an inference engine's own account of its memory, and its answers.
 
 In: an EngineMemory, a ServedOn, Answers. Out: lines on the terminal.
 """
@@ -52,7 +52,7 @@ def print_workers(console: Console, workers: Sequence[EngineMemory]) -> None:
 
 
 def print_served(console: Console, one: ServedOn) -> None:
-    """Whether a request fits, the longest that does, and the options that would make it fit."""
+    """Print whether a request fits, the longest that does, and the options that would make it fit."""
     if one.verdict == "fits":
         longest = one.longest_request_tokens
         console.print(f"fits on {one.gpu}" + (f": longest request {longest:,} tokens" if longest else ""))
@@ -65,7 +65,7 @@ def print_served(console: Console, one: ServedOn) -> None:
 
 
 def print_answers(console: Console, answers: Sequence[Answer]) -> None:
-    """How many requests were answered, with how many tokens, and each error once."""
+    """Print the number of requests answered, their tokens, and each error once."""
     tokens = [one.completion_tokens for one in answers if one.completion_tokens is not None]
     console.print(f"ended after {len(tokens)} of {len(answers)} requests, {sum(tokens):,} tokens generated")
     for why in dict.fromkeys(one.error for one in answers if one.error):

@@ -1,4 +1,4 @@
-"""What the command line shows of the fewest GPUs: a row for each kind of sharding, within the terminal's width.
+"""Print the fewest GPUs: a row for each kind of sharding, within the terminal's width.
 
 In: frozen answers. Out: text on the terminal (rich), plain lines where there is none.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def print_min_gpus(found: Sequence[MinGpus], left_out: Mapping[str, Sequence[str]]) -> None:
-    """How many GPUs each kind of sharding needs, and what each of so many (``on``) holds."""
+    """Print the number of GPUs that each kind of sharding needs, and the bytes on each of so many (``on``)."""
     from vramprobe.report.definition import Column, Table
     from vramprobe.report.formats.terminal import show
 

@@ -1,4 +1,4 @@
-"""What the command line shows of memory that grows with each step.
+"""Print memory that grows with each step.
 
 In: a rank's MemoryGrowth or None. Out: lines on the terminal. Decides nothing.
 """

@@ -1,4 +1,4 @@
-"""What the command line shows of the host's memory: by phase of the run, and whether a machine has enough of it.
+"""Print the host's memory: by phase of the run, and whether a machine has enough of it.
 
 In: a HostMemory. Out: a table on the terminal; nothing where it is little and nobody asked.
 """

@@ -1,4 +1,4 @@
-"""What the command line shows of a plan: its cells in the order of running, a sentence in sum, the JSON of both.
+"""Print a plan: its cells in the order of running, a sentence in sum, the JSON of both.
 
 In: a frozen Plan. Out: text on the terminal (rich), plain lines where there is none, and mappings for machines.
 """
@@ -50,13 +50,15 @@ def print_plan(plan: Plan) -> None:
 
 
 def _shares(plan: Plan, row: Row) -> tuple[str, str]:
-    """Of the tokens that are computed, those of padding; of the data's rows, those that are truncated."""
+    """Format the share of padding in the computed tokens, and the share of the data's rows that are truncated."""
     found = plan.data[row.spec.fingerprint]
     return f"{100 * found.padding_share:.1f} %", f"{100 * found.num_truncated / found.num_rows:.2g} %"
 
 
 def _is_worth_a_word(row: Row) -> bool:
-    """Whether the reason says more than the row: not for what is new, nor kept, nor skipped on the numbers shown."""
+    """Return True if the reason says more than the row: not for new or kept cells, nor those skipped on the numbers
+    shown.
+    """
     if row.action == "skip":
         return row.skipped.why == "dominated"
     return row.action in ("stale", "quarantined") or (row.action == "run" and row.reason != NO_ATTEMPT_YET)

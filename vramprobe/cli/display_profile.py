@@ -1,4 +1,4 @@
-"""What the command line shows of a profile and of two: peaks, causes, lines, verdicts; at most as wide as the terminal.
+"""Print a profile or two: peaks, causes, lines, verdicts; at most as wide as the terminal.
 
 In: a ProfileRecord or a Difference. Out: text on the terminal (rich). What was emulated is called so. Decides nothing.
 """
@@ -38,7 +38,7 @@ _RARE = ("batch", "engine_weights", "kv_cache", "master_weights")
 
 
 def print_profile(record: ProfileRecord) -> None:
-    """How it ended, the ranks' peaks, what was alive at the highest one and who asked for it, the cards' verdicts."""
+    """Print the outcome, the ranks' peaks, live tensors at the highest one and their lines, and the cards' verdicts."""
     console = Console(highlight=False, emoji=False)
     console.print(f"[bold]{escape(_line(record.name))}[/]")
     console.print(_where(record))

@@ -1,4 +1,4 @@
-"""What the command line shows of a recommendation: the answers, the cards, what would change, what it rests on.
+"""Print a recommendation: the answers, the cards, the changes, the basis.
 
 In: a frozen Recommendation or Most. Out: tables on the terminal, within its width.
 """
@@ -68,7 +68,7 @@ def print_recommendation(found: Recommendation, *, every: bool) -> None:
 
 
 def _length(found: Recommendation) -> str:
-    """How long the run is: in tokens, of a command in steps too."""
+    """Format the length of the run: in tokens, of a command in steps too."""
     tokens = "" if found.tokens is None else f"{short_count(found.tokens)} tokens"
     if found.num_steps is None:
         return f"{tokens} in sequences of {found.seq_len:,}"
@@ -84,7 +84,7 @@ def _old_prices(found: Recommendation) -> str:
 
 
 def print_most(found: Most) -> None:
-    """What the limits pay for, and on which cards."""
+    """Print what the limits pay for, and on which cards."""
     console = Console(highlight=False)
     name = {"tokens": "tokens", "seq_len": "sequence length", "model": "model"}[found.asked]
     value = f"{found.value:,}" if isinstance(found.value, int) else found.value
@@ -111,7 +111,9 @@ def _answer_lines(found: Recommendation) -> list[_Line]:
 
 
 def _best_of_each(found: Recommendation) -> list[Option]:
-    """Of each card and method the first that fits (they stand by cost), else what lacks least; and the answers."""
+    """Return for each card and method the first option that fits (they are in order of cost), else the nearest; and the
+    answers.
+    """
     answers = [id(answer.option) for answer in found.answers]
     groups: dict[tuple[str, str], list[Option]] = {}
     for one in found.options:
@@ -168,7 +170,7 @@ def _setting(one: Option) -> str:
 
 
 def _print_changes(console: Console, found: Recommendation) -> None:
-    """What another setting does to the first answer, or to what lacks least; those that save money first."""
+    """Print the effect of other settings on the first answer, or on the nearest option; those that save money first."""
     if not found.changes or found.changes_of is None:
         return
     option = found.changes_of

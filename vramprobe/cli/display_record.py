@@ -1,4 +1,4 @@
-"""What the command line shows of a record: peaks, phases, causes, its ranks or cards, and reads of uncomputed values.
+"""Print a record: peaks, phases, causes, its ranks or cards, and reads of uncomputed values.
 
 In: a RunRecord. Out: text on the terminal. Predictions, fits and lists are display.py's.
 """
@@ -87,7 +87,7 @@ def _print_ranks(console: Console, record: RunRecord) -> None:
 
 
 def _print_host(console: Console, record: RunRecord) -> None:
-    """What all that ran holds on the host, and what its processes had there at most."""
+    """Print the bytes of host tensors of all ranks, and their processes' resident peak."""
     held = sum(rank.host_tensors_bytes or 0 for rank in record.ranks)
     resident = [rank.host_peak_bytes for rank in record.ranks if rank.host_peak_bytes is not None]
     pinned = sum(rank.host_pinned_bytes or 0 for rank in record.ranks)
@@ -122,7 +122,7 @@ def _in_short(modules: Sequence[str]) -> str:
 
 
 def print_traffic(console: Console, whose: str, traffic: Sequence[Moved]) -> None:
-    """What a rank asks its collectives to move in a step, and what goes over its link for it."""
+    """Print the bytes that a rank's collectives move in a step, and those sent over its link."""
     total = format_bytes(sum(one.link_bytes for one in traffic))
     console.print(f"\n{whose} sends {total} per step over its link (ring algorithm):")
     for one in traffic:
@@ -135,7 +135,9 @@ def print_traffic(console: Console, whose: str, traffic: Sequence[Moved]) -> Non
 
 
 def print_values(console: Console, emulation: Emulation) -> None:
-    """Who read values that the emulated card did not compute, and whether other values would allocate otherwise."""
+    """Print the reads of values that the emulated card did not compute, and whether other values would allocate
+    otherwise.
+    """
     if emulation.num_reads:
         steering = [read for read in emulation.reads if read.could_have_steered]
         console.print(
@@ -158,7 +160,7 @@ def print_values(console: Console, emulation: Emulation) -> None:
 
 
 def _how_many(emulation: Emulation) -> str:
-    """How many of the reads of uncomputed values could affect control flow, in words."""
+    """Format how many of the reads of uncomputed values could affect control flow."""
     num_steering = emulation.num_steering_reads or 0
     if num_steering == emulation.num_reads:
         return "it" if num_steering == 1 else f"all {num_steering}"
@@ -166,7 +168,7 @@ def _how_many(emulation: Emulation) -> str:
 
 
 def print_snapshot(record: RunRecord, snapshot: Path | None) -> None:
-    """Where the snapshot is and what opens it, or why there is none."""
+    """Print the snapshot's path and what opens it, or why there is none."""
     if snapshot is None:
         return
     console = Console(highlight=False)

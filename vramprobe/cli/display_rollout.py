@@ -1,4 +1,4 @@
-"""What the command line shows of a step of reinforcement learning: who holds what on the GPU in each of its stages.
+"""Print a step of reinforcement learning: the bytes on the GPU in each of its stages, by owner.
 
 In: a ProfileRecord. Out: a table on the terminal (rich) for each process that trains, and which stage is the fullest.
 Decides nothing.
@@ -30,7 +30,7 @@ _COLUMNS = {
 
 
 def print_rollout(console: Console, record: ProfileRecord) -> None:
-    """Of the process with the fullest stage, and of the others in a line; nothing where there is none."""
+    """Print the process with the fullest stage, and the others in a line; nothing where there is none."""
     found = [one for one in record.ranks if one.rollout]
     if not found:
         return

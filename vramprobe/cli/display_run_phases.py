@@ -1,4 +1,4 @@
-"""What the command line shows of the phases of a run: load, the steps as one, evaluation, save and the like, by rank.
+"""Print the phases of a run: load, the steps as one, evaluation, save and the like, by rank.
 
 In: a ProfileRecord. Out: a table on the terminal, nothing where there is nothing but loading and steps.
 """

@@ -1,4 +1,4 @@
-"""What the command line shows of a predicted step time: seconds with an interval, classes, lines, unclaimed launches.
+"""Print a predicted step time: seconds with an interval, classes, lines, unclaimed launches.
 
 In: a StepTime. Out: text on the terminal (rich). Every time says that it is predicted. Decides nothing.
 """
@@ -69,7 +69,7 @@ def _shared(time: StepTime) -> str:
 
 
 def _print_bubble(console: Console, time: StepTime) -> None:
-    """How much of the time is a pipeline's waiting, and what it leaves out."""
+    """Print the share of a pipeline's waiting in the time, and what it leaves out."""
     assert time.bubble_share is not None
     chunks = time.parallel.get("virtual", 1)
     schedule = f"interleaved 1F1B ({chunks} chunks a stage)" if chunks > 1 else "1F1B"
@@ -96,7 +96,7 @@ def print_time_difference(console: Console, time: TimeDifference) -> None:
 
 
 def print_unclaimed(console: Console, time: StepTime) -> None:
-    """How many launches there are, and the share of those that no operator claims."""
+    """Print the number of launches, and the share of those that no operator claims."""
     console.print(
         f"     {time.num_launches:,} launches; {time.unclaimed_share:.1%} unclaimed, whose work is not counted"
     )

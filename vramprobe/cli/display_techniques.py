@@ -1,4 +1,4 @@
-"""What the command line shows of techniques: a line each, and below the list how its numbers were made.
+"""Print techniques: a line each, and below the list how its numbers were made.
 
 In: Techniques, or a Ranking. Out: text on the terminal (rich), plain lines where there is none.
 """

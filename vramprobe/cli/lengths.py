@@ -22,7 +22,7 @@ _MAX_ROWS = 4  # indices that a line names
 
 @dataclass(frozen=True)
 class Varied:
-    """What the lengths of a data set mean for a cell; ``courses``: one for each allocator setting."""
+    """Answer about the lengths of a data set for a cell; ``courses``: one for each allocator setting."""
 
     answer: LengthsAnswer
     courses: list[Course]

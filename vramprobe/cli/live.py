@@ -36,7 +36,7 @@ _MAX_DETAIL = 400  # characters of an error's message in a line; the record has 
 
 @contextmanager
 def sweep_progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
-    """What to do with a sweep's events while it runs."""
+    """Yield a function that displays a sweep's events while it runs."""
     if as_json:
         yield _print_json
         return
@@ -57,7 +57,7 @@ def sweep_progress(*, as_json: bool) -> Iterator[Callable[[Progress], None]]:
 
 
 def print_summary(summary: RunSummary, *, as_json: bool) -> None:
-    """How a sweep ended, and how to go on."""
+    """Print how a sweep ended, and how to go on."""
     if as_json:
         print(json.dumps(summary_as_json(summary)))
         return
@@ -114,7 +114,7 @@ def event_as_json(event: Progress) -> dict[str, Any]:
 
 
 def summary_as_json(summary: RunSummary) -> dict[str, Any]:
-    """How a sweep ended, for machines.
+    """Return a sweep's results for JSON.
 
     - ``kind``: summary
     - ``journal``: the file with the records
@@ -154,7 +154,7 @@ def summary_as_json(summary: RunSummary) -> dict[str, Any]:
 
 
 def progress_table(tally: Tally) -> RenderableType:
-    """What the terminal shows while a sweep runs, as of now; any width will do."""
+    """Build the table that the terminal shows while a sweep runs, as of now; any width will do."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -261,7 +261,7 @@ def _event_text(event: Progress) -> str:
 
 
 def _tail(event: Progress) -> str:
-    """What is expected for the rest, and dollars so far, where they are known."""
+    """Format the seconds expected for the rest, and the dollars so far, where they are known."""
     known = [f"about {format_seconds(event.left_seconds)} to go"] if event.left_seconds else []
     known += [f"${event.plan.rate.dollars(event.seconds):.2f} spent"] if event.plan.rate else []
     return f"  [{', '.join(known)}]" if known else ""

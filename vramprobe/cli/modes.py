@@ -1,4 +1,4 @@
-"""Which mode of a verb reads which option: the parameters of the function that answers in that mode, and nothing else.
+"""Answer a verb in the first mode that is asked for, and refuse options that this mode does not read.
 
 In: a verb's modes and the values of its options. Out: the call of one answer. An option that it does not read is
 refused, so that none is ever ignored.

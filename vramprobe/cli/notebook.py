@@ -28,7 +28,9 @@ def load(shell: Any) -> None:
 
 
 def show(line: str) -> None:
-    """What ``%vramprobe [--gpus all|NAMES] [--save FILE.jsonl] [--timeline FILE.html]`` prints."""
+    """Print the profile of this process so far, for ``%vramprobe [--gpus all|NAMES] [--save FILE.jsonl] [--timeline
+    FILE.html]``.
+    """
     from vramprobe.cli import display_profile
     from vramprobe.cli.profile import analysed, named_gpus
     from vramprobe.profile import this_process

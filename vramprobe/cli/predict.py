@@ -303,7 +303,7 @@ def _print_as_text(prediction: Prediction, judged: Verdict | None, others: list[
 
 
 def _changes(gpu: str | None, prediction: Prediction, cell: dict[str, Any], *, is_asked: bool) -> list[Change] | None:
-    """What other options would save; None for what was recorded unless asked, since each is recorded for seconds."""
+    """Return the savings of other options; None for a recorded cell unless asked: each recording takes seconds."""
     from vramprobe import api
     from vramprobe.cli.emulate import say
 

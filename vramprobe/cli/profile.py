@@ -283,8 +283,9 @@ def analysed(
 
 @contextmanager
 def _home(folder: Path | None, from_folder: Path | None) -> Iterator[Path]:
-    """Where the processes write: a new folder, a temporary one, or an earlier run's. A temporary one stays where no
-    profile could be made of what is in it."""
+    """Yield the folder to which the processes write: a new one, a temporary one, or an earlier run's. A temporary one
+    stays if no profile could be made from it.
+    """
     if folder is not None or from_folder is not None:
         yield from_folder if folder is None else _new(folder)
         return
@@ -336,7 +337,7 @@ def _misses_something(record: ProfileRecord) -> bool:
 
 
 def named_gpus(gpus: str | None) -> list[str] | str | None:
-    """What ``--gpus`` says: None, "all", or the catalog's names. Raises UnknownName."""
+    """Parse ``--gpus``: None, "all", or the catalog's names. Raises UnknownName."""
     if gpus is None or gpus == "all":
         return gpus
     from vramprobe.catalog import gpu_or_size

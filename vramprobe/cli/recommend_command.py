@@ -103,7 +103,7 @@ def _offers(asked: Asked) -> Sequence[Any]:
 
 @contextmanager
 def _stdout_on_stderr() -> Iterator[None]:
-    """What the command prints is not the answer, which a pipe gets."""
+    """Redirect stdout to stderr: the command's output is not the answer, which a pipe gets."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -80,7 +80,9 @@ class Tally:
 
 
 def became(event: Progress) -> str:
-    """What the cell is counted as: one of COUNTED, interrupted, or what merely happens (planned, started, left)."""
+    """Return the word by which the cell is counted: one of COUNTED, interrupted, or a mere event (planned, started,
+    left).
+    """
     if event.record is None:
         return event.kind
     outcome = event.record.outcome.kind

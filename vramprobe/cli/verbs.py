@@ -218,7 +218,7 @@ def _root(
 
 
 class _Notes(logging.Handler):
-    """What the library took for what, a line each on stderr, and each once."""
+    """Handler that prints the library's notes to stderr, a line each, and each once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -195,7 +195,7 @@ def _environment(launcher: Mapping[str, Any], first: RawRank | None) -> ProfileE
 
 
 def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
-    """What the run rests on where its card was emulated; the values' report of the first process that has one."""
+    """Describe the basis of a run on an emulated card, with the values' report of the first process that has one."""
     if first is None or not first.process.emulated:
         return None
     emulator = (run.launcher or {}).get("emulator") or {}
@@ -254,7 +254,7 @@ def _context_bytes(found: Sequence[RawRank]) -> int | None:
 
 
 def _outcome(run: RawRun, seen: Sequence[ranks.Seen | None], warnings: list[str]) -> ProfileOutcome:
-    """How the command ended. An error of the program's own counts as OOM where it ran out and did not go on."""
+    """Derive the command's outcome. The program's own error counts as OOM if it ran out of memory and did not go on."""
     launcher = run.launcher
     if launcher is None or launcher.get("ended_ns") is None:
         return ProfileLost(known=f"{len(run.ranks)} processes wrote until the command's end was no longer watched")
@@ -272,7 +272,7 @@ def _outcome(run: RawRun, seen: Sequence[ranks.Seen | None], warnings: list[str]
 
 
 def _is_cut(launcher: Mapping[str, Any]) -> bool:
-    """Whether somebody ended the command."""
+    """Return True if a signal or Ctrl-C ended the command."""
     return launcher.get("signal") in _BY_SOMEBODY or launcher.get("exit_status") == 130
 
 
@@ -317,12 +317,12 @@ def _tail(launcher: Mapping[str, Any]) -> list[str]:
 
 
 def _libraries(launcher: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What the emulated driver said of NVIDIA's libraries (library_limits.py); nothing of a real GPU."""
+    """Return the emulated driver's notes on NVIDIA's libraries (library_limits.py); none for a real GPU."""
     return (launcher.get("emulator") or {}).get("libraries") or {}
 
 
 def _ended_by(raw: RawRank) -> bool:
-    """Whether the last OOM was the end: nothing of a training was begun after it."""
+    """Return True if the last OOM was the end: no training phase began after it."""
     last = raw.ooms[-1]
     return not any(
         phase.name in _AT_WORK and last.time_ns is not None and phase.start_ns > last.time_ns for phase in raw.phases
@@ -351,7 +351,7 @@ def _oom(raw: RawRank, seen: ranks.Seen | None, launcher: Mapping[str, Any]) -> 
 
 
 def alive_at_oom(seen: ranks.Seen, oom: RawOom) -> Live | None:
-    """What was alive at the last OOM of the history, by cause; None where it has none.
+    """Return the live tensors at the last OOM of the history, by cause; None where it has none.
 
     Its phase did not end: of a forward, what it made and still held counts as saved.
     """

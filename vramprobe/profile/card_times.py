@@ -38,7 +38,7 @@ def with_times(run: RawRun, found: Sequence[CardVerdict], offers: Sequence[Offer
 
 
 def num_ranks(run: RawRun) -> int:
-    """Of the whole run: those that a launcher started, or that --only-rank stands for."""
+    """Number of ranks of the whole run: those that a launcher started, or that --only-rank assumes."""
     return max([len(run.ranks), *(raw.process.world_size or 1 for raw in run.ranks)])
 
 

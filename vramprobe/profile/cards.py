@@ -84,7 +84,9 @@ class Replayable:
 
 
 def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Replayable | None:
-    """Of the rank that ran out, else of the one with the highest reserved peak; None where no process used a card."""
+    """Return the sequence of the rank that ran out, else of the one with the highest reserved peak; None where no
+    process used a card.
+    """
     found = [raw for raw in run.ranks if raw.phases]
     if not found:
         return None
@@ -152,7 +154,7 @@ def _events(raw: RawRank, history: RawHistory, ended_by_oom: bool) -> list[tuple
 
 
 class _Segments:
-    """What the allocator took and gave back since the last request or free, and why it may have given it back."""
+    """Bytes of segments that the allocator took and freed since the last request or free, and the likely reason."""
 
     def __init__(self, raw: RawRank) -> None:
         self._never_full = raw.end is not None and raw.end.num_alloc_retries == 0
@@ -167,7 +169,9 @@ class _Segments:
             self._taken += size
 
     def were_emptied(self, *, is_request: bool, failed: bool) -> bool:
-        """Whether the program emptied the cache just before; a card that was full then may have been why instead."""
+        """Return True if the program emptied the cache just before; a card that was full then may be the reason
+        instead.
+        """
         given, taken, before = self._given, self._taken, self._reserved
         self._reserved, self._given, self._taken = before + taken - given, 0, 0
         if not given or failed:

@@ -1,4 +1,5 @@
-"""Whose each block is: weights, gradients, optimizer state by what was held; the rest by when it was made and freed.
+"""Assign a cause to each block: weights, gradients, optimizer state by what was held; the rest by when it was made and
+freed.
 
 In: Lives, the spans of the phases and what the hook saw held. Out: a cause for each block, as seen from one phase, and
 a Live that adds up to the byte. The causes are those of a cell's record (log/trace.py).
@@ -64,7 +65,9 @@ def owners_of(lives: Lives, spans: Sequence[Span], held: Sequence[RawHeld]) -> O
 
 
 def _moment(lives: Lives, spans: Sequence[Span], time_ns: int) -> tuple[int, int | None]:
-    """How many events had happened, and the step; within its phase, whose ends are known better than any time."""
+    """Return the number of events before a time, and the step; within its phase, whose ends are known better than any
+    time.
+    """
     count = int(np.searchsorted(lives.times_us, time_ns // 1000, side="right"))
     for span in spans:
         if span.phase.start_ns <= time_ns <= span.phase.end_ns:

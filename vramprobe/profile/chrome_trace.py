@@ -162,7 +162,7 @@ def _memory(history: RawHistory, seen_us: Sequence[int], played_us: Sequence[flo
 
 
 def _names(gpu: Gpu, raw: RawRank) -> Iterator[Event]:
-    """What processes and threads of the trace are called."""
+    """Yield the names of the trace's processes and threads."""
 
     def named(kind: str, process: int, thread: int, name: str) -> Event:
         return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}

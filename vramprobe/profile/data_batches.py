@@ -76,7 +76,7 @@ def _fitted(points: Sequence[tuple[int, int, int]]) -> tuple[float, float, float
 
 
 def data_batches(raw: RawRank, context_bytes: int | None) -> DataBatches | None:
-    """What the run's own data needs; None where its batches were not asked for."""
+    """Return the memory that the run's own data needs; None where its batches were not requested."""
     seen = raw.batches
     if seen is None or not seen["shapes"]:
         return None
@@ -163,8 +163,9 @@ def _peaks(table: Sequence[tuple[int, ...]], runs: Sequence[Run], allocated: Pea
 
 
 def _verdict(found: DataBatches, raw: RawRank, allocated: PeakByShape, unused_bytes: int) -> dict[str, Any]:
-    """Whether the largest batch fits; the largest length and batch size that do, with ``unused_bytes`` beside them that
-    the allocator reserves."""
+    """Judge the largest batch, and find the largest length and batch size that fit, with ``unused_bytes`` beside them
+    that the allocator reserves.
+    """
     seen = raw.batches or {}
     usable, worst = (found.usable_bytes or 0) - unused_bytes, found.peaks[-1]
     fits = {"emulated": True, "out of memory": False}.get(worst.source, worst.allocated_bytes <= usable)

@@ -34,7 +34,7 @@ _TIMES_SLOWER = 10  # without the allocator in C
 
 
 class Run:
-    """What a profiled run teaches about its next steps; ``first_step``: the first that is played.
+    """Learn from a profiled run how its next steps allocate; ``first_step``: the first that is played.
 
     Raises ValueError for a run that teaches nothing, with the reason.
     """
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def num_events(self) -> int:
-        """Of a step, requests and frees: those of the step before the first that is played."""
+        """Number of requests and frees of a step: those of the step before the first that is played."""
         return self.before[-1].stop - self.before[0].start
 
     @property
@@ -130,7 +130,9 @@ def play(allocator: CachingAllocator, parts: Sequence[list[int]], number: int) -
 def batches_and_creep(
     raw: RawRank, seen: Seen | None, context_bytes: int | None, num_steps: int | None, num_ranks: int
 ) -> DataBatches | None:
-    """What the run's own data needs, with reserved memory over its steps; the arguments are those of data_creep."""
+    """Return the memory that the run's own data needs, with reserved memory over its steps; the arguments are those of
+    data_creep.
+    """
     found = data_batches(raw, context_bytes)
     creep = None if found is None else data_creep(raw, seen, context_bytes, num_steps, num_ranks)
     return found and found.model_copy(update={"creep": creep})
@@ -182,7 +184,7 @@ def _predicted(raw: RawRank, seen: Seen, context_bytes: int | None, num_steps: i
 
 
 def _lines(run: Run, seen: Seen) -> list[str]:
-    """Where the requests are made that no rule foresees, those of the most first."""
+    """Return the lines that make requests which no rule predicts, those of the most first."""
     stacks = Counter(run.log.stack_of(token) for token in run.learnt.inexact_tokens)
     found = dict.fromkeys(line_said(seen.places.of(stack)) for stack, _ in stacks.most_common())
     return list(found)[:_MOST_LINES]

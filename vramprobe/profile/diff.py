@@ -61,7 +61,7 @@ class Difference(_Frozen):
 
 
 def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:
-    """What grew from ``before`` to ``after``; what shrank is negative."""
+    """Compare two profiles: bytes and seconds that grew from ``before`` to ``after``; a decrease is negative."""
     one, other = before.highest_rank, after.highest_rank
     return Difference(
         before=before.name,
@@ -137,7 +137,9 @@ def _lines(one: RankProfile | None, other: RankProfile | None) -> list[Change]:
 
 
 def _moved_to(place: Place, before: Mapping[Place, int], after: Mapping[Place, int]) -> Place:
-    """Where a line is now: in a function, the lines that only one side has are the same in their order."""
+    """Return a line's place in the other version: in a function, the lines that only one side has are the same in their
+    order.
+    """
     gone, new = (
         sorted((one for one in side if one not in others and _function(one) == _function(place)), key=_number)
         for side, others in ((before, after), (after, before))

@@ -71,7 +71,7 @@ def time_difference(before: ProfileRecord, after: ProfileRecord) -> TimeDifferen
 
 
 def _apart(one: StepTime, other: StepTime, ratio: float) -> bool:
-    """Whether the 80 % intervals of two GPUs do not meet, scaled as the ratio is."""
+    """Return True if the 80 % intervals of two GPUs do not meet, scaled as the ratio is."""
     scale = ratio * one.seconds / other.seconds
     return scale * other.low_seconds > one.high_seconds or scale * other.high_seconds < one.low_seconds
 

@@ -1,4 +1,4 @@
-"""What a process was doing when it was last heard of, in words: phase and progress, compiling, the program's line.
+"""Describe a process's last known activity in words: phase and progress, compiling, the program's line.
 
 In: the text of a ``.doing`` file (hook/doing.py). Out: a Doing, or None for a torn one.
 """
@@ -57,7 +57,7 @@ class Doing:
 
 
 def doing_of(text: str) -> Doing | None:
-    """What the file says."""
+    """Parse the file."""
     first, _, dumped = text.partition("\n")
     try:
         said = json.loads(first)

@@ -1,4 +1,4 @@
-"""What NVML says of the cards while a command runs: their highest use by everybody, from outside its processes.
+"""Sample NVML while a command runs: the cards' highest use by all processes, from outside of them.
 
 In: nothing. Out: a CardSeen for each card. Between the marks of the hook nobody else sees what the driver hands out; on
 an emulated card there is nothing else to see. Without NVML there are none.

@@ -26,7 +26,9 @@ _ADDS = ("append", "appendleft", "extend", "add", "insert", "update", "setdefaul
 
 
 def growth_of(raw: RawRank, seen: Seen | None, context_bytes: int | None, homes: Sequence[str]) -> MemoryGrowth | None:
-    """What every step from the second to the last but one left alive until the last one's end; None for little."""
+    """Return the blocks that every step from the second to the last but one left alive until the last one's end; None
+    if they are small.
+    """
     ends = {} if seen is None else {one.phase.step: one.stop for one in seen.spans if one.phase.step is not None}
     steps = [step for step in sorted(ends) if 2 <= step < raw.num_steps]
     if seen is None or raw.num_steps not in ends or len(steps) < _LEAST_STEPS:
@@ -90,7 +92,9 @@ def _kept(one: Mapping[str, Any], homes: Sequence[str]) -> KeptList:
 
 
 def _lines_that_add(path: Path, name: str) -> list[int]:
-    """Where a file adds to the collection of this name: ``name.append(…)``, ``name[…] = …``, ``name += …``."""
+    """Numbers of the lines on which a file adds to the collection of this name: ``name.append(…)``, ``name[…] = …``,
+    ``name += …``.
+    """
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

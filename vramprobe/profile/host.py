@@ -1,4 +1,4 @@
-"""What the ranks hold of the host's memory, phase by phase, and whether it is enough of it.
+"""Report the host memory of the ranks, phase by phase, and whether it is enough.
 
 In: the ranks' raw ``host`` lines, which an emulated driver counts. Out: a HostMemory, or None where nobody counted. The
 ranks' highest are added up: they load and save at the same time.
@@ -41,7 +41,7 @@ def host_memory(ranks: Sequence[RawRank], limit_bytes: int | None = None) -> Hos
 
 
 def _highest_by_phase(lines: Sequence[RawHost]) -> dict[str, RawHost]:
-    """Of each phase the line with the most; all steps are ``training``."""
+    """Return for each phase the line with the most bytes; all steps are ``training``."""
     names = {"load": "load", "other": "after_training"}
     found: dict[str, RawHost] = {}
     for one in lines:

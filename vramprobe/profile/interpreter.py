@@ -1,4 +1,4 @@
-"""Which Python a command's words start: its own, its script's, or the one on PATH.
+"""Find the Python that a command's words start: its own, its script's, or the one on PATH.
 
 In: a command, an environment. Out: an interpreter's path. It looks at files and asks the interpreter for its name;
 nothing of the command runs.
@@ -72,7 +72,7 @@ def _which(name: str, environment: Mapping[str, str]) -> Path | None:
 
 
 def _asked(python: Path, environment: Mapping[str, str]) -> Path:
-    """Where a shim leads to, in the interpreter's own words; itself where it does not answer."""
+    """Ask a shim for the interpreter's own path; return the shim where it does not answer."""
     try:
         run = subprocess.run(
             [python, "-c", "import sys; print(sys.executable)"],

@@ -138,7 +138,7 @@ def _below(root):
 
 
 def _say(to_vramprobe, **what):
-    """Whether vramprobe heard it."""
+    """Send a message; return True if vramprobe received it."""
     try:
         to_vramprobe.sendall(json.dumps(what).encode() + b"\n")
     except OSError:

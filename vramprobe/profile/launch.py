@@ -44,8 +44,9 @@ _Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is asked of the hook. ``trace``: all events, those of one step, or none. ``verify``: steps under other
-    values follow those that were asked for. ``speed``: one step's work is counted, on an emulated card."""
+    """Options of the hook. ``trace``: all events, those of one step, or none. ``verify``: steps under other values
+    follow the requested ones. ``speed``: one step's work is counted, on an emulated card.
+    """
 
     trace: str
     steps: int | None
@@ -60,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How the command ended. ``exit_status``: its own, as a shell would say it (128 + the signal)."""
+    """End of the command. ``exit_status``: its own, as a shell would say it (128 + the signal)."""
 
     exit_status: int
     stopped: bool  # by us, when it knew enough
@@ -245,7 +246,7 @@ def _signals_are_the_commands(kept: Kept) -> Iterator[list[int]]:
 
 
 def _pass_on(stream: IO[bytes], tail: deque[str]) -> None:
-    """What the command says on stderr goes to ours at once, whatever it is; its last lines are kept."""
+    """Copy the command's stderr to ours at once, as it is; keep its last lines."""
     line = b""
     while chunk := os.read(stream.fileno(), 65536):
         with suppress(OSError, ValueError):
@@ -265,8 +266,8 @@ def _last_line(path: Path) -> dict[str, Any]:
 
 
 def _was_stopped(ends: list[dict[str, Any]]) -> bool:
-    """Whether the hook stopped the run, or its steps: a rank that crashed before the first rank was stopped is the
-    run's own end; one that fails later does so because the others have left.
+    """Return True if the hook stopped the run, or its steps: a rank that crashed before the first rank was stopped is
+    the run's own end; one that fails later does so because the others have left.
     """
     stops = [end.get("ended_ns", 0) for end in ends if end.get("why") == "stopped"]
     crashes = [end.get("ended_ns", 0) for end in ends if end.get("why") == "error"]

@@ -1,4 +1,5 @@
-"""What the emulated driver said of NVIDIA's libraries: sizes that it does not know, functions that it does not have.
+"""Report the emulated driver's notes on NVIDIA's libraries: sizes that it does not know, functions that it does not
+have.
 
 In: the events of a machine (emulate/machine.py). Out: lines for the profile. Never guesses a size.
 """

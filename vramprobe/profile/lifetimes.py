@@ -49,7 +49,7 @@ class Lives:
         return len(self.totals)
 
     def alive_after(self, num_events: int) -> np.ndarray:
-        """Which blocks are alive once so many events have happened: a mask."""
+        """Mask of the blocks that are alive once so many events have happened."""
         return (self.starts < num_events) & (self.ends >= num_events)
 
     def total_after(self, num_events: int) -> int:
@@ -163,7 +163,7 @@ def _is_covered(phase: RawPhase, history: RawHistory) -> bool:
 
 
 def _first(lives: Lives, time_ns: int) -> int:
-    """How many events had happened by then; those before the history always have."""
+    """Number of events before a time; those before the history always count."""
     return max(int(np.searchsorted(lives.times_us, time_ns // 1000, side="right")), lives.num_before)
 
 

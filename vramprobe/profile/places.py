@@ -1,4 +1,4 @@
-"""Which line, function and module asked for a block: stacks → places in words.
+"""Find the line, function and module that requested a block: stacks → places in words.
 
 In: stacks as the history has them, innermost first. Out: frozen Places. Files are read for their classes where they are
 on this disk; where not, a place has no class. Runs nothing of what it reads.

@@ -39,7 +39,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Moment:
-    """What is alive once ``num_events`` have happened, each block with its cause (a position in causes.CAUSES)."""
+    """Live blocks once ``num_events`` have happened, each with its cause (a position in causes.CAUSES)."""
 
     span: Span
     num_events: int
@@ -49,7 +49,7 @@ class Moment:
 
 @dataclass
 class Remarks:
-    """What is to be said of a rank, each once."""
+    """Remarks on a rank, each once."""
 
     rank: str
     texts: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ def homes_of(process: RawProcess, folder: str | None) -> list[str]:
 
 
 def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks, cards: Sequence[CardSeen] = ()) -> RankProfile:
-    """What is known of one process, and of its card from outside; analyse.py adds what other modules know."""
+    """Build the profile of one process, with its card seen from outside; analyse.py adds what other modules know."""
     peak = peak_of(raw.phases)
     card = next((one for one in cards if _is_called(raw.device_uuid, one.uuid)), None)
     if peak is not None and card is not None:
@@ -122,7 +122,7 @@ def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks, cards: Seque
 
 
 def _tell_of_kept_batches(raw: RawRank, remarks: Remarks) -> None:
-    """What an evaluation that keeps its logits would take with all its batches, where it was shortened."""
+    """Add a remark on an evaluation that keeps its logits and was shortened: its peak with all batches."""
     seen = raw.evaluation
     if seen is None:
         return
@@ -135,14 +135,14 @@ def _tell_of_kept_batches(raw: RawRank, remarks: Remarks) -> None:
 
 
 def traffic_of(raw: RawRank) -> list[Moved]:
-    """What the last whole step asked its collectives for; nothing where no step is whole."""
+    """Return the traffic that the last whole step requested of its collectives; nothing where no step is whole."""
     own = [one for one in raw.moved if one.step is not None and one.step == raw.num_steps]
     counts = [(one.phase, {(kind, ranks): (calls, size) for kind, ranks, calls, size in one.counts}) for one in own]
     return added_up(part for phase, counted in counts for part in moved_since({}, counted, phase))
 
 
 def _is_called(uuid: str | None, name: str) -> bool:
-    """Whether torch's UUID is NVML's, which begins with ``GPU-``."""
+    """Return True if torch's UUID is NVML's, which begins with ``GPU-``."""
     return uuid is not None and uuid.removeprefix("GPU-") == name.removeprefix("GPU-")
 
 
@@ -158,7 +158,9 @@ def highest_by_name(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
 
 
 def run_phases(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
-    """The same by phase of the run: all steps are ``training``; empty where there is nothing but loading and steps."""
+    """Return the highest bytes by phase of the run: all steps are ``training``; empty where there is nothing but
+    loading and steps.
+    """
     seen, names = {one.name for one in phases}, {"load": "load", "other": "after_training"}
     if rollout := seen & {"weight_sync", "sleep", "wake_up", "log_probs"}:
         names |= dict.fromkeys((*rollout, "generation"), "training")  # the first precedes the first step
@@ -231,7 +233,7 @@ def moment_of_peak(phases: Sequence[RawPhase], seen: Seen) -> Moment | None:
 
 
 def moment_after(seen: Seen, span: Span, num_events: int) -> Moment:
-    """What is alive once so many events have happened, seen from the step of ``span``."""
+    """Return the live blocks once so many events have happened, seen from the step of ``span``."""
     return Moment(
         span,
         num_events,

@@ -25,7 +25,7 @@ from vramprobe.records.traffic import KINDS
 
 @dataclass(frozen=True, kw_only=True)
 class RawProcess:
-    """Who wrote a file of lines."""
+    """Process that wrote a file of lines."""
 
     pid: int
     ppid: int | None = None
@@ -88,7 +88,7 @@ class RawMapped:
 
 @dataclass(frozen=True, kw_only=True)
 class RawMoved:
-    """What one phase asked NCCL for: (kind by the driver's number, ranks, calls, bytes) each."""
+    """Traffic that one phase requested of NCCL: (kind by the driver's number, ranks, calls, bytes) each."""
 
     phase: str
     step: int | None = None
@@ -97,7 +97,7 @@ class RawMoved:
 
 @dataclass(frozen=True, kw_only=True)
 class RawAsleep:
-    """Which memory is unmapped from ``time_ns`` on, although torch counts it as allocated: (address, bytes) each."""
+    """Memory that is unmapped from ``time_ns`` on, although torch counts it as allocated: (address, bytes) each."""
 
     time_ns: int
     ranges: tuple[tuple[int, int], ...]
@@ -120,7 +120,7 @@ class RawOom:
 
 @dataclass(frozen=True, kw_only=True)
 class RawEnd:
-    """How a process ended: ``stopped`` by its hook, by an ``error`` that nobody caught, else ``exit``."""
+    """End of a process: ``stopped`` by its hook, by an ``error`` that nobody caught, else ``exit``."""
 
     why: str
     num_alloc_retries: int | None = None
@@ -140,7 +140,7 @@ class RawHeld:
 
 @dataclass(frozen=True, kw_only=True)
 class RawHistory:
-    """What the allocator did, one value per event (profile/hook/history.py says which)."""
+    """History of the allocator, one value per event (profile/hook/history.py says which)."""
 
     device: int
     traced: str = "all"
@@ -160,7 +160,7 @@ class RawHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class RawTrainer:
-    """How long transformers' Trainer says its training is; ``are_given``: by max_steps, not by epochs."""
+    """Length of a training as transformers' Trainer reports it; ``are_given``: by max_steps, not by epochs."""
 
     num_steps: int
     are_given: bool
@@ -198,7 +198,7 @@ class RawRank:
 
     @property
     def device_uuid(self) -> str | None:
-        """Of the card that it works on: an engine's worker may choose it after its first use of CUDA."""
+        """UUID of the card that it works on: an engine's worker may choose it after its first use of CUDA."""
         devices = [one.device for one in self.phases if one.device is not None]
         uuids = self.process.device_uuids
         return uuids[devices[-1]] if devices and devices[-1] < len(uuids) else self.process.device_uuid
@@ -217,7 +217,7 @@ class RawUncaught:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLog:
-    """What one process of an inference engine logged of its memory."""
+    """Log lines of one process of an inference engine about its memory."""
 
     process: str  # its name, as Python's multiprocessing has it
     lines: tuple[str, ...]
@@ -288,8 +288,9 @@ def _engine_logs(said: Iterable[Mapping[str, Any]]) -> dict[int, EngineLog]:
 
 
 def _lines_of(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """What all processes wrote into one file: what stood in for what was not there (empty/told.py), what an engine
-    logged (hook/engine_log.py). A line that a killed process left torn is none."""
+    """Read the lines that all processes wrote into one file: replacements (empty/told.py), or an engine's log
+    (hook/engine_log.py). A line that a killed process left torn is skipped.
+    """
     found = []
     for line in bytes_of(path).splitlines() if path.exists() else ():
         with suppress(ValueError):

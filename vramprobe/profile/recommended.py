@@ -40,7 +40,7 @@ _NOT_COUNTED = "not counted: storage, egress, downloads, evaluation, checkpoints
 
 @dataclass(frozen=True, kw_only=True)
 class CommandQuestion:
-    """What is asked of a command; the run's length by its Trainer where nothing is given."""
+    """Question about a command; the run's length by its Trainer where nothing is given."""
 
     limits: Limits
     steps: int | None = None
@@ -113,7 +113,7 @@ def _counts(run: RawRun, count: int) -> list[Any]:
 
 
 def _numbers(run: RawRun, record: ProfileRecord, seen: int, max_gpus: int) -> list[int]:
-    """How many GPUs to try: those of a launcher that starts replicas; else as many as ran."""
+    """Return the numbers of GPUs to try: those of a launcher that starts replicas; else as many as ran."""
     if seen > 1 and not is_replicated(run):
         return [seen]
     if launcher_of(record.command) is None or seen == 1:

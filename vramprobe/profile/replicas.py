@@ -57,7 +57,7 @@ def launcher_of(command: Sequence[str]) -> Launcher | None:
 
 
 def is_replicated(run: RawRun) -> bool:
-    """Whether each rank holds the whole model: nothing large but gradients is shared in a step."""
+    """Return True if each rank holds the whole model: nothing large but gradients is shared in a step."""
     for raw in run.ranks:
         for kind, _, _, num_bytes in (raw.count or {}).get("moved", ()):
             if KINDS[kind] not in ("all_reduce", "broadcast") and num_bytes > _SMALL_BYTES:

@@ -34,7 +34,9 @@ class Names:
         self._name(groups, [_same(groups[0], group, shapes) for group in groups])
 
     def _name(self, groups: Sequence[Sequence[Unit]], pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Of each group, whose units make the same requests, those that are the first's too; all others are new."""
+        """Name the requests of each group, whose units make the same ones, by the first group's where they match; all
+        others get new names.
+        """
         self.tokens, self.by_unit = groups[0][0].tokens, {}
         for group, (theirs, ours) in zip(groups, pairs, strict=True):
             own = group[0].tokens
@@ -84,8 +86,9 @@ def matches(
 
 
 def _keys(unit: Unit, shape: Shape, other: Unit) -> np.ndarray:
-    """What asks. Where one stack asks for many, as for all of a backward, also a size that the other unit has too, else
-    bytes by token."""
+    """Return a key for each request's origin. Where one stack makes many, as for all of a backward, also a size that
+    the other unit has too, else bytes by token.
+    """
     sizes, tokens = unit.sizes, shape[0] * shape[1]
     by_token = _OF_RATIO + np.rint(_STEPS_OF_RATIO * np.log(sizes / tokens)).astype(np.int64)
     of_size = np.where(np.isin(sizes, other.sizes), sizes, by_token)
@@ -109,6 +112,6 @@ def _in_order(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _num_alike(one: np.ndarray, other: np.ndarray) -> int:
-    """How many are the same from the first on."""
+    """Number of equal elements from the first on."""
     differs = np.flatnonzero(one != other)
     return int(differs[0]) if len(differs) else len(one)

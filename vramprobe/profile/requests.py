@@ -57,7 +57,7 @@ class Requests:
 
 
 def requests_of(said: str | None, command: Sequence[str]) -> Requests | None:
-    """What ``--requests`` asks for; without it one short request where the command starts a server, else None.
+    """Parse ``--requests``; without it one short request where the command starts a server, else None.
 
     Raises SpecError for another form, and where the command starts no server that is known and names no --port.
     """
@@ -165,7 +165,7 @@ class Client:
         return False
 
     def _is_dead(self) -> bool:
-        """Whether processes have used a GPU, and none of them is left."""
+        """Return True if processes have used a GPU, and none of them is left."""
         journals = list(self._folder.glob("*.jsonl"))
         return bool(journals) and not any(map(_is_alive, journals))
 
@@ -193,7 +193,7 @@ class Client:
 
 
 def _is_settled(journal: Path) -> bool:
-    """Whether a process has written its end, as of now, or is no more."""
+    """Return True if a process has written its end, as of now, or is no more."""
     with suppress(OSError):
         return not _is_alive(journal) or b'{"line": "end"' in journal.read_bytes()
     return True

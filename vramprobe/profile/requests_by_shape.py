@@ -97,7 +97,7 @@ class Learnt:
 
     @property
     def inexact_tokens(self) -> list[int]:
-        """What asks for those whose sizes follow no rule that the shapes show."""
+        """Return the tokens of the requests whose sizes follow no rule that the shapes show."""
         return self._tokens[~self._size.is_exact].tolist()
 
     def micro_step(self, number: int, shape: Shape) -> tuple[Template, np.ndarray]:
@@ -114,7 +114,7 @@ class Learnt:
         return np.flatnonzero((steps == num_steps) & (micro_steps == number))
 
     def held_out(self, shape: Shape, units: Sequence[Unit]) -> HeldOutStep:
-        """What is foreseen for this shape, beside a step that ran."""
+        """Compare the prediction for this shape with a step that ran."""
         counts = np.zeros(4, np.int64)
         for number, unit in enumerate(units):
             template, sizes = self.micro_step(number, shape)
@@ -132,7 +132,7 @@ def _distance(one: Shape, other: Shape) -> tuple[bool, int]:
 def _ends(
     every: Sequence[Sequence[Unit]], of_block: Mapping[int, tuple[int, int]], num_names: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many steps after its request each name is freed, and in which micro-step; -1 where that was not seen."""
+    """Return after how many steps each name's request is freed, and in which micro-step; -1 where that was not seen."""
     steps, micro_steps = np.full(num_names, -1), np.full(num_names, -1)
     for units in every:
         for number, unit in enumerate(units):

@@ -71,7 +71,7 @@ def _stretches(
 
 
 def within(lives: Lives, ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
-    """Which blocks lie in one of these (address, bytes), which are in order: a mask."""
+    """Mask of the blocks that lie in one of these (address, bytes), which are in order."""
     if not ranges:
         return np.zeros(len(lives.addresses), bool)
     starts, sizes = (np.array(column, dtype=np.uint64) for column in zip(*ranges, strict=True))

@@ -57,13 +57,13 @@ class _Member:
         return held - sizes[np.searchsorted(changes, times_us, side="right")]
 
     def moments(self, start_us: int, end_us: int) -> np.ndarray:
-        """When something changes."""
+        """Return the times of its changes within an interval."""
         changes = np.array([at for at, _, _ in self.asleep], np.int64)
         times = np.concatenate([self.seen.lives.times_us, changes])
         return times[(times >= start_us) & (times <= end_us)]
 
     def live(self, time_us: int) -> tuple[Live, int]:
-        """What is mapped then, by cause, and the bytes that are not although torch counts them."""
+        """Return the mapped blocks at a time, by cause, and the bytes that are unmapped although torch counts them."""
         seen, count = self.seen, self._events(time_us)
         span = next((one for one in seen.spans if one.phase.end_ns >= time_us * 1000), seen.spans[-1])
         moment = moment_after(seen, span, count)
@@ -139,7 +139,7 @@ def _moments(members: Sequence[_Member], phase: RawPhase) -> np.ndarray:
 
 
 def _device_bytes(members: Sequence[_Member], window: RawPhase) -> list[int]:
-    """What all processes used of the card, as those that have a phase within the window saw it."""
+    """Bytes that all processes used of the card, as seen by those that have a phase within the window."""
     return [
         size
         for member in members

@@ -1,4 +1,5 @@
-"""How many optimizer steps a command's whole run has: by its Trainer's own arithmetic, or by what the user says.
+"""Compute the number of optimizer steps of a command's whole run: by its Trainer's own arithmetic, or by the user's
+options.
 
 In: a run, steps, tokens or epochs. Out: a RunLength, or a SpecError that says which option to give. Epochs of a dataset
 that --empty-weights replaced mean nothing, and are never taken.

@@ -71,7 +71,7 @@ def _request_gib(engine: EngineMemory) -> float | None:
 
 
 def _is_full_attention(engine: EngineMemory) -> bool:
-    """Whether a request's cache grows in proportion to its length: not with sliding windows or state spaces."""
+    """Return True if a request's cache grows in proportion to its length: not with sliding windows or state spaces."""
     if not (engine.kv_cache_tokens and engine.max_concurrency and engine.length_tokens):
         return False
     return abs(engine.kv_cache_tokens / (engine.max_concurrency * engine.length_tokens) - 1) < _ALIKE

@@ -1,4 +1,4 @@
-"""What stands in for weights and rows that are not there: what the processes of a command are told of it.
+"""Describe dummy weights and rows to the processes of a command, in place of missing ones.
 
 In: the length of a row, the sizes of an image, a video and a sound. Out: a part of ``run.json`` that empty/ reads: the
 configs that ship, by id and slug, and which columns well-known datasets have. Runs nothing.

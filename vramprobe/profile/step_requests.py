@@ -43,7 +43,7 @@ class Log:
         return token // self.num_streams
 
     def event_at(self, position: int) -> int:
-        """How many events there are up to this position in the history."""
+        """Number of events up to this position in the history."""
         return int(np.searchsorted(self.positions, position))
 
 
@@ -75,7 +75,7 @@ class Unit:
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """What asked for each of them."""
+        """Return the token of each request's origin."""
         return self.log.tokens[self.requested]
 
 

@@ -1,4 +1,4 @@
-"""Whether a run's steps differ by what a reader cares about, and in what: phases, shapes, a first use, times of frees.
+"""Find whether a run's steps differ by more than 0.5 %, and in what: phases, shapes, a first use, times of frees.
 
 In: a process's phases, and its history where there is one. Out: StepPeaks and words, or None where nothing differs.
 """
@@ -19,7 +19,9 @@ _OF_NO_STEP = ("other", "zero_grad")  # which a loop may have or not, and nothin
 
 
 def repeats(phases: Sequence[RawPhase], num_steps: int) -> bool | None:
-    """Whether the last two whole steps, from the second on, have the same peaks and ends; None with fewer than two."""
+    """Return True if the last two whole steps, from the second on, have the same peaks and ends; None with fewer than
+    two.
+    """
     if num_steps < 3:
         return None
     one, other = (
@@ -54,7 +56,7 @@ def _of(phases: Sequence[RawPhase], step: int) -> list[RawPhase]:
 
 
 def _what(phases: Sequence[RawPhase], seen: Seen | None, lowest: int, highest: int, num_steps: int) -> str:
-    """What step ``highest`` has and step ``lowest`` has not."""
+    """Describe what step ``highest`` has and step ``lowest`` does not."""
     names, others = ({one.name for one in _of(phases, step)} - {*_OF_NO_STEP} for step in (highest, lowest))
     if more := sorted(names - others):
         return f"step {highest} has {', '.join(more)} in it, step {lowest} has not"
@@ -71,7 +73,7 @@ def _what(phases: Sequence[RawPhase], seen: Seen | None, lowest: int, highest: i
 
 
 def _requests(seen: Seen | None, step: int) -> Counter[int] | None:
-    """How often a step allocates each size; None where it was not traced."""
+    """Count how often a step allocates each size; None where it was not traced."""
     spans = [] if seen is None else [one for one in seen.spans if one.phase.step == step]
     if seen is None or not spans:
         return None

@@ -18,7 +18,7 @@ Row = tuple[str, ...]
 
 
 def markdown(record: ProfileRecord, difference: Difference | None = None, exceeded: Sequence[str] = ()) -> str:
-    """How the run ended, its peaks, causes and lines; with a ``difference``, what they were in the baseline.
+    """Format the run's outcome, its peaks, causes and lines; with a ``difference``, beside those of the baseline.
 
     ``exceeded``: a sentence for each limit that the run is over.
     """
@@ -57,7 +57,7 @@ def _ended(record: ProfileRecord) -> str:
 
 
 def _where(record: ProfileRecord, rank: RankProfile | None) -> str:
-    """What it ran on, and how many steps its numbers rest on."""
+    """Describe the device, and the number of steps on which the numbers rest."""
     how = f"{word_for(record.instrument)} on " if record.emulation is None else ""
     said = [f"{how}{escape(record.environment.device_said)}", f"torch {record.environment.torch or 'unknown'}"]
     said += [f"{len(record.ranks)} ranks, the highest shown"] if len(record.ranks) > 1 else []

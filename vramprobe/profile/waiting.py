@@ -45,7 +45,7 @@ def told_each_minute(say: Callable[[str], None], folder: Path, homes: list[str])
 
 
 def latest(folder: Path) -> Doing | None:
-    """Of the process that uses a GPU, or of any; None where none has written yet."""
+    """Return the latest activity of the process that uses a GPU, or of any; None where none has written yet."""
     found = []
     for path in folder.glob("*.doing"):
         try:

@@ -1,4 +1,4 @@
-"""What stands in for weights, tokenizers and rows that are not there, in the processes of a profiled command.
+"""Replace missing weights, tokenizers and rows by dummies, in the processes of a profiled command.
 
 In: VRAMPROBE_PROFILE, a run's folder whose ``run.json`` asks for it (stand_ins.py). Out: ``hub/`` in it, repositories
 as the hub's cache has them, and the file ``replaced``, a line for each thing that was replaced. Nothing where it is not

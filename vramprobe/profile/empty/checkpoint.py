@@ -77,7 +77,7 @@ def write(model, folder, dtype="bfloat16", max_shard_bytes=MAX_SHARD_BYTES, quan
 
 
 def _saved(model):
-    """What ``save_pretrained`` would write: a tied weight once, experts as the hub has them."""
+    """Return the tensors that ``save_pretrained`` would write: a tied weight once, experts as the hub has them."""
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     # Without memory transformers 5.0 has not tied them yet: a head that is saved beside its embedding stays untied.
     tied = {name for name, source in getattr(model, "all_tied_weights_keys", {}).items() if source in own}

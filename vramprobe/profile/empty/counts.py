@@ -1,4 +1,4 @@
-"""How many tokens a model reads an image or a video at, counted by its own processor.
+"""Count the tokens of an image or a video with the model's own processor.
 
 In: a processor of transformers', sizes. Out: numbers, and lines of told.py. Those around an image are not counted.
 """
@@ -7,7 +7,7 @@ from . import videos
 
 
 def tell(processor, name, told, asked):
-    """How many tokens an image of the rows' size comes to, and a video where it is asked, by the processor itself."""
+    """Record the number of tokens of an image of the rows' size, and of a video if requested, by the processor."""
     if getattr(processor, "image_processor", None) is None or not getattr(processor, "chat_template", None):
         return
     width, height = asked["image_size"]
@@ -47,7 +47,7 @@ def tokens_per_image(processor, width, height):
 
 
 def tokens_per_video(processor, size):
-    """The same of a video of ``size``, frames that are sampled as its processor does."""
+    """Number of tokens of a video of ``size``, frames that are sampled as its processor does."""
     frames, about = videos.read(size)
     return _marks(processor, "video", videos=[frames], video_metadata=[about], return_tensors="pt")
 

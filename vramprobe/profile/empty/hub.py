@@ -220,7 +220,7 @@ def fill(folder, config, source, entry):
 
 
 class Refused(Exception):
-    """What cannot be replaced, and what to do."""
+    """Error of something that cannot be replaced, with what to do."""
 
 
 def _read(folder, config):
@@ -285,7 +285,7 @@ def _has_tokenizer(folder):
 
 
 def _has_weights(folder):
-    """Whether a model can be read from it: one file, or every shard of an index."""
+    """Return True if a model can be read from it: one file, or every shard of an index."""
     names = [name for name in os.listdir(folder) if _WEIGHTS.search(name) and not name.startswith("training_args")]
     indexes = [name for name in names if name.endswith(".index.json")]
     for name in indexes:

@@ -266,7 +266,7 @@ def serve_videos(module, *, told):
 
 
 def _no_videos():
-    """What a processor holds in the place of its video processor: saved as nothing."""
+    """Make the object that a processor holds in the place of its video processor: saved as nothing."""
     from transformers.utils import PushToHubMixin
 
     def to_dict(self):

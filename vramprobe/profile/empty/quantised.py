@@ -13,7 +13,7 @@ _NAMES = ("embed", "lm_head", "wte", "wpe", "router", "mlp.gate.weight", "shared
 
 
 def why_not(config):
-    """Why there are no empty files for a quantization_config, in one line; None where there are."""
+    """Return why there are no empty files for a quantization_config, in one line; None where there are."""
     try:
         _format(config)
     except Unknown as error:

@@ -1,4 +1,4 @@
-"""What sentence-transformers reads beside a model: its modules, and how tokens are pooled.
+"""Write the files that sentence-transformers reads beside a model: its modules, and how tokens are pooled.
 
 In: a pooling, mean or lasttoken; the width. Out: ``modules.json`` and ``1_Pooling/config.json``, as
 sentence-transformers/all-MiniLM-L6-v2 has them (stored file 58727419584).

@@ -1,4 +1,4 @@
-"""What was replaced, said once for all processes of a run.
+"""Record what was replaced, once for all processes of a run.
 
 In: a sentence's parts. Out: lines of JSON in the run's file ``replaced`` (raw.py reads them). Trouble with the file
 costs the line, never the program.
@@ -24,12 +24,12 @@ class Told:
         self._once({"kind": kind, "what": what, "by": by})
 
     def missing(self, message):
-        """What could not be replaced: on stderr too, as the command's own error may not say it."""
+        """Record something that could not be replaced, on stderr too, as the command's own error may not name it."""
         if self._once({"kind": "missing", "what": message}):
             print(f"vramprobe: {message}", file=sys.stderr, flush=True)
 
     def _once(self, line):
-        """Whether it is new."""
+        """Append a line to the file; return True if it is new."""
         text = json.dumps(line) + "\n"
         try:
             with locked(self._path), open(self._path, "a+", encoding="utf-8") as file:

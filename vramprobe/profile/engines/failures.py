@@ -1,4 +1,4 @@
-"""Why an engine could not start or go on, in one line in place of a long log: kernels, libraries, releases.
+"""Explain why an engine could not start or go on, in one line in place of a long log: kernels, libraries, releases.
 
 In: the last lines of a command that failed, or a library that was refused. Out: what to do, or None.
 """

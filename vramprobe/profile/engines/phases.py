@@ -16,7 +16,7 @@ _OF_A_CYCLE = {"weight_sync", "sleep", "wake_up", "log_probs"}
 
 
 def as_served(phases: Sequence[Any]) -> list[Any]:
-    """What lies between two stages of the start belongs to the first of them, and what follows the last is serving."""
+    """Rename a server's phases: between two stages of the start to the first of them, after the last to serving."""
     names = [one.name for one in phases]
     if "backward" in names:
         return [replace(one, name="generation") if one.name == "serving" else one for one in phases]

@@ -53,7 +53,7 @@ PATTERNS = (
 
 
 def memory_of(lines: Iterable[str]) -> EngineMemory | None:
-    """What vLLM said of its memory in ``lines``, GiB and tokens as it rounds them; None where it said nothing."""
+    """Parse vLLM's account of its memory in ``lines``, GiB and tokens as it rounds them; None without one."""
     found: dict[str, float] = {}
     for line in lines:
         text = " ".join(line.split())

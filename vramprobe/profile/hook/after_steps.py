@@ -1,4 +1,4 @@
-"""What a run does after its steps, once each and shortened: evaluation, save, and what its script does then.
+"""Run what a program does after its steps, once each and shortened: evaluation, save, and the rest of its script.
 
 In: transformers' Trainer (and so TRL, Axolotl, LLaMA-Factory, ms-swift), by a callback of its own kind; the DataLoader
 that feeds any other loop (loaders.py). Out: once the steps are done the Trainer is told, by its own control flags, to
@@ -204,7 +204,7 @@ class AfterSteps:
         return torch.utils.data.Subset(rows, chosen)
 
     def _evaluated_a_batch(self, watch):
-        """What each batch adds to the peak, as kept logits do, and so the others would."""
+        """Record how much each batch adds to the peak, as kept logits do; the other batches would add as much."""
         self._peaks.append(watch.counters.peak_bytes())
         num, of = len(self._peaks), self._num_batches
         if num == _BATCHES and of > num and (grown := self._peaks[-1] - self._peaks[-2]) > 0:

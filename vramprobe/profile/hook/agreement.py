@@ -14,7 +14,9 @@ _PAUSE_SECONDS = 0.02
 
 
 def heard(folder, name, rank, num_ranks, said, limit_seconds=_LIMIT_SECONDS):
-    """What each rank said about ``name``, by rank; None where not all of them spoke in time, or others before them."""
+    """Wait for each rank's word about ``name``, and return them by rank; None where not all of them spoke in time, or
+    others before them.
+    """
     verdict = _path(folder, name, "agreed")
     if os.path.exists(verdict) or not _publish(_path(folder, name, rank), said):
         return None  # this one is late, or an earlier run of the command has agreed
@@ -26,7 +28,7 @@ def heard(folder, name, rank, num_ranks, said, limit_seconds=_LIMIT_SECONDS):
 
 
 def say(folder, name, rank, said):
-    """What the others hear of a rank that will not wait for their words; what it has said before stays."""
+    """Publish the word of a rank that does not wait for the others' words; an earlier word stays."""
     _publish(_path(folder, name, rank), said)
 
 

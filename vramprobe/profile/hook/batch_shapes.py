@@ -193,7 +193,7 @@ class _Progress:
 
 @contextmanager
 def _randomness_kept():
-    """What sampling and collating draw is drawn as if they had not run."""
+    """Restore the states of random generators afterwards, as if sampling and collating had not run."""
     import torch
 
     before = random.getstate()

@@ -1,4 +1,4 @@
-"""What a run writes after its steps goes to a folder that is thrown away, and large tensors are written as holes.
+"""Redirect what a run writes after its steps to a folder that is deleted; large tensors are written as holes.
 
 In: that folder, once the steps are done. Out: ``torch.save``, safetensors' ``save_file``, each ``save_pretrained`` and
 the checkpoints of accelerate, DeepSpeed, torchtune and torch.distributed are written there, and found there. Nothing is
@@ -85,7 +85,7 @@ class Discard:
             sys.addaudithook(self._heard)
 
     def path(self, path):
-        """Where what was to go to ``path`` goes."""
+        """Return the path to which ``path`` is redirected."""
         where = os.path.abspath(os.fspath(path))
         if not self._is_on or where.startswith(os.path.abspath(self.folder)):
             return path

@@ -1,4 +1,4 @@
-"""What a process is doing, written every two seconds: all that is known of a phase in which it is ended by force.
+"""Write a process's current activity every two seconds: all that is known of a phase in which it is killed.
 
 In: the run's folder, this process's watches. Out: ``<pid>.doing``: a line of JSON, then the stacks of all threads as
 faulthandler writes them, which takes no reference to a frame: its tensors are freed when the program frees them.

@@ -75,8 +75,9 @@ def _watch(watches, owner, name, *, before=None, after=None, failed=None):
 
 
 def _verifier(watches, module):
-    """How many drafted tokens stay is not computed on an emulated card, and with none at all no request would ever end:
-    of what was drafted none stays, and each request whose prompt is through gets the verifier's own token."""
+    """Set how many drafted tokens stay: an emulated card does not compute it, and with none at all no request would
+    ever end. Of the drafted ones none stays, and each request whose prompt is through gets the verifier's own token.
+    """
     verify = module.RejectionSampler.__call__
     said = []
 
@@ -115,7 +116,7 @@ def _mapped(asleep, name, allocator, watch, tags=None, **_):
 
 
 def _ran_out(allocator, watch, error, tags=None):
-    """What was to be mapped, of which a part is."""
+    """Record an OOM with the bytes that were to be mapped, of which a part is."""
     if "out of memory" not in str(error):
         return
     wanted = sum(data.handle[1] for data in allocator.pointer_to_data.values() if tags is None or data.tag in tags)

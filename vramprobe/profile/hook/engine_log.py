@@ -1,4 +1,4 @@
-"""What an inference engine logs of its memory, kept beside the profile; what it prints stays as it is.
+"""Keep an inference engine's log lines about its memory beside the profile; its output stays unchanged.
 
 In: the run's folder. Out: lines of its file ``engine``, of every process, those without a GPU too. An engine's lines
 at DEBUG are kept where its own handler would drop them.

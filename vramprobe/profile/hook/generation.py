@@ -1,4 +1,5 @@
-"""How long a generation by transformers takes on an emulated card: token by token, each with all of Python's work.
+"""Estimate the duration of a generation by transformers on an emulated card: token by token, each with all of Python's
+work.
 
 In: transformers' criterion of length, which it asks after each token. Out: as soon as the pace is known, where it would
 take longer than a minute, a line on stderr, with how to shorten it, and a warning in the journal; then a line a minute.

@@ -68,8 +68,9 @@ def _gradients_of(parameter):
 
 
 def masters(optimizers):
-    """What the optimizers step and no module has: a copy of the weights in another dtype or shape. Where no module has
-    weights at all, as in a program without modules, these are the weights."""
+    """Return what the optimizers step and no module has: a copy of the weights in another dtype or shape. Where no
+    module has weights at all, as in a program without modules, these are the weights.
+    """
     of_modules = weights_of_all()["storages"]
     stepped = _holding("master_weights", (("", one) for one in _stepped(optimizers)))
     own = {address: size for address, size in stepped["storages"].items() if address not in of_modules}
@@ -138,7 +139,7 @@ def _weights(module):
 
 
 def _weights_of_part(part):
-    """Of a module itself, without those within it: of one whose ``__init__`` has not come to its end, too."""
+    """Yield the weights of a module itself, without those within it, even if its ``__init__`` has not ended yet."""
     name = type(part).__name__
     for kind in ("_parameters", "_buffers"):
         found = part.__dict__.get(kind) or {}

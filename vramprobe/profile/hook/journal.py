@@ -26,7 +26,7 @@ class Journal:
         self._is_closed = True
 
     def discard(self):
-        """The same, and what was written is none of the run's."""
+        """Close the journal, and delete it: its lines do not belong to the run."""
         self.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path(".jsonl"))
@@ -65,7 +65,7 @@ class Journal:
 
 
 def hook_folders():
-    """Where the frames are that vramprobe's hooks add to the program's stacks."""
+    """Return the folders of the frames that vramprobe's hooks add to the program's stacks."""
     from vramprobe_values.reads import OWN_FOLDERS
 
     return tuple(OWN_FOLDERS)

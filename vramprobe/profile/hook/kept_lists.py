@@ -1,4 +1,4 @@
-"""Which of the program's variables hold tensors of many steps: a list of losses, a dict of outputs.
+"""Find the program's variables that hold tensors of many steps: a list of losses, a dict of outputs.
 
 In: the stack of the training loop, at a step of a run whose memory grows. Out: name, file, function and the number of a
 collection's tensors on a card. Parameters are left out; nothing but builtin collections and one level of attributes is
@@ -62,7 +62,9 @@ def _named(scope):
 
 
 def _may_keep(value):
-    """Whether it is an object of the program's, not a module or one of torch's own, as an optimizer with its state."""
+    """Return True if it is an object of the program's, not a module or one of torch's own, as an optimizer with its
+    state.
+    """
     return not isinstance(value, type(sys)) and type(value).__module__.partition(".")[0] != "torch"
 
 

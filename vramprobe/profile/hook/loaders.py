@@ -16,7 +16,7 @@ _MODULES = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.statef
 
 
 class _Given:
-    """What is known of a loader, which its iterators may outlive."""
+    """Facts about a loader, which its iterators may outlive."""
 
 
 class Loaders:

@@ -1,4 +1,4 @@
-"""Where a training loop stands, from torch's own hooks: forward, backward, optimizer step, zero_grad, evaluation.
+"""Mark the stages of a training loop by torch's own hooks: forward, backward, optimizer step, zero_grad, evaluation.
 
 In: a Phases. Out: its marks as the program runs. Forward by hooks of the outermost module alone (a hook on each
 would be compiled with it); backward where Python enters the autograd engine, whoever calls it; the step by the global
@@ -175,12 +175,12 @@ def _let_compile_ignore_our_hooks():
 
 
 def _is_traced(outputs):
-    """Whether a compiler follows the backward with tensors that have no memory."""
+    """Return True if a compiler follows the backward with tensors that have no memory."""
     return any(type(output).__module__.startswith("torch._subclasses") for output in outputs)
 
 
 def _is_on_a_card(module):
-    """Whether it has anything on a card; one of the host's modules trains nothing here."""
+    """Return True if it has anything on a card; one of the host's modules trains nothing here."""
     kind = torch.nn.Module  # Megatron's DistributedDataParallel has a list by the name of buffers
     tensors = (*kind.parameters(module), *kind.buffers(module))
     return any(tensor.is_cuda for tensor in tensors)

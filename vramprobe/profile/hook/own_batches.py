@@ -55,7 +55,7 @@ class OwnBatches:
 
     @property
     def is_playing(self):
-        """Whether steps on chosen batches are still to come."""
+        """Return True if steps on chosen batches are still to come."""
         return self._last_step is not None and not self._is_done
 
     def begin(self, watch, step):
@@ -127,7 +127,9 @@ class OwnBatches:
             self._begin_to_play([self._own(*one, said["table"]) for one in chosen], said["size"], said["stale"], step)
 
     def _asked(self, watch, step):
-        """What this rank has to train on, or why that is not known; "" where there is nothing to ask."""
+        """Return the batches that this rank has to train on, or why they are not known; "" where there is nothing to
+        ask.
+        """
         iterator = self._last() if self._last is not None else None
         if iterator is None or self._rows_are_stand_ins():
             return {"why": ""}
@@ -200,7 +202,7 @@ def why_not(said):
 
 
 def most_steps(said):
-    """How many chosen batches the ranks have time for, at least two."""
+    """Number of chosen batches that the ranks have time for, at least two."""
     size, seconds = said[0]["size"], max(one["seconds"] for one in said)
     by_time = int(_LIMIT_SECONDS / (seconds * size)) if len(said) > 1 and seconds else _MAX_MICRO_STEPS
     return max(min(_MAX_MICRO_STEPS // size, by_time), 2)

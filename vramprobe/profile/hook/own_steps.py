@@ -14,7 +14,9 @@ _MAX_NODES = 200_000
 
 
 class OwnSteps:
-    """Of one process. Off for good once there is an optimizer of torch.optim, whose steps are counted instead."""
+    """Detector of one process's own optimizer steps. Off for good once there is an optimizer of torch.optim, whose
+    steps are counted instead.
+    """
 
     def __init__(self):
         self._seen = []  # of each leaf of the last backward: (a weak reference, its state then)
@@ -37,7 +39,7 @@ class OwnSteps:
         self._seen, self._are_new = [(leaf, _state(leaf())) for leaf in leaves], False
 
     def has_stepped(self):
-        """Whether the weights have been updated since the last backward; asked again, no."""
+        """Return True if the weights have been updated since the last backward; asked again, False."""
         if not self._are_new and all(_state(leaf()) == state for leaf, state in self._seen):
             return False
         if self._is_on is None:

@@ -1,4 +1,4 @@
-"""Which phase a process is in, step by step: marks in, one line for each phase and card out.
+"""Track the phase of a process, step by step: marks in, one line for each phase and card out.
 
 In: marks (:meth:`Phases.mark`, from marks.py), the counters. Out: the journal's ``phase`` and ``step`` lines, and on an
 emulated card ``moved``, what NCCL was asked for. A phase's name is settled when it ends: what led to a backward was a
@@ -145,7 +145,7 @@ class Phases:
         self._writes = False
 
     def training_ended(self):
-        """What follows belongs to no step."""
+        """End the training: later phases belong to no step."""
         if self.started and self._scope is None:
             with self._lock:
                 self._close(self.name)
@@ -156,19 +156,20 @@ class Phases:
         self._counts = False
 
     def repeats(self):
-        """Whether the last two whole steps were alike to the byte: peak, and what they left."""
+        """Return True if the last two whole steps were byte-identical: peak, and what they left."""
         return len(self._step_peaks) > 1 and self._step_peaks[-1] == self._step_peaks[-2]
 
     def grows(self):
-        """Whether each of the last three whole steps left more allocated than the one before, on some card."""
+        """Return True if each of the last three whole steps left more allocated than the one before, on some card."""
         ends = [{device: end for device, (_, end) in one.items()} for one in self._step_peaks[-4:]]
         return len(ends) == 4 and any(
             all(one.get(device, 0) < other.get(device, 0) for one, other in pairwise(ends)) for device in ends[0]
         )
 
     def _has_led_to_it(self):
-        """Whether what precedes a backward was its forward, not the pause between two parts of one backward, as a
-        pipeline takes it: those keep nothing."""
+        """Return True if the phase before a backward was its forward, not the pause between two parts of one backward,
+        as a pipeline takes it: those keep nothing.
+        """
         ends = {device: end for device, (_, end) in self._highest.items()}
         return not self._follows_backward or any(torch.cuda.memory_allocated(one) > ends[one] for one in ends)
 
@@ -227,7 +228,7 @@ class Phases:
 
 
 def used_bytes(device):
-    """What all processes use of the card, as the driver says."""
+    """Bytes that all processes use of the card, as the driver reports them."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free
 

@@ -22,7 +22,7 @@ _LISTENS, _ANSWER = b'{"line": "listens"', b'{"line": "settled"'
 
 
 def is_of_ray():
-    """Whether Ray has started this process, or one that it has started has."""
+    """Return True if Ray has started this process, or one that it has started has."""
     return bool(sys.argv) and sys.argv[0].endswith("ray/_private/workers/default_worker.py")
 
 
@@ -92,7 +92,7 @@ def _holds(path, line):
 
 
 def _is_there(path):
-    """Whether the process of a journal runs: it has not ended, as one that nobody has waited for has."""
+    """Return True if the process of a journal runs: it has not ended, as one that nobody has waited for has."""
     try:
         with open(f"/proc/{os.path.basename(path).removesuffix('.jsonl')}/stat", encoding="utf-8") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"

@@ -104,6 +104,6 @@ def _settle_engines(folder, watch):
 
 
 def write_so_far():
-    """What this process has been seen to do until now, as if it ended here; it goes on."""
+    """Write this process's observations so far, as if it ended here; it goes on."""
     for watch in _watches:
         watch.write_so_far()

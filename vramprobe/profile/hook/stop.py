@@ -1,5 +1,5 @@
-"""When a run knows enough: after the steps that were asked for, once two of them are alike to the byte; one rank of
-several does not wait for that, as it would go on alone where another's steps repeat.
+"""Decide when a run may stop: after the requested steps, once two of them are byte-identical; one rank of several does
+not wait for that, as it would go on alone where another's steps repeat.
 
 In: a Watch, ``steps``, a Verification that comes before the end, or None; an AfterSteps and an OwnBatches, or None.
 Out: steps on batches that decide (own_batches.py); then the loop ends after one more step and the run goes on to its

@@ -32,7 +32,7 @@ class Trace:
             self._record(enabled="state", context="alloc")
 
     def is_on(self):
-        """Whether events are being kept."""
+        """Return True if events are being kept."""
         return self._first_ns is not None and self._last_ns is None and self._is_ours
 
     def hold(self, holding):
@@ -49,7 +49,7 @@ class Trace:
             self._finish()
 
     def close(self):
-        """What follows is not traced."""
+        """Stop tracing."""
         if self.is_on():
             self._finish()
 
@@ -59,7 +59,7 @@ class Trace:
         self._write(self._taken, self._last_ns, path)
 
     def write_so_far(self, path):
-        """The same of a history that goes on; nothing of one that is yet to begin."""
+        """Write the history so far, which goes on; nothing of one that is yet to begin."""
         if self.is_on():
             self._write(torch.cuda.memory._snapshot(), time.time_ns(), path)
         else:

@@ -21,7 +21,7 @@ class Verification:
         self._contents, self._sequences = [], []
 
     def is_under_way(self):
-        """Whether a step runs under other values now."""
+        """Return True if a step runs under other values now."""
         return self._within is not None
 
     def begin(self):

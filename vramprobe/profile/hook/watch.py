@@ -87,7 +87,7 @@ class Watch:
             self.phases.on_mark.append(after_steps.check)
 
     def profiled(self):
-        """What follows is not the run's, but steps under other values."""
+        """End the profile: later steps are not the run's, but steps under other values."""
         self._trace.close()
         self.phases.write_no_more()
         self._report = self._values.report()
@@ -95,7 +95,7 @@ class Watch:
 
     @property
     def is_ending(self):
-        """Whether the process is at its end, by itself or by a stop."""
+        """Return True if the process is at its end, by itself or by a stop."""
         return self._ended
 
     def stop(self):
@@ -122,7 +122,7 @@ class Watch:
 
     @property
     def is_of_another_process(self):
-        """Whether this one was forked since."""
+        """Return True if this process was forked from the one that is watched."""
         return os.getpid() != self._pid
 
     def line(self, kind, **fields):
@@ -321,7 +321,7 @@ def _versions():
 
 
 def _stack():
-    """Who asked, innermost first, without vramprobe's own hooks."""
+    """Return the caller's stack, innermost first, without vramprobe's own hooks."""
     frame, hooks, found = sys._getframe(2), hook_folders(), []
     while frame is not None and len(found) < 100:
         if not frame.f_code.co_filename.startswith(hooks):

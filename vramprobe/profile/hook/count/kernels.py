@@ -32,7 +32,7 @@ def watch():
 
 
 def count_into(count):
-    """What is launched from now on is of this StepCount."""
+    """Count launches into this StepCount from now on."""
     global _count
     _count = count
 

@@ -1,4 +1,4 @@
-"""Which line of Python an operator comes from: the innermost frame outside torch; in backward, its forward's.
+"""Find the line of Python from which an operator comes: the innermost frame outside torch; in backward, its forward's.
 
 In: nothing but the stack and autograd's state. Out: (file, line, function), or None. Autograd numbers its nodes in the
 order in which forward makes them: an operator of the backward is the line's that made its node.

@@ -1,4 +1,4 @@
-"""What one operator did, from its schema and tensors: bytes read and written, class, shapes, direction of a copy.
+"""Measure one operator by its schema and tensors: bytes read and written, class, shapes, direction of a copy.
 
 In: an ATen or custom operator with its arguments and result, and the launches that the driver counted within it. Out:
 the fields of a row, or None for one that did nothing on a card: a view, an allocation.
@@ -106,7 +106,7 @@ def row_of(func, args, kwargs, out, num_launches, has_product=False):
 
 
 def _is_tf32(name, device):
-    """Whether tensor cores round this operator's fp32 to TF32: by default convolutions', not products'."""
+    """Return True if tensor cores round this operator's fp32 to TF32: by default convolutions', not products'."""
     if torch.cuda.get_device_capability(device)[0] < 8 or "attention" in name:
         return False
     kind = "conv" if "convolution" in name else "matmul"
@@ -117,8 +117,9 @@ def _is_tf32(name, device):
 
 
 def _unpacking(given, num_launches):
-    """What ``gemm_4bit`` launches beside a product of its weight in 16 bit: the kernels that unpack the weight, and its
-    scales where they are packed, too."""
+    """Return the row of the kernels that ``gemm_4bit`` launches beside a product of its weight in 16 bit: they unpack
+    the weight, and its scales where they are packed, too.
+    """
     packed, activations, scales = given["B"], given["A"], given.get("absmax_8bit")
     wide = given["shapeB"][0] * given["shapeB"][1] * activations.element_size()
     read, written = size_of(packed) + size_of(given["absmax"]), wide
@@ -166,8 +167,9 @@ def _bytes(name, on_card, outs, mutated):
 
 
 def _storage(tensor):
-    """Which memory it is, without ``untyped_storage()``: that makes a Python object, which counts as one more owner,
-    and autograd then adds gradients that meet out of place."""
+    """Return an identity of its memory without ``untyped_storage()``: that makes a Python object, which counts as one
+    more owner, and autograd then adds gradients that meet out of place.
+    """
     try:
         return torch._C._storage_address(tensor)
     except (RuntimeError, NotImplementedError):  # sparse, or without memory

@@ -23,7 +23,7 @@ _BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 
 
 def _in_a_functions_forward():
-    """Whether the innermost ``autograd.Function`` that runs is in its forward, where gradients are off."""
+    """Return True if the innermost ``autograd.Function`` that runs is in its forward, where gradients are off."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not _BACKWARD:
         if _is_a_functions_forward(frame):
@@ -92,7 +92,7 @@ class StepCount:
 
     @property
     def is_within(self):
-        """Whether an operator runs now, whose launches are its own."""
+        """Return True if an operator runs now, whose launches are its own."""
         return self._depth > 0
 
     def begin(self, name):

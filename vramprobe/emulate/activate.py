@@ -67,7 +67,7 @@ def plain_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def programs_folder(machine: Path) -> Path:
-    """Where programs of the emulated machine are, as ``nvidia-smi``: first on PATH."""
+    """Return the folder of the emulated machine's programs, as ``nvidia-smi``: first on PATH."""
     return machine / "bin"
 
 

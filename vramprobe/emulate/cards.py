@@ -1,4 +1,4 @@
-"""What CUDA, torch and NVML report of each NVIDIA card of the catalog.
+"""Return the properties that CUDA, torch and NVML report of each NVIDIA card of the catalog.
 
 In: a card as the command line names it, ``RTX-4090`` or ``H100-SXM x4``. Out: frozen CardProperties with their sources,
 or an error that says what else there is. Reads data/gpus.csv and data/gpu_properties.csv; looks at no device.
@@ -22,7 +22,7 @@ REGISTERS_PER_SM = 65536  # of 32 bits, on every architecture since Maxwell
 
 @dataclass(frozen=True, kw_only=True)
 class SmLimits:
-    """What one multiprocessor of a compute capability holds at most."""
+    """Limits of one multiprocessor of a compute capability."""
 
     shared_memory_per_sm_bytes: int
     shared_memory_per_block_optin_bytes: int

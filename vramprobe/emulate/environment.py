@@ -123,7 +123,7 @@ def _site(folder: Path) -> Path:
 
 
 def _state(folder: Path) -> dict | None:
-    """What the environment was made of, if it is whole."""
+    """Return what the environment was made of, if it is whole."""
     try:
         return json.loads((folder / READY).read_text()) if (folder / "bin" / "python").exists() else None
     except (OSError, ValueError):

@@ -124,7 +124,7 @@ def require_platform(system: str | None = None, machine: str | None = None) -> N
 
 
 def _ask(python: Path) -> dict:
-    """What an interpreter says of itself. PYTHONPATH is its own: what holds here holds in the run."""
+    """Ask an interpreter about itself. PYTHONPATH is its own: what holds here holds in the run."""
     try:
         run = subprocess.run([python, "-c", _QUESTION], capture_output=True, text=True, check=True, timeout=60)
     except FileNotFoundError:

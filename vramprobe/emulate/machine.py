@@ -45,7 +45,7 @@ _CARD_KEYS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What holds for the whole machine: values nobody computed, copies, collectives, traces."""
+    """Policy of the whole machine: values nobody computed, copies, collectives, traces."""
 
     context_bytes: int = ASSUMED_CONTEXT_BYTES  # charged to a card by each process that uses it
     graph_bytes: int = ASSUMED_GRAPH_BYTES  # charged by each instance of a CUDA graph
@@ -72,7 +72,7 @@ class ProcessUse:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineState:
-    """Who holds what now, in bytes by device; processes in the order in which they came."""
+    """Bytes in use by device and by process; processes in the order in which they came."""
 
     used_bytes: tuple[int, ...]
     peak_bytes: tuple[int, ...]  # of all processes together
@@ -148,7 +148,7 @@ def _check(cards: Sequence[CardProperties], policy: Policy) -> None:
 
 
 def read_state(folder: Path) -> MachineState:
-    """What the machine's processes hold now; the dead count for nothing. Nothing is locked: a moment's view.
+    """Read the bytes that the machine's processes hold now; the dead count for nothing. Nothing is locked: a snapshot.
 
     Raises StoreError where the folder is no machine or its state is of another format.
     """
@@ -184,7 +184,7 @@ def read_state(folder: Path) -> MachineState:
 
 
 def read_machine(folder: Path) -> tuple[int, Policy]:
-    """How many cards ``folder/machine.txt`` has, and the policy that it was written with. Raises StoreError."""
+    """Read the number of cards in ``folder/machine.txt``, and the policy it was written with. Raises StoreError."""
     num_devices, kinds = _num_devices(folder), {name: type(value) for name, value in vars(Policy()).items()}
     lines = (line.split(" ", 1) for line in Path(folder, "machine.txt").read_text(encoding="utf-8").splitlines())
     said = {key: kinds[key](value[0]) for key, *value in lines if key in kinds and value}
@@ -203,7 +203,7 @@ def _num_devices(folder: Path) -> int:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot (field 22 of its stat); None once it has ended."""
+    """Start time of a process, in clock ticks since boot (field 22 of its stat); None once it has ended."""
     try:
         text = Path("/proc", str(pid), "stat").read_text()
     except OSError:

@@ -71,7 +71,7 @@ APP_FIELDS = {
 
 
 class Refused(Exception):
-    """What is not answered, in one line."""
+    """Error of a query that is not answered, in one line."""
 
 
 class Nvml:
@@ -100,7 +100,7 @@ class Nvml:
         return [self._card(index, count) for index in range(count)]
 
     def versions(self):
-        """Of NVML, of the driver, of the newest CUDA that it serves."""
+        """Versions of NVML, of the driver, and of the newest CUDA that it serves."""
         cuda = self.number("nvmlSystemGetCudaDriverVersion_v2", kind=ctypes.c_int)
         texts = (self.text("nvmlSystemGetNVMLVersion"), self.text("nvmlSystemGetDriverVersion"))
         return (*texts, f"{cuda // 1000}.{cuda % 1000 // 10}")
@@ -155,7 +155,7 @@ class Nvml:
 
 
 def answered(words, cards, versions):
-    """What is printed once. ``versions``: of NVML, the driver and CUDA. Raises Refused."""
+    """Return the text of one answer. ``versions``: of NVML, the driver and CUDA. Raises Refused."""
     asked = parsed(words)
     chosen = [card for card in cards if not asked["ids"] or {str(card["index"]), card["uuid"]} & set(asked["ids"])]
     if missing := [one for one in asked["ids"] if not any(one in (str(card["index"]), card["uuid"]) for card in cards)]:

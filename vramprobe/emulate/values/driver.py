@@ -40,8 +40,8 @@ def library_path():
 
 
 class Driver:
-    """What is known of device bytes: ``mark_computed``, ``mark_uncomputed``, ``is_computed`` (all of them) and
-    ``any_computed`` take an address and bytes.
+    """Interface to the driver's marks of device bytes: ``mark_computed``, ``mark_uncomputed``, ``is_computed`` (all of
+    them) and ``any_computed`` take an address and bytes.
 
     The marking calls hold the GIL (``PyDLL``): they are shorter than giving it away would be.
     """
@@ -95,8 +95,9 @@ class Driver:
         self._callback = made
 
     def moved(self):
-        """What this process's collectives were asked to move so far: {(kind, ranks): (calls, bytes)}, the kind by the
-        driver's number (nccl.h)."""
+        """Return the traffic requested of this process's collectives so far: {(kind, ranks): (calls, bytes)}, the kind
+        by the driver's number (nccl.h).
+        """
         room = self._moved(None, 0)
         lines = (_Moved * room)()
         self._moved(lines, room)
@@ -125,7 +126,7 @@ class Driver:
         return bool(self._settle(1000))
 
     def set_fill(self, contents, seed):
-        """What bytes that nobody computed read as, where the driver itself hands them out."""
+        """Set the contents of bytes that nobody computed, where the driver itself hands them out."""
         self._set_fill(FILL_KINDS[contents], seed)
 
 

@@ -145,7 +145,7 @@ def _keep_peaks():
 
 
 def cards():
-    """What torch's allocator says of each card that this process used: [{index, peaks in bytes, retries, ooms}].
+    """Return the allocator's statistics of each card that this process used: [{index, peaks in bytes, retries, ooms}].
 
     ``…_peak_bytes`` are those since the program last reset them, ``…_highest_bytes`` those of the whole process.
     """

@@ -20,7 +20,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def result(func, operator, args, kwargs):
-    """What ``func`` returns, where that is zeros of LEAST_BYTES or more on the host; None: it is to run."""
+    """Return the result of ``func``, where that is zeros of LEAST_BYTES or more on the host; None: it must run."""
     device, inputs = kwargs.get("device"), tensors_in(args, kwargs)
     if (device is not None and torch.device(device).type != "cpu") or not all(map(_is_plain, inputs)):
         return None
@@ -55,7 +55,9 @@ def _result(func, operator, args, kwargs, inputs):
 
 
 def _makes_zeros(func, args, kwargs, into, kept):
-    """Whether ``func`` makes zeros of one zero in the place of each tensor of zeros, and of the others as they are."""
+    """Return True if ``func`` makes zeros of one zero in the place of each tensor of zeros, and of the others as they
+    are.
+    """
     read, wide = tensors_in(args, {}), 0
     if "out" in kwargs and torch.broadcast_shapes(*(at.shape for at in read)) != into.shape:
         return False  # it would be given another shape
@@ -87,7 +89,7 @@ def _without_memory(tensor):
 
 
 def is_zero(tensor):
-    """Whether every bit of it is 0, and of what lies between its elements."""
+    """Return True if every bit of it is 0, and of what lies between its elements."""
     if not tensor.numel():
         return True
     storage = tensor.untyped_storage()

@@ -1,4 +1,4 @@
-"""What is to be done as soon as a module is there: at its import, by whoever imports it.
+"""Run an action as soon as a module is imported, by any code.
 
 In: a module's name and an action. Out: nothing until then. Others that wait for the same module have their turn; who
 only asks whether there is one (``find_spec``) does not import it.

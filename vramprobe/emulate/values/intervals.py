@@ -49,11 +49,11 @@ class Intervals:
             self._starts[first:last], self._stops[first:last] = starts, stops
 
     def overlaps(self, start, stop):
-        """Whether any address of [start, stop) belongs."""
+        """Return True if any address of [start, stop) belongs."""
         at = bisect_right(self._stops, start)
         return at < len(self._starts) and self._starts[at] < stop
 
     def covers(self, start, stop):
-        """Whether every address of [start, stop) belongs."""
+        """Return True if every address of [start, stop) belongs."""
         at = bisect_right(self._stops, start)
         return start >= stop or (at < len(self._starts) and self._starts[at] <= start and self._stops[at] >= stop)

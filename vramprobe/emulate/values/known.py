@@ -1,4 +1,4 @@
-"""Which bytes of the emulated card hold computed values, which hold assumed ones, and which nobody computed.
+"""Track which bytes of the emulated card hold computed values, which hold assumed ones, and which nobody computed.
 
 In: tensors of the card. Out: their state, and marks: those of computed bytes are kept by the driver, those of assumed
 ones here. Small tensors get the policy's contents. It never allocates on the card.
@@ -42,18 +42,18 @@ class Known:
         return found
 
     def is_small(self, tensor):
-        """Whether it is computed whatever it is."""
+        """Return True if it is so small that it is always computed."""
         size, limit = self.limits.get(tensor.dtype) or self.limit(tensor.dtype)
         return tensor.numel() * size <= limit
 
     def is_small_mask(self, tensor):
-        """The same of a mask or index, which may be larger."""
+        """Return True if it is so small that it is always computed, with the larger limit of a mask or index."""
         return self.is_small(tensor) or (
             tensor.dtype in MASKS and tensor.numel() * itemsize(tensor.dtype) <= self.policy.mask_max_bytes
         )
 
     def is_chain(self, outs):
-        """Whether floats are so many that values that were assumed are not passed on through them."""
+        """Return True if floats are so many that values that were assumed are not passed on through them."""
         return all(
             at.is_floating_point() and at.numel() * itemsize(at.dtype) > self.policy.float_chain_max_bytes
             for at in outs
@@ -103,7 +103,7 @@ class Known:
         self._absent_said[address] = (said, is_assumed)
 
     def said_of_absent(self, tensor):
-        """The same (words, is_assumed) of a tensor over that memory, or None."""
+        """Return the (words, is_assumed) recorded for a tensor over that memory, or None."""
         if not len(self.absent):
             return None
         address, num_bytes = span(tensor)

@@ -54,7 +54,7 @@ class TrueValues(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls):
-        """The same, from torch 2.9 on."""
+        """Return True as :meth:`is_infra_mode`, which torch 2.9 and later ask by this name."""
         return True
 
     @classmethod
@@ -135,7 +135,7 @@ class TrueValues(TorchDispatchMode):
         return self._run_in_parts(func, key, *args, **kwargs)
 
     def _splits(self):
-        """Whether this runs within an operator of torch's own whose parts are followed."""
+        """Return True if this runs within an operator of torch's own whose parts are followed."""
         return getattr(self._thread, "splits", False)
 
     def _run_in_parts(self, func, key, *args, **kwargs):
@@ -156,7 +156,7 @@ class TrueValues(TorchDispatchMode):
 
     @staticmethod
     def _over_the_same_storage(tensor):
-        """What ``detach`` returns, as no inference tensor."""
+        """Return the tensor that ``detach`` returns, as no inference tensor."""
         with torch.inference_mode(False), torch._C._DisableTorchDispatch():
             made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -186,7 +186,7 @@ class TrueValues(TorchDispatchMode):
         _pop_mode()
 
     def report(self):
-        """What was assumed and who read it, as plain dicts."""
+        """Report the assumed values and their readers, as plain dicts."""
         reads = self.reads.as_list()
         return {
             "policy": self.known.policy.as_dict(),

@@ -42,7 +42,7 @@ on_leave = []  # called in a process that turns out to be another rank's
 
 
 def environment(rank, world_size, num_cards):
-    """What a launcher of the whole world would tell this rank, on machines of so many cards each."""
+    """Return the variables that a launcher of the whole world gives this rank, on machines of so many cards each."""
     return {
         VARIABLE: f"{rank} {world_size} {num_cards}",
         "RANK": str(rank),
@@ -77,8 +77,9 @@ def settle():
 
 
 def _is_this(rank, world_size, said_rank, said_world_size, said_local_rank):
-    """Whether a launcher's process is the rank that runs: of a launcher of the whole world the one with its number, of
-    a smaller one the first."""
+    """Return True if a launcher's process is the rank that runs: of a launcher of the whole world the one with its
+    number, of a smaller one the first.
+    """
     if str(said_world_size) == str(world_size):
         return str(said_rank) == str(rank)
     return str(said_local_rank or said_rank) == "0"

@@ -1,4 +1,4 @@
-"""What must be known of an ATen operator before its values can be followed: learned once per overload, then looked up.
+"""Learn the facts of an ATen operator by which its values are followed: once per overload, then looked up.
 
 In: an ``OpOverload``. Out: an ``Operator``. It reads the schema and tags alone and runs nothing.
 """

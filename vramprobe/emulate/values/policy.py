@@ -1,4 +1,5 @@
-"""What stands in for values that nobody computed: one frozen object, read by the mode and printed in every report.
+"""Define the replacements of values that nobody computed: one frozen object, read by the mode and printed in every
+report.
 
 In: three words and a few limits. Out: a ``Policy``. It holds no state, imports nothing, and never decides whether a
 value is known.
@@ -16,7 +17,7 @@ LIKELY = {"aten::all": 1, "aten::equal": 1, "aten::amax": 1, "aten::max": 1, "at
 
 @dataclass(frozen=True)
 class Policy:
-    """What values nobody computed are taken for, and up to which size values are computed at all.
+    """Policy of values nobody computed: their replacements, and the sizes up to which values are computed at all.
 
     ``contents``: what such bytes hold (``zeros``, ``ones``, ``random``, the last from ``seed``). With ``zeros`` a few
     reductions over big tensors are set to what ordinary numbers would give (``LIKELY``), the others of course vary

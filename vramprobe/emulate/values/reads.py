@@ -24,12 +24,12 @@ def _torch_folder():
 
 
 def is_our_own(filename):
-    """Whether a frame of this file is vramprobe's, within the program."""
+    """Return True if a frame of this file is vramprobe's, within the program."""
     return filename.startswith(tuple(OWN_FOLDERS))
 
 
 def is_the_programs(filename):
-    """Whether a frame of this file is neither torch's nor vramprobe's."""
+    """Return True if a frame of this file is neither torch's nor vramprobe's."""
     return not (is_our_own(filename) or filename.startswith(("<frozen", "<string>", _torch_folder())))
 
 
@@ -44,8 +44,9 @@ def place_of(filename):
 
 @functools.lru_cache(maxsize=4096)
 def _branches_at(code, offset):
-    """Whether the bytecode instruction at ``offset`` of ``code`` takes a value's truth, ``if tensor``, ``not``,
-    ``and``, ``while``, or the next one does of its result: ``if tensor.item()``."""
+    """Return True if the bytecode instruction at ``offset`` of ``code`` takes a value's truth, ``if tensor``, ``not``,
+    ``and``, ``while``, or the next one does of its result: ``if tensor.item()``.
+    """
     at = list(dis.get_instructions(code))
     pairs = zip(at, [*at[1:], at[-1]], strict=True)
     return any(
@@ -55,7 +56,7 @@ def _branches_at(code, offset):
 
 
 def here(depth=2):
-    """Who is reading: {line, function, torch_line, script_line, branches}; ``line`` is the innermost frame outside
+    """Return the reader: {line, function, torch_line, script_line, branches}; ``line`` is the innermost frame outside
     torch.
 
     ``script_line`` is the innermost one outside every installed package, where that is another one. Frames of
@@ -91,9 +92,10 @@ def here(depth=2):
 
 
 def kind_of(dtype_is_float, num_elements, branches, decides_shape):
-    """What such a read may do: ``control`` (branched on at once, a whole number or truth value, or it decides a shape),
-    ``number`` (one float: logged, or compared later; which, nobody can know), ``bulk`` (many at once: printed, saved,
-    collected)."""
+    """Return the possible effect of such a read: ``control`` (branched on at once, a whole number or truth value, or it
+    decides a shape), ``number`` (one float: logged, or compared later; which, nobody can know), ``bulk`` (many at once:
+    printed, saved, collected).
+    """
     if branches or decides_shape:
         return CONTROL
     if num_elements > 16:

@@ -91,7 +91,7 @@ class Results:
         self.known.mark_uncomputed(address, num_bytes)
 
     def mask_is_known(self, operator, args, kwargs, num_bytes):
-        """Whether a large mask or index can be computed: all that it is made from is small or itself known."""
+        """Return True if a large mask or index can be computed: all that it is made from is small or itself known."""
         if num_bytes > self.known.policy.mask_max_bytes or not operator.trusted or operator.empty:
             return False
         if operator.shape_only:
@@ -153,7 +153,7 @@ class Results:
         return True
 
     def _routes(self, scores, outs):
-        """Whether a choice among scores is to be made up: its indices are small enough, however large the scores."""
+        """Return True if a choice among scores must be made up: its indices are small enough, at any size of scores."""
         indices = [at for at in outs if at.dtype == torch.int64]
         within = all(map(self.known.is_small_mask, indices) if indices else map(self.known.is_small, outs))
         return within and scores.is_floating_point()
@@ -185,8 +185,9 @@ class Results:
             (self.known.assumed.add if known else self.known.assumed.discard)(address, address + size)
 
     def lifted(self, tensor):
-        """What ``torch.tensor`` and its like have copied to the card out of this mode's sight: numbers of the host's,
-        whatever was assumed of the memory before. Which bytes came, the driver knows."""
+        """Forget assumptions about what ``torch.tensor`` and its like have copied to the card out of this mode's sight:
+        numbers of the host's. The driver knows which bytes came.
+        """
         address, num_bytes = span(tensor)
         self.known.assumed.discard(address, address + num_bytes)
 

@@ -1,4 +1,4 @@
-"""Where a choice among scores that nobody computed points: the indices of ``topk``, ``sort``, ``argmax`` and sampling.
+"""Choose indices among scores that nobody computed: those of ``topk``, ``sort``, ``argmax`` and sampling.
 
 In: an operator's name, arguments and results (device tensors), a policy. Out: the index results filled in, on the CPU
 over the same memory. Mixtures of experts take their shapes from these: with stale bytes every token would go to one

@@ -82,7 +82,7 @@ def __dir__() -> list[str]:
 
 
 def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosis:
-    """Whether this machine can measure on ``device``, and what to do where it cannot; takes about half a minute."""
+    """Check that this machine can measure on ``device``, and say what to do if it cannot; takes half a minute."""
     from vramprobe.measure.doctor import diagnose
 
     return diagnose(device, Path(results))
@@ -188,7 +188,7 @@ def explain(
 
 
 def check(results: str | Path, *, strict: bool = False) -> CheckReport:
-    """What speaks against the records under ``results``; ``strict``: warnings make the report not ok, too."""
+    """Check the records under ``results``; ``strict``: warnings make the report not ok, too."""
     from vramprobe.check import check as check_records
 
     return check_records(results, strict=strict)
@@ -212,7 +212,8 @@ def evaluate(
     out: str | Path | None = None,
     check: bool = False,
 ) -> Evaluation:
-    """How far predictions are from the records under ``results`` that their fit has not seen; a page of it in ``out``.
+    """Compare predictions with the records under ``results`` that their fit has not seen; write a page of it to
+    ``out``.
 
     ``hold_out`` is a condition such as ``params>3e9``; ``leave_out`` takes each model, family or length out in turn;
     ``fit`` is judged by what it has not seen. With none of them, what the sweep held out is held out. ``check``: write
@@ -235,7 +236,7 @@ def evaluate(
 
 
 def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = None) -> Calibration:
-    """How far every formula and our engine are from the records under ``results``, and the formulas' constants."""
+    """Compare every formula and our engine with the records under ``results``, and refit the formulas' constants."""
     from vramprobe.literature.calibrate import calibrate as calibrate_records
     from vramprobe.records.whole import read_whole
 

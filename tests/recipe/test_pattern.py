@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vramprobe import catalog
+from vramprobe.log.log import Log, PhaseMark
 from vramprobe.recipe.pattern import LayerPattern, layer_kinds, layer_pattern
+from vramprobe.recipe.recipe import OtherBranch, rules_over
 
 SLIDING = ["sliding_attention"] * 5 + ["full_attention"]
 
@@ -48,3 +51,14 @@ def test_every_shallow_model_has_layers_of_the_same_kinds(entry: catalog.ModelEn
     for depth in pattern.depths(4):
         assert (pattern.num_layers - depth) % pattern.period == 0
         assert layer_kinds(catalog.cut_depth(entry.config, depth)) == whole[:depth]
+
+
+def test_another_branch_names_its_shape_and_the_cells_own() -> None:
+    def log(*sizes: int) -> Log:
+        events, zeros = np.array([*sizes, *(-size for size in sizes)]), np.zeros(2 * len(sizes), dtype=np.int8)
+        marks = (PhaseMark("forward", 1, None, range(len(events))),)
+        return Log(events, np.tile(np.arange(len(sizes)), 2), zeros, marks)
+
+    logs = {(2, 1024): log(4096, 8192), (1, 512): log(1024, 2048, 512)}
+    with pytest.raises(OtherBranch, match=r"at 1 x 512 the events are not those at 2 x 1024"):
+        rules_over(logs, [], None, 0)

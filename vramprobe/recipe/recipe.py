@@ -70,15 +70,14 @@ def rules_over(
 ) -> ShapeRules:
     """Return how sizes follow from rows and length; ``logs`` are of one depth, with ``times`` copies of a period.
 
-    Raises OtherBranch where the events are not the same at all shapes.
+    The first log is of the cell's own shape. Raises OtherBranch where the events at another are not the same.
     """
     kind_of_layer = pattern.kind if pattern else lambda layer: layer
     bare = scripts_of([replace(log, size_bytes=np.sign(log.size_bytes)) for log in logs.values()], kind_of_layer)
     for shape, scripts in zip(logs, bare, strict=True):
         if not all(map(_is_same, scripts, bare[0])):
-            raise OtherBranch(
-                f"at {shape[0]} x {shape[1]} the events are not those at {' x '.join(map(str, min(logs)))}"
-            )
+            own = next(iter(logs))
+            raise OtherBranch(f"at {shape[0]} x {shape[1]} the events are not those at {own[0]} x {own[1]}")
     sizes = {}
     for shape, scripts in zip(logs, scripts_of(list(logs.values()), kind_of_layer), strict=True):
         parts = []

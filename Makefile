@@ -2,13 +2,14 @@
 # make test   sets itself up and passes the tests: every behavior, in about 10 minutes on two cores
 # make test-all  the same, then the exhaustive grids: every case of what a few stand for in make test
 # make truth  repeats ten published runs by their own libraries on an emulated GPU and rebuilds their table
+# make docs   builds the documentation site, links checked: out/site/html/index.html
 # make readme rebuilds what is published: fits, reports, the generated blocks of README.md, docs/ and the sweep files
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= out/demo
 
-.PHONY: demo demo-emulated demo-here test test-all test-exhaustive truth test-gpu readme lint clean
+.PHONY: demo demo-emulated demo-here test test-all test-exhaustive truth test-gpu readme docs lint clean
 
 # On the GPU if there is one; else on an emulated one, at real sizes; else (no compiler, not Linux) on the CPU, small.
 demo: $(VENV)/.ready
@@ -55,6 +56,9 @@ readme: $(VENV)/.ready
 	$(BIN)/python tools/planned.py
 	$(BIN)/python tools/readme.py
 
+docs: $(VENV)/.ready
+	$(BIN)/python tools/site.py
+
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -65,7 +69,7 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard vramprobe/all
 	  { echo "vramprobe needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[measure,liger,hub,emulate,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[measure,liger,hub,emulate,test,docs]'
 	@touch $@
 
 clean:

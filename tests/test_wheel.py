@@ -1,11 +1,14 @@
 """What a user gets who installs the wheel, without torch and far from the repository: every verb, and all its data.
 
+The core answers; a verb that needs an extra says which in one line, and answers once it is there.
+
 The environment is a fresh one. What the wheel says that it depends on is linked into it from the one that runs the
 tests, and nothing else is there: a dependency that is not declared is missing.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -14,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
@@ -21,15 +25,22 @@ from pathlib import Path
 import pytest
 from grids import exhaustive, grid
 from packaging.requirements import Requirement
+from typer.main import get_command
 
 from vramprobe import catalog
 from vramprobe.allocator import compiled
 from vramprobe.cli.options import ANSWERED
+from vramprobe.cli.verbs import app
 from vramprobe.emulate import environment
+from vramprobe.errors import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "results" / "cpu" / "quickstart"
 CELL = ["--model", "llama-3.1-8b", "--method", "qlora", "--batch-size", "1", "--seq-len", "2048"]
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 23.64 GiB "
+    "of which 1.20 GiB is free."
+)
 #: How a compiled module's file ends.
 BUILT = (".so", ".pyd")
 ANSWERS: list[tuple[list[str], str]] = [
@@ -57,19 +68,44 @@ ANSWERS: list[tuple[list[str], str]] = [
     ),
     (["recommend", *CELL[:4], "--seq-len", "2048", "--tokens", "50M"], "cheapest"),
     (["plan", "24gb", "--gpu", "RTX-4090", "--engine", "formula"], "112 cells"),
-    (["claims", "--id", "L1-12"], "L1-12"),
     (["check", str(RECORDS)], "records"),
+    (["techniques", "--kind", "optimizer"], "GaLore"),
+    (["serve", "--model", "llama-3.1-8b", "--gpu", "RTX-4090"], "KV cache"),
+    (["grpo", *CELL[:2], "--method", "lora", "--gpu", "H100-SXM"], "KV cache"),
+    (["explain", "oom.txt"], "1.96 GiB requested"),
+    (["merge", str(RECORDS), "--out", "merged.jsonl"], "records"),
+    (["contribute", str(RECORDS), "--out", "contribution.jsonl"], "contribution.jsonl"),
+    (["emulate", "--help"], "setup"),
+    (["launch", "24gb", "--gpu", "RTX-4090", "--bucket", "bucket-of-runs", "--dry-run"], "RTX-4090"),
+]
+#: Those that read each kind of data that ships and that the core reads: catalog, sweeps.
+FEW = [pair for pair in ANSWERS if pair[0][0] in ("recommend", "plan")]
+#: With the extra ``report``, in this order.
+REPORTS: list[tuple[list[str], str]] = [
+    (["claims", "--id", "L1-12"], "L1-12"),
     (["fit", str(RECORDS), "--out", "fit.json"], "fit.json"),
     (["evaluate", str(RECORDS), "--fit", "fit.json"], "lora"),
     (["calibrate", str(RECORDS)], "lora"),
     (["report", str(RECORDS), "--out", "report"], "index.html"),
 ]
-#: Those that read each kind of data that ships: catalog, sweeps, claims, fits, the page's parts.
-FEW = [pair for pair in ANSWERS if pair[0][0] in ("recommend", "plan", "claims", "fit", "report")]
-NEEDS_TORCH = [
-    ["measure", *CELL, "--device", "cpu"],
-    ["run", "quickstart", "--device", "cpu", "--limit", "1"],
+#: A command, and the extra that it needs.
+NEEDS_EXTRA: list[tuple[list[str], str]] = [
+    *((words, "report") for words, _ in REPORTS),
+    (["techniques", "--out", "techniques"], "report"),
+    (["predict", *CELL, "--timeline", "memory.png"], "report"),
+    (["run", "edges", "--device", "cpu"], "report"),
+    (["calibrate-gpu", "--no-doctor"], "report"),
+    (["report", str(RECORDS), "--dataset", "data"], "report,hub"),
+    (["export", str(RECORDS), "--out", "records.parquet"], "report,hub"),
+    (["measure", *CELL, "--device", "cpu"], "measure"),
+    (["run", "quickstart", "--device", "cpu", "--limit", "1"], "measure"),
+    (["run", "quickstart", "--device", "cpu", "--on", "ray"], "ray"),
+    (["run", "quickstart", "--device", "cpu", "--on", "slurm"], "slurm"),
+    (["recommend", *CELL[:4], "--seq-len", "2048", "--tokens", "50M", "--prices", "skypilot"], "cloud"),
+    (["launch", "24gb", "--gpu", "RTX-4090", "--bucket", "bucket-of-runs"], "cloud"),
 ]
+#: Verbs that need a machine, a job or a command of the user's, each tried by the tests of its own.
+NEEDS_MORE = {"doctor", "profile", "diff", "status", "collect"}
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +141,16 @@ def built_wheel(folder: Path, **variables: str) -> Path:
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The command ``vramprobe`` of a fresh environment."""
-    home = tmp_path_factory.mktemp("environment")
+    return installed_in(tmp_path_factory.mktemp("environment"), wheel)
+
+
+@pytest.fixture(scope="module")
+def reporting(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command ``vramprobe`` of a fresh environment with the extra ``report``."""
+    return installed_in(tmp_path_factory.mktemp("environment"), wheel, "report")
+
+
+def installed_in(home: Path, wheel: Path, extra: str = "") -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     python = home / "bin" / "python"
     command = [
@@ -124,7 +169,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(command, check=True, capture_output=True, text=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(home), "platbase": str(home)}))
     (own,) = site.glob("vramprobe-*.dist-info")
-    for name in sorted(what_it_needs(PathDistribution(own).requires or [])):
+    for name in sorted(what_it_needs(PathDistribution(own).requires or [], extra)):
         needed = distribution(name)
         for top in {file.parts[0] for file in needed.files or []} - {"..", "__pycache__"}:
             if not (site / top).exists():
@@ -132,13 +177,13 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin" / "vramprobe"
 
 
-def what_it_needs(requirements: list[str]) -> set[str]:
-    """Names of the distributions, and of what those need, without extras."""
+def what_it_needs(requirements: list[str], extra: str) -> set[str]:
+    """Names of the distributions of the core and of this extra, and of what those need, without extras."""
     found: set[str] = set()
     todo = list(requirements)
     while todo:
         one = Requirement(todo.pop())
-        if (one.marker is None or one.marker.evaluate({"extra": ""})) and one.name.lower() not in found:
+        if (one.marker is None or one.marker.evaluate({"extra": extra})) and one.name.lower() not in found:
             found.add(one.name.lower())
             todo += distribution(one.name).requires or []
     return found
@@ -153,7 +198,9 @@ def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProce
 
 @pytest.fixture(scope="module")
 def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("elsewhere")
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "oom.txt").write_text(OUT_OF_MEMORY)
+    return folder
 
 
 def test_every_file_of_the_package_ships(wheel: Path) -> None:
@@ -194,7 +241,15 @@ def test_the_repository_shows_the_sweeps_and_campaigns_that_ship() -> None:
 
 def test_nothing_heavy_is_installed(installed: Path, empty_folder: Path) -> None:
     code = "import importlib.util as u, vramprobe; print(vramprobe.__file__, [n for n in %r if u.find_spec(n)])"
-    heavy = ["torch", "transformers", "peft", "bitsandbytes", "accelerate", "huggingface_hub", "pytest"]
+    heavy = [
+        "torch",
+        "transformers",
+        "peft",
+        "bitsandbytes",
+        "accelerate",
+        "pytest",
+        *itertools.chain(*EXTRAS.values()),
+    ]
     python = installed.with_name("python")
     done = subprocess.run([python, "-I", "-c", code % heavy], cwd=empty_folder, capture_output=True, text=True)
     assert done.stdout.startswith(str(installed.parents[1])), done.stderr
@@ -202,24 +257,59 @@ def test_nothing_heavy_is_installed(installed: Path, empty_folder: Path) -> None
 
 
 @pytest.mark.parametrize("answers", grid([FEW, ANSWERS], FEW), ids=lambda answers: f"{len(answers)} verbs")
-def test_the_verbs_that_need_no_torch(installed: Path, empty_folder: Path, answers: list) -> None:
-    """In an empty folder; fit.json is written there and used by what comes after."""
+def test_the_verbs_that_the_core_answers(installed: Path, empty_folder: Path, answers: list) -> None:
     for words, said in answers:
         done = run(installed, empty_folder, *words)
+        assert done.returncode in ANSWERED, (words, done.stderr)
+        assert said in done.stdout, (words, done.stdout)
+    assert run(installed, empty_folder, "--version").stdout == f"vramprobe {distribution('vramprobe').version}\n"
+
+
+def test_the_verbs_that_the_extra_report_answers(reporting: Path, empty_folder: Path) -> None:
+    """In an empty folder; fit.json is written there and used by what comes after."""
+    for words, said in REPORTS:
+        done = run(reporting, empty_folder, *words)
         assert done.returncode in ANSWERED, (words, done.stderr)
         assert said in done.stdout, (words, done.stdout)
     page = (empty_folder / "report" / "index.html").read_text()
     assert "<script" in page
     assert "<style" in page
-    assert run(installed, empty_folder, "--version").stdout == f"vramprobe {distribution('vramprobe').version}\n"
 
 
-@pytest.mark.parametrize("words", NEEDS_TORCH, ids=lambda words: "-".join((words[0], *words[-1:])))
-def test_the_verbs_that_need_torch_say_what_to_install(installed: Path, empty_folder: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(("words", "extra"), NEEDS_EXTRA, ids=lambda one: one if isinstance(one, str) else one[0])
+def test_a_verb_without_its_extra_says_the_line_to_type(
+    installed: Path, empty_folder: Path, words: list[str], extra: str
+) -> None:
+    before = sorted(empty_folder.rglob("*"))
     done = run(installed, empty_folder, *words)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
-    assert "pip install 'vramprobe[measure" in done.stderr
+    assert f"pip install 'vramprobe[{extra}]'" in done.stderr
+    assert "report" not in extra or sorted(empty_folder.rglob("*")) == before  # said before any work
+
+
+def test_a_data_frame_without_pandas_says_the_line_to_type(installed: Path, empty_folder: Path) -> None:
+    python = installed.with_name("python")
+    code = f"import vramprobe; vramprobe.load({str(RECORDS)!r})"
+    done = subprocess.run([python, "-I", "-c", code], cwd=empty_folder, capture_output=True, text=True)
+    assert done.stderr.endswith(
+        "MissingDependency: a DataFrame needs pandas, not installed here: pip install 'vramprobe[report]'\n"
+    )
+
+
+def test_every_verb_is_tried_without_the_extras() -> None:
+    tried = {words[0] for words, _ in (*ANSWERS, *NEEDS_EXTRA)} - {"--help"}
+    assert tried | NEEDS_MORE == set(get_command(app).commands)
+
+
+def test_an_extra_brings_the_modules_that_a_verb_checks() -> None:
+    """And ``all`` brings each extra but those of this repository's tests and site."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, modules in EXTRAS.items():
+        names = {Requirement(one).name.lower() for one in declared[extra]}
+        assert set(modules) == names - {"vramprobe"}, extra
+    (everything,) = map(Requirement, declared["all"])
+    assert everything.extras == set(declared) - {"all", "docs", "test"}
 
 
 def readme_commands() -> list[list[str]]:

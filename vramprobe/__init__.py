@@ -28,6 +28,9 @@ def load(path: str | Path = "results", of: Literal["records", "phases", "ranks"]
     docs/dataframes.md lists every column, and so does ``vramprobe.records.columns``. Raises StoreError for a place
     without records.
     """
+    from vramprobe.errors import require_extra
+
+    require_extra("report", "a DataFrame")
     from vramprobe.records import frames, parquet
 
     return parquet.load(Path(path), of) if Path(path).suffix == parquet.SUFFIX else frames.load(path, of)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramprobe import catalog
 from vramprobe.emulate import require_emulated
-from vramprobe.errors import SpecError
+from vramprobe.errors import SpecError, require_extra
 from vramprobe.predict.grpo import grpo
 from vramprobe.predict.questions import cell, cell_on_ranks, changes, given_fit, predict
 from vramprobe.predict.serve import serve
@@ -196,6 +196,7 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
 
 def fit(results: str | Path) -> MemoryModel:
     """A memory model fitted to the records under ``results``; cells that their sweep holds out stay out."""
+    require_extra("report", "a fit")
     from vramprobe.model.fit import fit as fit_records
     from vramprobe.records import store
     from vramprobe.records.whole import read_whole
@@ -219,6 +220,7 @@ def evaluate(
     ``fit`` is judged by what it has not seen. With none of them, what the sweep held out is held out. ``check``: write
     nothing, and raise StaleReport where ``out`` holds other files.
     """
+    require_extra("report", "an evaluation")
     from vramprobe.predict.evaluate import evaluate as evaluate_records
     from vramprobe.records.whole import read_whole
 
@@ -237,6 +239,7 @@ def evaluate(
 
 def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = None) -> Calibration:
     """Compare every formula and our engine with the records under ``results``, and refit the formulas' constants."""
+    require_extra("report", "a table of formulas")
     from vramprobe.literature.calibrate import calibrate as calibrate_records
     from vramprobe.records.whole import read_whole
 
@@ -257,6 +260,7 @@ def claims(
     Comparable CUDA records under ``results`` go before predictions. ``out``: a folder for the tables and JSON; with
     ``check`` nothing is written, and StaleReport raised where it holds other files.
     """
+    require_extra("report", "a table of claims")
     from vramprobe.literature.claims import judge_claims
     from vramprobe.records import store
     from vramprobe.records.whole import read_whole
@@ -287,6 +291,7 @@ def report(
     The page, index.html, shows the claims.csv that ``claims`` names, as :func:`claims` writes it.
     With ``check`` nothing is written: raises StaleReport, naming each file of ``out`` that is missing or different.
     """
+    require_extra("report", "a report")
     from vramprobe.report import build, publish
 
     named = fit if isinstance(fit, str | Path) else None
@@ -296,6 +301,7 @@ def report(
 
 def techniques_report(out: str | Path, *, check: bool = False) -> list[Path]:
     """Write what each technique saved and costs as tables, a plot and a page; ``check`` is :func:`report`'s."""
+    require_extra("report", "a report")
     from vramprobe.report import publish
     from vramprobe.report.techniques import build
 

@@ -35,6 +35,35 @@ class MissingDependency(VramprobeError):
     """A package, a device or a hub that this cell needs and this machine lacks."""
 
 
+#: The modules that an extra of pyproject.toml brings, each checked before the work that needs it.
+EXTRAS = {
+    "report": ("pandas", "scipy", "matplotlib", "jinja2", "tabulate"),
+    "hub": ("pyarrow", "huggingface_hub"),
+    "ray": ("ray",),
+    "slurm": ("submitit",),
+}
+
+
+def require_extra(extra: str, purpose: str, *also: str) -> None:
+    """Raise MissingDependency, with the line to type, where a module that one of these extras brings is missing."""
+    import importlib.util
+
+    missing = {}
+    for name in (extra, *also):
+        for module in EXTRAS[name]:
+            try:
+                found = importlib.util.find_spec(module)
+            except (ImportError, ValueError):
+                found = None
+            if found is None:
+                missing.setdefault(name, module)
+    if missing:
+        raise MissingDependency(
+            f"{purpose} needs {' and '.join(missing.values())}, not installed here: "
+            f"pip install 'vramprobe[{','.join(missing)}]'"
+        )
+
+
 class StoreError(VramprobeError):
     """A results file that cannot be read or written; nothing already written is touched."""
 

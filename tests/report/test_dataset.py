@@ -121,7 +121,8 @@ def test_without_pyarrow_it_says_what_to_install() -> None:
         f"sys.argv[1:] = ['report', {str(QUICKSTART)!r}, '--dataset', '/nonexistent/x']\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, "vramprobe: a data set needs pyarrow: pip install 'vramprobe[hub]'\n")
+    said = "vramprobe: a data set needs pyarrow, not installed here: pip install 'vramprobe[hub]'\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 # -- pushing -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import typer
 
 from vramprobe.cli.emulate import say
 from vramprobe.cli.options import Emulate, Json, print_json
-from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.errors import SpecError, VramprobeError, require_extra
 
 #: Of the minutes, so much for the GPU; the emulation and the page have the rest.
 _SHARE_OF_THE_GPU = 0.6
@@ -40,6 +40,7 @@ def calibrate_gpu(
 
     if not 1 <= minutes <= 24 * 60:
         raise SpecError(f"--minutes {minutes:g} given; allowed: 1 to 1440")
+    require_extra("report", "the table of this GPU")
     began = time.monotonic()
     here = ["--emulate", emulate] if emulate is not None else ["--device", "cuda"]
     if doctor and _vramprobe("doctor", *here) != 0:

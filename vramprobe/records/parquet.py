@@ -7,7 +7,6 @@ Holds one batch of records, and the id of each attempt. Drops no record: failure
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import json
 import re
@@ -15,9 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramprobe.errors import MissingDependency, SpecError, StoreError
+from vramprobe.errors import SpecError, StoreError, require_extra
 from vramprobe.records import columns, store
-from vramprobe.records.frames import records_frame
 from vramprobe.records.record import RunRecord
 from vramprobe.records.whole_file import replacing
 
@@ -35,8 +33,7 @@ def export(results: str | Path, out: str | Path, *, on_batch: Callable[[int], No
     Raises MissingDependency without pyarrow, SpecError where ``out`` has another suffix, StoreError for results that
     cannot be read or hold no record; a file that was there stays then.
     """
-    if importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependency("Parquet needs pyarrow: pip install 'vramprobe[hub]'")
+    require_extra("report", "a Parquet file", "hub")
     out = Path(out)
     if out.suffix != SUFFIX:
         raise SpecError(f"{out} given; name a file that ends in {SUFFIX}")
@@ -51,14 +48,13 @@ def export(results: str | Path, out: str | Path, *, on_batch: Callable[[int], No
 
 def load(path: Path, of: str = "records") -> pd.DataFrame:
     """The rows of a file that :func:`export` wrote. Raises StoreError, or MissingDependency without pyarrow."""
-    import pandas as pd
-
     if of != "records":
         raise SpecError(f"{path} holds records alone; load the journals that it was made of for {of}")
-    if importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependency("Parquet needs pyarrow: pip install 'vramprobe[hub]'")
+    require_extra("report", "a Parquet file", "hub")
     if not path.exists():
         raise StoreError(f"there are no results at {path}; vramprobe export RESULTS -o {path} makes some")
+    import pandas as pd
+
     try:
         frame = pd.read_parquet(path)
     except OSError as error:
@@ -75,6 +71,8 @@ def load(path: Path, of: str = "records") -> pd.DataFrame:
 def _write(path: Path, batches: Iterable[list[RunRecord]], packages: list[str], on_batch: Callable[[int], None]) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from vramprobe.records.frames import records_frame
 
     versions = [f"version_{package}" for package in packages]
     names = list(columns.RECORDS)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vramprobe.errors import SpecError, StoreError
+from vramprobe.errors import SpecError, StoreError, require_extra
 from vramprobe.report.timeline import Timeline
 
-SUFFIXES = (".html", ".png", ".svg")
+PICTURES = (".png", ".svg")
+SUFFIXES = (".html", *PICTURES)
 
 
 def kind_of(path: str | Path, also: tuple[str, ...] = ()) -> str:
@@ -43,7 +44,8 @@ def require_writable(path: str | Path, also: tuple[str, ...] = ()) -> None:
     """Raise, before anything runs, if ``path`` could not be written or has no suffix of :func:`kind_of`; makes its
     folder."""
     path = Path(path)
-    kind_of(path, also)
+    if kind_of(path, also) in PICTURES:
+        require_extra("report", "a picture")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vramprobe.emulate.installation import NotEmulatable
-from vramprobe.errors import MissingDependency, VramprobeError
+from vramprobe.errors import MissingDependency, VramprobeError, require_extra
 from vramprobe.measure.station import Station
 from vramprobe.records.record import Environment
 from vramprobe.sweep.nodes import Lost, Needs, Node
@@ -35,10 +35,9 @@ class RayPool:
     """See nodes.Pool. ``address``: ray (the cluster that this machine knows, else a new one), or ray://HOST:PORT."""
 
     def __init__(self, address: str = "ray", cards: str | None = None) -> None:
-        try:
-            import ray
-        except ModuleNotFoundError as error:
-            raise MissingDependency("--on ray needs Ray, not installed here: pip install 'vramprobe[ray]'") from error
+        require_extra("ray", "--on ray")
+        import ray
+
         self._ray, self._cards = ray, cards
         self._is_ours = not ray.is_initialized()
         if self._is_ours:

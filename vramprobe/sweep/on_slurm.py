@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vramprobe.errors import MissingDependency, SpecError, VramprobeError
+from vramprobe.errors import MissingDependency, SpecError, VramprobeError, require_extra
 from vramprobe.measure.station import Station
 from vramprobe.records.record import Environment
 from vramprobe.spec import CellSpec
@@ -41,12 +41,9 @@ class SlurmPool:
     """See nodes.Pool. At most ``jobs`` cells are queued or running; ``cluster`` is submitit's name of the engine."""
 
     def __init__(self, jobs: int, cards: str | None = None, *, cluster: str = "slurm", folder: Path = FOLDER) -> None:
-        try:
-            import submitit
-        except ModuleNotFoundError as error:
-            raise MissingDependency(
-                "--on slurm needs submitit, not installed here: pip install 'vramprobe[slurm]'"
-            ) from error
+        require_extra("slurm", "--on slurm")
+        import submitit
+
         if cluster == "slurm" and shutil.which("sbatch") is None:
             raise MissingDependency("--on slurm needs sbatch, and there is none here: run it on a login node")
         if jobs < 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramprobe.emulate import require_emulated
-from vramprobe.errors import SpecError
+from vramprobe.errors import SpecError, require_extra
 from vramprobe.sweep.jobs import Job, Load, PlanEngine, job_of
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ def campaign(path: str | Path | Campaign, *, out: str | Path | None = None, **wo
     limits = {name: words.pop(name) for name in ("max_seconds", "max_dollars", "max_cells") if name in words}
     shown = {name: words.pop(name) for name in ("on_stage", "on_result") if name in words}
     asked = _campaign(path, words)
+    if any(stage.fit for stage in asked.stages.values()):
+        require_extra("report", "a fit")
     if out is None:
         if words.get("on", "here") != "here":
             raise SpecError(f"a campaign on {words['on']} needs a folder for its results: --out FOLDER")

@@ -6,14 +6,13 @@ Nothing is lost: the last column holds each whole record as JSON. Stays this sid
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vramprobe.errors import MissingDependency
+from vramprobe.errors import require_extra
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.report.dataset.card import RECORD, card
@@ -23,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def build(results_path: str | Path, out_dir: str | Path) -> dict[str, bytes]:
-    """README.md and records.parquet; ``out_dir`` is for the command in the card. Raises StoreError without records."""
+    """README.md and records.parquet; ``out_dir`` is for the command in the card. Raises StoreError without records,
+    MissingDependency without pandas and pyarrow.
+    """
+    require_extra("report", "a data set", "hub")
     contents = store.read(results_path)
     frame = frame_of(contents.records)
     command = shlex.join(["vramprobe", "report", str(results_path), "--dataset", str(out_dir)])
@@ -38,9 +40,7 @@ def frame_of(records: Sequence[RunRecord]) -> pd.DataFrame:
 
 
 def parquet(frame: pd.DataFrame) -> bytes:
-    """The rows as Parquet. Raises MissingDependency."""
-    if importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependency("a data set needs pyarrow: pip install 'vramprobe[hub]'")
+    """The rows as Parquet."""
     buffer = io.BytesIO()
     frame.to_parquet(buffer, index=False, compression="zstd")
     return buffer.getvalue()

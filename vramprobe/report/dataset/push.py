@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vramprobe.errors import MissingDependency, VramprobeError
+from vramprobe.errors import MissingDependency, VramprobeError, require_extra
 
 
 def push(files: Mapping[str, bytes], repo: str) -> str:
@@ -45,12 +45,11 @@ def push(files: Mapping[str, bytes], repo: str) -> str:
 
 def require_name(repo: str) -> Any:
     """The package huggingface_hub, if ``repo`` is a NAMESPACE/NAME that it would take; else raises VramprobeError."""
-    try:
-        import huggingface_hub as hub
-        import huggingface_hub.errors
-        from huggingface_hub.utils import validate_repo_id
-    except ImportError as error:
-        raise MissingDependency("pushing needs huggingface_hub: pip install 'vramprobe[hub]'") from error
+    require_extra("hub", "pushing a data set")
+    import huggingface_hub as hub
+    import huggingface_hub.errors
+    from huggingface_hub.utils import validate_repo_id
+
     try:
         validate_repo_id(repo)
         if repo.count("/") == 1:

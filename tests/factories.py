@@ -20,7 +20,7 @@ from vramprobe.records.record import (
     Error,
     Interrupted,
     Invalid,
-    Ledger,
+    MemoryLedger,
     ModelFacts,
     Ok,
     Oom,
@@ -75,7 +75,7 @@ def make_environment(**overrides: Any) -> Environment:
     return Environment(**(values | overrides))
 
 
-def make_ledger(spec: CellSpec) -> Ledger:
+def make_ledger(spec: CellSpec) -> MemoryLedger:
     """Made-up bytes that follow the cell's dtype, tokens and method, and add up exactly at the peak."""
     width = 4 if spec.dtype == "fp32" else 2
     weights = TINY_LLAMA_PARAMS * width
@@ -91,7 +91,7 @@ def make_ledger(spec: CellSpec) -> Ledger:
         "saved_activations_bytes": saved,
         "temporaries_bytes": temporaries,
     }
-    return Ledger(
+    return MemoryLedger(
         weights_bytes=weights,
         gradients_bytes=gradients,
         optimizer_state_bytes=state,

@@ -29,7 +29,7 @@ from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.emulate.environment import find_environment
 from vramprobe.profile.raw import read_run
 from vramprobe.profile.step_time import count_of
-from vramprobe.speed.counted import Count, Row
+from vramprobe.speed.counted import Count, CountRow
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The fields of a row as a record keeps them, in this order; of a copy on its own stream True comes after them.
@@ -154,7 +154,7 @@ def _reduces_each_time(case: SpeedCase) -> bool:
 def accumulated(count: Count, num_micro_steps: int) -> Count:
     """The count of a step of one micro-step with so many."""
 
-    def times(row: Row) -> Row:
+    def times(row: CountRow) -> CountRow:
         again = 1 if row.phase == "optimizer" else num_micro_steps
         return dataclasses.replace(row, **{name: again * getattr(row, name) for name in _SUMS})
 
@@ -174,7 +174,7 @@ def _num_layers(case: SpeedCase) -> int:
 
 def deeper(few: Count, more: Count, depths: tuple[int, int], num_layers: int) -> Count:
     """The count of a model of ``num_layers`` by those of two shallow ones: each row grows by the layer."""
-    by_key: dict[tuple[str | bool, ...], list[Row]] = {}
+    by_key: dict[tuple[str | bool, ...], list[CountRow]] = {}
     for number, count in enumerate((few, more)):
         for row in small(count.rows):
             pair = by_key.setdefault(key_of(row), [dataclasses.replace(row, **dict.fromkeys(_SUMS, 0))] * 2)
@@ -234,14 +234,14 @@ def _profiled(
     return count_of(counts[0])
 
 
-def key_of(row: Row) -> tuple[str | bool, ...]:
+def key_of(row: CountRow) -> tuple[str | bool, ...]:
     return row.phase, row.what, row.name, row.shapes, row.dtype, row.is_beside
 
 
-def small(given: Iterable[Row]) -> tuple[Row, ...]:
+def small(given: Iterable[CountRow]) -> tuple[CountRow, ...]:
     """Rows without lines of Python; those that are neither product nor attention without shapes, but for embeddings,
     by which tokens are known."""
-    sums: dict[tuple[str | bool, ...], Row] = {}
+    sums: dict[tuple[str | bool, ...], CountRow] = {}
     for row in given:
         keeps_shapes = row.what in ("product", "attention") or row.name == "aten::embedding"
         row = dataclasses.replace(row, line=None, shapes=row.shapes if keeps_shapes else "")
@@ -272,5 +272,5 @@ def from_record(told: dict[str, Any]) -> Count:
         unclaimed=tuple((where, number) for where, number in told["unclaimed"]),
         link_bytes=tuple((kind, size, ranks) for kind, size, ranks in told["link_bytes"]),
         message_bytes=tuple(told.get("message_bytes", ())),
-        rows=tuple(Row(**dict(zip((*FIELDS, "is_beside"), one, strict=False))) for one in told["rows"]),
+        rows=tuple(CountRow(**dict(zip((*FIELDS, "is_beside"), one, strict=False))) for one in told["rows"]),
     )

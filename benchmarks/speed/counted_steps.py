@@ -44,7 +44,7 @@ from benchmarks.speed.speed_model import coverage_table, percent, spread, table
 from benchmarks.tables import as_csv, read_csv, write_or_check
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.shipped import data_file
-from vramprobe.speed.counted import Count, Row, time_of
+from vramprobe.speed.counted import Count, CountRow, time_of
 from vramprobe.speed.counted_fit import CountedStep
 from vramprobe.speed.fit import (
     EXPECTED,
@@ -106,7 +106,7 @@ def step_of(record: Record) -> CountedStep:
 def with_first_flash(count: Count) -> Count:
     """With as many operations of PyTorch's attention as take the time of the first FlashAttention's."""
 
-    def slower(row: Row) -> Row:
+    def slower(row: CountRow) -> CountRow:
         is_attention = row.what == "attention"
         return dataclasses.replace(row, flops=round(row.flops * FIRST_FLASH_SLOWER)) if is_attention else row
 

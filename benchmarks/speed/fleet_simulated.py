@@ -55,7 +55,7 @@ class Clock:
 
 
 class SimulatedPool:
-    """Nodes of one core each that take time to answer, are preempted and come back; see nodes.Pool."""
+    """Nodes of one core each that take time to answer, are preempted and come back; see nodes.NodePool."""
 
     def __init__(self, num_nodes: int, base: RunRecord, clock: Clock) -> None:
         self._chance, self._base, self._clock = random.Random(num_nodes), base, clock

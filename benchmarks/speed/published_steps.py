@@ -21,7 +21,7 @@ from vramprobe.catalog.shipped import csv_rows
 from vramprobe.choices import Sharding
 from vramprobe.spec import CellSpec, checked, with_defaults
 from vramprobe.speed.elementwise import Fusion
-from vramprobe.speed.fit import Observation
+from vramprobe.speed.fit import StepObservation
 from vramprobe.speed.step import Kernel
 from vramprobe.speed.work import PACKED_BYTES, Work, work_of
 
@@ -408,7 +408,7 @@ def _work(row: SpeedRow, case: SpeedCase) -> Work:
 
 
 @cache
-def observations() -> tuple[tuple[SpeedRow, SpeedCase, Observation], ...]:
+def observations() -> tuple[tuple[SpeedRow, SpeedCase, StepObservation], ...]:
     """Each configuration whose step can be counted, once: its first row and the geometric mean of its repeats."""
     repeats: dict[tuple[Any, ...], list[tuple[SpeedRow, SpeedCase]]] = {}
     for row in list_published_speed():
@@ -418,7 +418,7 @@ def observations() -> tuple[tuple[SpeedRow, SpeedCase, Observation], ...]:
     for pairs in repeats.values():
         row, case = pairs[0]
         rate = math.exp(sum(math.log(one.tokens_per_second) for _, one in pairs) / len(pairs))
-        observation = Observation(
+        observation = StepObservation(
             source=row.family,
             work=_work(row, case),
             grad_accum=case.spec.grad_accum,

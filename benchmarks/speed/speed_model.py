@@ -33,7 +33,7 @@ from benchmarks.speed.published_steps import (
 from benchmarks.tables import as_markdown, write_or_check
 from vramprobe.catalog.shipped import data_file
 from vramprobe.speed.fit import (
-    Observation,
+    StepObservation,
     card_of,
     fit_speed,
     inside_intervals,
@@ -59,11 +59,11 @@ generation, and one of the links' data sheets. Its errors then, of the same conf
 """
 ROWS = OUT.with_suffix(".csv")
 GUIDES_UTILISATION = 0.4
-Found = tuple[SpeedRow, SpeedCase, Observation]
+Found = tuple[SpeedRow, SpeedCase, StepObservation]
 Errors = dict[int, float]  # id of an observation → log(predicted / published)
 
 
-def utilisation(one: Observation, case: SpeedCase, *, recomputed: bool) -> float:
+def utilisation(one: StepObservation, case: SpeedCase, *, recomputed: bool) -> float:
     """What the published rate is of the peak, by the rule: 6 or 4 operations per parameter and token, 2 more where the
     forward is repeated."""
     each = 6 if case.spec.method == "full" else 4
@@ -86,7 +86,7 @@ def rule_errors(found: Sequence[Found], *, recomputed: bool, constant: float | N
     return errors
 
 
-def summary(errors: Errors, which: Iterable[Observation]) -> tuple[int, float, float]:
+def summary(errors: Errors, which: Iterable[StepObservation]) -> tuple[int, float, float]:
     """(configurations, median, 90 % below) of |predicted / published - 1|."""
     return spread(math.exp(errors[id(one)]) - 1 for one in which)[:3]
 
@@ -145,7 +145,7 @@ def page() -> tuple[str, str, str]:
         ),
     ]
 
-    def line(name: str, errors: Errors, sets: Sequence[Sequence[Observation]]) -> list[str]:
+    def line(name: str, errors: Errors, sets: Sequence[Sequence[StepObservation]]) -> list[str]:
         return [name, *(percent(value) for which in sets for value in summary(errors, which)[1:])]
 
     parts = [
@@ -231,18 +231,18 @@ def page() -> tuple[str, str, str]:
     return "\n".join(parts), rows.getvalue(), fit.model_dump_json(indent=1) + "\n"
 
 
-def _card_and_method(cases: dict[int, SpeedCase]) -> Callable[[Observation], str]:
+def _card_and_method(cases: dict[int, SpeedCase]) -> Callable[[StepObservation], str]:
     return lambda one: f"{one.gpu.short_name}, {cases[id(one)].spec.method}"
 
 
 def _groups(
-    which: Sequence[Observation],
+    which: Sequence[StepObservation],
     errors: Errors,
     rule: Errors,
     inside: dict[int, bool],
-    name: Callable[[Observation], str],
+    name: Callable[[StepObservation], str],
 ) -> list[list[str]]:
-    groups: dict[str, list[Observation]] = {}
+    groups: dict[str, list[StepObservation]] = {}
     for one in which:
         groups.setdefault(name(one), []).append(one)
     lines = []
@@ -262,7 +262,7 @@ def _groups(
 
 
 def _rates(fit: SpeedFit) -> list[list[str]]:
-    expected = Observation.expected
+    expected = StepObservation.expected
     lines = [[name, f"{value:g}", f"{expected[name][0]:g}"] for name, value in fit.rates.model_dump().items()]
     return lines + [
         [f"half-width, {name}", f"× or ÷ {math.exp(width):.2f}", "-"] for name, width in fit.half_widths.items()

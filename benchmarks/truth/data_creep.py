@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 from vramprobe.profile import ranks
-from vramprobe.profile.data_creep import Run, courses_of, device_of
+from vramprobe.profile.data_creep import ProfiledRun, courses_of, device_of
 from vramprobe.profile.raw import read_run
 from vramprobe.units import format_bytes
 
@@ -90,7 +90,7 @@ def beside(name: str, case: Case, profile: Path, log: Path, seconds: float) -> l
     seen = ranks.see(raw)
     assert seen is not None
     start = time.monotonic()
-    learnt = Run(raw, seen)
+    learnt = ProfiledRun(raw, seen)
     context_bytes = ((found.launcher or {}).get("emulator") or {}).get("context_bytes")
     steps = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
     shapes = [(rows, width) for rows, width, _ in steps[learnt.first_step - 1 :]]

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.tables import as_csv, as_markdown, write_or_check
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.ledger import Device
-from vramprobe.allocator.ledger import OutOfMemory as Full
+from vramprobe.allocator.ledger import OomMessage as Full
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
-from vramprobe.explain.messages import OutOfMemory
+from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.report import report_of
 from vramprobe.kernels.chip import A100
 from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES
@@ -75,7 +75,7 @@ def spec_of(report: Mapping[str, Any]) -> CellSpec:
     return on_stack(spec, report["stack"]) if "stack" in report else spec
 
 
-def room_of(oom: OutOfMemory) -> int | None:
+def room_of(oom: OomMessage) -> int | None:
     """What PyTorch had and could still get, bytes; null where the message does not tell."""
     if oom.reserved is None or oom.free is None:
         return None

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.tables import as_csv, read_csv, write_or_check
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
 from vramprobe import catalog
-from vramprobe.literature.formulas import FORMULAS, Estimate, Formula, facts_of
+from vramprobe.literature.formulas import FORMULAS, Formula, FormulaEstimate, facts_of
 from vramprobe.predict.predict import predict
 from vramprobe.spec import CellSpec
 
@@ -116,7 +116,7 @@ def formula_errors(rows: list[Row], cells: list[CellSpec]) -> list[tuple[Formula
         errors = [
             100 * (one.allocated_bytes / row["measured_bytes"] - 1)
             for row, one in zip(rows, said, strict=True)
-            if isinstance(one, Estimate)
+            if isinstance(one, FormulaEstimate)
         ]
         if formula.predicts == "peak":
             found.append((formula, errors))

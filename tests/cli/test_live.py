@@ -23,8 +23,8 @@ from vramprobe.predict.prediction import Interval
 from vramprobe.records.record import Error, Interrupted, Oom, Outcome, RunRecord, Skipped
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Rate
-from vramprobe.sweep.limits import Limits
-from vramprobe.sweep.plan import Plan, Row
+from vramprobe.sweep.limits import SweepLimits
+from vramprobe.sweep.plan import Plan, PlanRow
 from vramprobe.sweep.progress import Progress, RunSummary
 
 RATE = Rate(3.6, "as given")  # a tenth of a cent per second
@@ -43,17 +43,17 @@ class Clock:
         return self.seconds
 
 
-def make_row(spec: CellSpec, off: float | None = 0.0, **overrides: Any) -> Row:
+def make_row(spec: CellSpec, off: float | None = 0.0, **overrides: Any) -> PlanRow:
     """A row to run that takes 10 s; ``off``: its prediction is so much above what make_record measured."""
     prediction = None
     if off is not None:
         peak = Interval(value=round(make_record(spec).peak.allocated_bytes * (1 + off)), low=0, high=10**12)
         prediction = predict(spec).model_copy(update={"peak_allocated_bytes": peak})
     values = {"num_params": 10**6, "action": "run", "reason": "no attempt yet", "seconds": 10.0}
-    return Row(spec=spec, prediction=prediction, **(values | overrides))
+    return PlanRow(spec=spec, prediction=prediction, **(values | overrides))
 
 
-def make_plan(*rows: Row, rate: Rate | None = None) -> Plan:
+def make_plan(*rows: PlanRow, rate: Rate | None = None) -> Plan:
     return Plan(rows=rows or tuple(map(make_row, SPECS)), card=None, rate=rate, fit=None)
 
 
@@ -111,7 +111,7 @@ def busy(tmp_path: Path) -> tuple[Tally, Clock]:
     clock = Clock()
     tally = Tally(clock)
     (tmp_path / "status").write_text("backward 2".ljust(32))
-    budget = Limits(max_seconds=1000.0, limited_by="budget")
+    budget = SweepLimits(max_seconds=1000.0, limited_by="budget")
     tally.add(planned(plan))
     tally.add(event(plan, "finished", 1, left_seconds=30.0, seconds=12.0))
     tally.add(event(plan, "finished", 2, OOM, left_seconds=20.0, seconds=20.0))

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from driver_client import Driver
 
-from vramprobe.emulate.machine import Policy, write_machine
+from vramprobe.emulate.machine import MachinePolicy, write_machine
 
 SOURCES = Path(__file__).parents[2] / "vramprobe" / "emulate" / "driver"
 MIB = 1 << 20
@@ -76,7 +76,7 @@ def make_machine(tmp_path: Path) -> Callable[..., Path]:
         nonlocal made
         made += 1
         policy.setdefault("context_bytes", 100 * MIB)
-        return write_machine(tmp_path / f"machine{made}", [card(total_bytes)] * num_devices, Policy(**policy))
+        return write_machine(tmp_path / f"machine{made}", [card(total_bytes)] * num_devices, MachinePolicy(**policy))
 
     return make
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vramprobe.emulate import machine_folder
-from vramprobe.emulate.machine import Event, Policy, read_events, read_state, write_machine
+from vramprobe.emulate.machine import MachineEvent, MachinePolicy, read_events, read_state, write_machine
 from vramprobe.errors import SpecError, StoreError
 
 MIB = 1 << 20
@@ -55,7 +55,7 @@ def test_the_file_says_every_key(a_card, tmp_path: Path) -> None:
 def test_a_machine_that_cannot_be(cards, policy, changed, message, a_card, tmp_path: Path) -> None:
     vars(a_card).update(changed)
     with pytest.raises(SpecError) as failed:
-        write_machine(tmp_path / "m", [a_card] * cards, Policy(**policy))
+        write_machine(tmp_path / "m", [a_card] * cards, MachinePolicy(**policy))
     assert message in str(failed.value)
     assert not (tmp_path / "m").exists()
 
@@ -92,8 +92,8 @@ def test_events_in_order_and_a_damaged_one(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     expected = [
-        Event(kind="lower_bound", name="a", pid=1, detail="why"),
-        Event(kind="k", name="b", pid=2, more={"x": 3}),
+        MachineEvent(kind="lower_bound", name="a", pid=1, detail="why"),
+        MachineEvent(kind="k", name="b", pid=2, more={"x": 3}),
     ]
     assert read_events(tmp_path) == expected
     path.write_text('{"kind": "half"')

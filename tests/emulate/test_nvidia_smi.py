@@ -11,7 +11,7 @@ from driver_client import Driver
 from driver_process import card
 
 from vramprobe.emulate import nvidia_smi
-from vramprobe.emulate.machine import Policy, device_uuid, write_machine
+from vramprobe.emulate.machine import MachinePolicy, device_uuid, write_machine
 from vramprobe.explain.smi import Readings
 from vramprobe.units import MIB
 
@@ -40,7 +40,7 @@ def printed(driver: Driver, *queries: list[str]) -> list[str]:
 def machine(tmp_path: Path) -> Path:
     """A card of 1 GiB, of which the driver keeps 100 MiB, and one that shares the host's memory."""
     cards = [card(1024 * MIB), card(2048 * MIB, nvml_total_bytes=2048 * MIB, name="Shared", integrated=1)]
-    return write_machine(tmp_path / "machine", cards, Policy(context_bytes=100 * MIB))
+    return write_machine(tmp_path / "machine", cards, MachinePolicy(context_bytes=100 * MIB))
 
 
 def test_it_says_what_the_driver_does(machine, in_process) -> None:
@@ -82,7 +82,7 @@ def test_it_says_what_the_driver_does(machine, in_process) -> None:
     ],
 )
 def test_what_it_does_not_answer_is_one_line(words, message) -> None:
-    with pytest.raises(nvidia_smi.Refused, match=message) as caught:
+    with pytest.raises(nvidia_smi.UnknownQuery, match=message) as caught:
         nvidia_smi.answered(words, [{"index": 0, "uuid": "GPU-0", "name": "A", "apps": []}], VERSIONS)
     assert "\n" not in str(caught.value)
 

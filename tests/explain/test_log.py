@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from vramprobe.errors import VramprobeError
-from vramprobe.explain.log import Log, read
+from vramprobe.explain.log import LogFacts, read
 from vramprobe.units import GIB, MIB
 
 SITE = "/home/joe/env/lib/python3.10/site-packages/"
@@ -28,11 +28,11 @@ def traceback(frames: tuple[tuple[str, str], ...], gpu: int = 0) -> list[str]:
     return ["Traceback (most recent call last):", *lines, MESSAGE.format(gpu=gpu)]
 
 
-def read_text(*lines: str) -> Log:
+def read_text(*lines: str) -> LogFacts:
     return read(io.BytesIO("\n".join(lines).encode()))
 
 
-def functions(log: Log) -> list[list[str]]:
+def functions(log: LogFacts) -> list[list[str]]:
     return [[frame.function for frame in failure.frames] for failure in log.failures]
 
 

@@ -16,7 +16,7 @@ import pytest
 from vramprobe.explain import messages
 from vramprobe.explain.causes import explain
 from vramprobe.explain.log import WORDS
-from vramprobe.explain.messages import OutOfMemory, form_of, forms, is_whole
+from vramprobe.explain.messages import OomMessage, form_of, forms, is_whole
 from vramprobe.explain.phases import UNKNOWN
 from vramprobe.units import GIB, MIB
 
@@ -70,7 +70,7 @@ ASYNC = (  # backend:cudaMallocAsync
 )
 
 
-def parse(text: str) -> OutOfMemory:
+def parse(text: str) -> OomMessage:
     form = form_of(text)
     assert form is not None
     return messages.parse(form, text)
@@ -166,7 +166,7 @@ def test_figures_of_each_release(text: str, figures: dict[str, object]) -> None:
 def test_a_cut_message_keeps_the_figures_it_has() -> None:
     found = parse(IN_2_4[: IN_2_4.index("Including")])
     assert (found.requested, found.free, found.allocated, found.is_cut) == (mib(206), mib(55.56), None, True)
-    assert parse("CUDA out of memory.") == OutOfMemory(backend="CUDA", has_figures=False, is_cut=True)
+    assert parse("CUDA out of memory.") == OomMessage(backend="CUDA", has_figures=False, is_cut=True)
     assert not is_whole(form_of(IN_2_4), "CUDA out of memory. Tried to allocate")
 
 
@@ -349,13 +349,11 @@ def test_a_neighbor_is_named_with_its_bytes() -> None:
 
 
 def test_size_says_what_is_missing_and_expandable_segments_are_no_cure() -> None:
-    oom = OutOfMemory(backend="CUDA", requested=gib(3), free=gib(1), total=gib(80), allocated=gib(77), unused=gib(1))
+    oom = OomMessage(backend="CUDA", requested=gib(3), free=gib(1), total=gib(80), allocated=gib(77), unused=gib(1))
     found = explain(oom, UNKNOWN)
     assert found.cause == "size"
     assert "1.00 GiB" in found.why
-    enough = OutOfMemory(
-        backend="CUDA", requested=gib(1), free=mib(1), total=gib(80), allocated=gib(67), unused=gib(12)
-    )
+    enough = OomMessage(backend="CUDA", requested=gib(1), free=mib(1), total=gib(80), allocated=gib(67), unused=gib(12))
     assert explain(enough, UNKNOWN).cause == "fragmentation"
     assert explain(enough, UNKNOWN).changes[0].num_bytes == gib(12)
     little = replace(enough, allocated=gib(77), unused=gib(2))  # enough for this request, but for few after it

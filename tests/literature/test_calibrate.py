@@ -20,7 +20,7 @@ from vramprobe.literature.recalibrate import Constant
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import load_fit
 from vramprobe.records import store
-from vramprobe.records.record import Invalid, Ledger, ModelFacts, Peak, RunRecord, Timeout
+from vramprobe.records.record import Invalid, MemoryLedger, ModelFacts, Peak, RunRecord, Timeout
 from vramprobe.report.calibration import calibration_document, said
 from vramprobe.spec import CellSpec, resolve
 
@@ -67,7 +67,7 @@ def synthetic(spec: CellSpec, true: dict[str, float] = TRUE, *, fused: bool = Tr
         "optimizer_state_bytes": true["optimizer_state"] * facts.num_trained,
     }
     states = {name: round(size) for name, size in parts.items()}
-    ledger = Ledger(**states, batch_bytes=0, saved_activations_bytes=round(saved), unaccounted_bytes=0)
+    ledger = MemoryLedger(**states, batch_bytes=0, saved_activations_bytes=round(saved), unaccounted_bytes=0)
     seen = ModelFacts(
         num_params=facts.num_params,
         num_trainable_params=facts.num_trained,

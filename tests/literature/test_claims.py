@@ -28,7 +28,7 @@ from vramprobe.errors import StoreError, UnknownName
 from vramprobe.literature.claims import VERDICTS, Judgement, judge_claims, reading_of, rules
 from vramprobe.literature.claims.cells import Cells
 from vramprobe.literature.claims.judge import TOLERANCE, bounds_of, judge
-from vramprobe.literature.claims.rules import Case, Figure, Reading
+from vramprobe.literature.claims.rules import ClaimCase, ClaimFigure, Reading
 from vramprobe.literature.expressions import ExpressionError, evaluate
 from vramprobe.records.record import Oom, Peak
 from vramprobe.report.claims import as_json, says, text_files
@@ -245,13 +245,13 @@ def a_claim(low: float | None, high: float | None, unit: str = "x", statement: s
     return dataclasses.replace(CLAIMS["L1-22"], low=low, high=high, unit=unit, statement=statement)
 
 
-def figure(unit: str, arithmetic: str) -> Figure:
+def figure(unit: str, arithmetic: str) -> ClaimFigure:
     value = evaluate(arithmetic)
-    return Figure(value=value, low=value, high=value, unit=unit, engine="arithmetic", arithmetic=arithmetic)
+    return ClaimFigure(value=value, low=value, high=value, unit=unit, engine="arithmetic", arithmetic=arithmetic)
 
 
-def cases(*values: float, unit: str = "x") -> tuple[Case, ...]:
-    return tuple(Case({"size": f"size {value}"}, figure(unit, f"{value}")) for value in values)
+def cases(*values: float, unit: str = "x") -> tuple[ClaimCase, ...]:
+    return tuple(ClaimCase({"size": f"size {value}"}, figure(unit, f"{value}")) for value in values)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,9 @@ def test_bounds_take_gb_as_either_and_round_nothing_that_is_counted() -> None:
 )
 def test_the_conditions_that_decide_come_from_changing_one_alone(value_of, decisive: tuple[str, ...]) -> None:
     grid = tuple(
-        Case({"length": f"{length} tokens", "recipe": recipe, "seed": seed}, figure("x", f"{value_of(length, recipe)}"))
+        ClaimCase(
+            {"length": f"{length} tokens", "recipe": recipe, "seed": seed}, figure("x", f"{value_of(length, recipe)}")
+        )
         for seed in ("one", "two")
         for recipe in ("a", "b")
         for length in (1, 2, 3)

@@ -168,7 +168,7 @@ def test_the_self_tests_and_what_nvml_says_of_the_machine() -> None:
         (state,) = nvml.gpu_states()
         assert (state.name, state.memory_info, state.mig, state.persistence) == ("NVIDIA H200", "v2", False, None)
         assert nvml.why_unavailable() is None
-        case = machine.Case("cuda", Path("x"), Path("x"))
+        case = machine.DoctorState("cuda", Path("x"), Path("x"))
         found = {finding.name: finding for check in machine.CHECKS for finding in check(case)}
     assert found["GPU 0"].status == "warning"  # others hold a gibibyte of it
     assert "serves CUDA up to 13.0" in found["driver"].detail

@@ -21,7 +21,7 @@ from vramprobe.cli import display, verbs
 from vramprobe.errors import SpecError
 from vramprobe.measure import doctor, machine, nvml
 from vramprobe.measure.doctor import Diagnosis
-from vramprobe.measure.machine import Case, Finding
+from vramprobe.measure.machine import CheckResult, DoctorState
 from vramprobe.records.record import Error
 from vramprobe.units import GIB, MIB
 
@@ -72,7 +72,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return answers
 
 
-def found(diagnosis: Diagnosis, name: str) -> Finding:
+def found(diagnosis: Diagnosis, name: str) -> CheckResult:
     (finding,) = (finding for finding in diagnosis.findings if finding.name == name)
     return finding
 
@@ -138,7 +138,7 @@ def test_every_check_is_made_and_finds_something() -> None:
     assert len(doctor.CHECKS) == len(written)
     names: list[str] = []
     for check in doctor.CHECKS:
-        findings = list(check(Case("cuda", Path("results"), Path("."), blocked="this is a test")))
+        findings = list(check(DoctorState("cuda", Path("results"), Path("."), blocked="this is a test")))
         assert findings, check
         assert {finding.status for finding in findings} <= set(get_args(machine.Status))
         names += [finding.name for finding in findings]
@@ -228,7 +228,7 @@ def test_a_package_that_everything_needs_is_missing(
     assert failed(diagnosis) == ["torch"]
     assert found(diagnosis, "torch").advice.startswith("pip install 'torch")
     for name in ("torch build", "self-test", "fork server", "a cell"):
-        assert found(diagnosis, name) == Finding(name, "absent", "not tried: torch is not installed")
+        assert found(diagnosis, name) == CheckResult(name, "absent", "not tried: torch is not installed")
     assert exit_code(diagnosis, monkeypatch) == 1
 
 
@@ -414,7 +414,7 @@ def test_looking_needs_no_torch_in_this_process() -> None:
 
 
 def test_words_from_the_machine_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    odd = Finding("[bold]name[/]", "failed", "[red]detail[/red] [/]", "pip install 'vramprobe[measure]'")
+    odd = CheckResult("[bold]name[/]", "failed", "[red]detail[/red] [/]", "pip install 'vramprobe[measure]'")
     display.print_doctor(
         Diagnosis(device="cpu", ready=False, verdict="not ready: [/] [link]", findings=(odd,), seconds=1.0)
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from factories import make_record, make_spec
 
-from vramprobe.log.trace import Event, Holding, composition, lifetimes
+from vramprobe.log.trace import Event, Owned, composition, lifetimes
 from vramprobe.measure.cpu import CpuInstrument
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import outcome_of, run_cell
@@ -33,7 +33,7 @@ def test_lifetimes_pair_addresses_that_are_used_again() -> None:
 def test_composition_by_cause_adds_up() -> None:
     """weights at 1; in the forward (events 1-3) a saved and a passing block; a gradient; a temporary at the peak."""
     trace = events((1, 1000), (8, 11), (2, 70), (3, 7), (3, -7), (4, 300), (5, 40), (2, -70))
-    holdings = [Holding("weights", 0, frozenset({1})), Holding("gradients", 7, frozenset({4}))]
+    holdings = [Owned("weights", 0, frozenset({1})), Owned("gradients", 7, frozenset({4}))]
     alive = composition(lifetimes(trace), holdings, [range(2, 5)], step_start=2, at=6)
     assert alive.parts() == {
         "weights_bytes": 1000,

@@ -21,7 +21,7 @@ from vramprobe.model.interval import (
     likeliest_power,
 )
 from vramprobe.model.memory_model import LARGEST_HALF_WIDTH, MemoryModel, constant_name, half_width, peak_moment
-from vramprobe.model.regression import Estimate, Solution
+from vramprobe.model.regression import FittedValues, Solution
 from vramprobe.predict.one_gpu import Counted
 from vramprobe.predict.predict import predict_moments
 from vramprobe.predict.uncertainty import MIN_HALF_WIDTH, bounds
@@ -39,7 +39,7 @@ def test_the_conformal_quantile_is_the_ceil_of_n_plus_one_times_coverage() -> No
 
 def fold(residuals: np.ndarray, predicted_bytes: np.ndarray) -> Fold:
     """Of a fit that is sure of all that it learnt."""
-    sure = Solution(Estimate({}, {}), 1.0, np.zeros((1, 1)), np.ones(1), np.ones(1))
+    sure = Solution(FittedValues({}, {}), 1.0, np.zeros((1, 1)), np.ones(1), np.ones(1))
     return Fold(
         "one",
         sure,

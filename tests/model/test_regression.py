@@ -9,17 +9,17 @@ from factories import CONSTANT_BYTES, TRUE, make_record, specs, synthetic
 
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import MemoryModel, peak_moment
-from vramprobe.model.regression import Estimate, Observation, design_of, solve
+from vramprobe.model.regression import FittedValues, PeakObservation, design_of, solve
 from vramprobe.records.record import Oom, RunRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments
 
 
-def constant_of(spec: CellSpec, model: MemoryModel | Estimate) -> int:
+def constant_of(spec: CellSpec, model: MemoryModel | FittedValues) -> int:
     return model.constant_bytes.get(spec.method, max(model.constant_bytes.values()))
 
 
-def predicted(spec: CellSpec, model: MemoryModel | Estimate) -> int:
+def predicted(spec: CellSpec, model: MemoryModel | FittedValues) -> int:
     return peak_moment(moments(spec), model.coefficients).total_bytes + constant_of(spec, model)
 
 
@@ -69,7 +69,7 @@ def out_of_memory(spec: CellSpec, size: int) -> RunRecord:
     return make_record(spec, outcome=oom, attempt_id=f"{spec.fingerprint}-{size}")
 
 
-def learnt(records: list[RunRecord]) -> Estimate:
+def learnt(records: list[RunRecord]) -> FittedValues:
     """The regression alone: what intervals are made of takes no part in a predicted value."""
     sizes = [
         (one.peak.allocated_bytes, False)
@@ -78,7 +78,7 @@ def learnt(records: list[RunRecord]) -> Estimate:
         for one in records
     ]
     return solve(
-        design_of([Observation(one, moments(one.spec), *size, 1) for one, size in zip(records, sizes, strict=True)])
+        design_of([PeakObservation(one, moments(one.spec), *size, 1) for one, size in zip(records, sizes, strict=True)])
     )
 
 

@@ -11,7 +11,7 @@ from profile_factory import BATCH, SAVED, STATE, TEMPORARY, WEIGHT, WORKSPACE, S
 
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.lifetimes import lives_of, spans_of
-from vramprobe.profile.places import NOWHERE, Place, Places, pattern
+from vramprobe.profile.places import NOWHERE, Location, Places, pattern
 from vramprobe.profile.ranks import module_said
 from vramprobe.profile.raw import read_run
 from vramprobe.records.profile import ProfileRecord, RankProfile
@@ -545,11 +545,11 @@ def test_threads_of_autograd_have_no_line() -> None:
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        (Place("models/a.py:8", "helper", "Outer.forward"), "Outer.forward"),
+        (Location("models/a.py:8", "helper", "Outer.forward"), "Outer.forward"),
         (NOWHERE, "no Python line"),
-        (Place("models/a.py:8", "helper", None), "helper in a.py"),
-        (Place("train.py:7", "<module>", None), "train.py"),
+        (Location("models/a.py:8", "helper", None), "helper in a.py"),
+        (Location("train.py:7", "<module>", None), "train.py"),
     ],
 )
-def test_a_module_has_a_name_anyway(place: Place, said: str) -> None:
+def test_a_module_has_a_name_anyway(place: Location, said: str) -> None:
     assert module_said(place) == said

@@ -19,7 +19,7 @@ from vramprobe.cli.verbs import app
 from vramprobe.lengths.course import CourseUnderWay
 from vramprobe.profile import ranks
 from vramprobe.profile.analyse import analyse
-from vramprobe.profile.data_creep import Run, courses_of, data_creep, play, recorded
+from vramprobe.profile.data_creep import ProfiledRun, courses_of, data_creep, play, recorded
 from vramprobe.profile.raw import RawRank, read_run
 from vramprobe.profile.size_by_shape import SizeByShape
 from vramprobe.profile.step_requests import log_of, units_of
@@ -122,7 +122,7 @@ def truly_reserved(folder: Path, batches: Sequence[tuple[int, int]], num_micro_s
 @pytest.mark.parametrize(("num_micro_steps", "conf"), [(1, ""), (1, "expandable_segments:True"), (2, "")])
 def test_each_step_reserves_what_the_program_itself_would(tmp_path: Path, num_micro_steps: int, conf: str) -> None:
     raw = profiled(tmp_path / "profile", num_micro_steps)
-    run = Run(raw, ranks.see(raw))
+    run = ProfiledRun(raw, ranks.see(raw))
     later = LATER * num_micro_steps
     (course,) = courses_of(run, later, 100, Device(), [(conf, 0)])
     assert list(course.reserved_bytes) == truly_reserved(tmp_path / "truth", later, num_micro_steps, conf)

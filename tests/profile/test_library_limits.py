@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from vramprobe.emulate.machine import Event
+from vramprobe.emulate.machine import MachineEvent
 from vramprobe.profile.library_limits import last_lines_of, library_notes, library_remarks
 
 
-def event(kind: str, name: str, detail: str) -> Event:
-    return Event(kind=kind, name=name, pid=1, detail=detail)
+def event(kind: str, name: str, detail: str) -> MachineEvent:
+    return MachineEvent(kind=kind, name=name, pid=1, detail=detail)
 
 
 def test_a_library_is_named_once():

@@ -15,7 +15,7 @@ from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.profile.raw import read_run
 from vramprobe.profile.recommended import CommandQuestion, recommended
-from vramprobe.profile.replicas import Launcher, count_on, is_replicated, launcher_of
+from vramprobe.profile.replicas import ReplicaLauncher, count_on, is_replicated, launcher_of
 from vramprobe.profile.run_length import run_length
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.options import Limits
@@ -151,15 +151,18 @@ def test_tokens_of_steps_without_an_embedding_are_refused(tmp_path: Path) -> Non
     [
         ("python train.py", None),
         ("trl sft --num_processes 4", None),
-        ("torchrun train.py", Launcher("torchrun", 1)),
-        ("/env/bin/torchrun --nproc_per_node=4 train.py", Launcher("torchrun", 4)),
-        ("torchrun --nproc-per-node gpu train.py", Launcher("torchrun", None)),
-        ("python3.11 -m torch.distributed.run --nproc_per_node 2 train.py", Launcher("torch.distributed.run", 2)),
-        ("accelerate launch train.py", Launcher("accelerate", None)),
-        ("accelerate launch --num_processes 8 train.py", Launcher("accelerate", 8)),
+        ("torchrun train.py", ReplicaLauncher("torchrun", 1)),
+        ("/env/bin/torchrun --nproc_per_node=4 train.py", ReplicaLauncher("torchrun", 4)),
+        ("torchrun --nproc-per-node gpu train.py", ReplicaLauncher("torchrun", None)),
+        (
+            "python3.11 -m torch.distributed.run --nproc_per_node 2 train.py",
+            ReplicaLauncher("torch.distributed.run", 2),
+        ),
+        ("accelerate launch train.py", ReplicaLauncher("accelerate", None)),
+        ("accelerate launch --num_processes 8 train.py", ReplicaLauncher("accelerate", 8)),
     ],
 )
-def test_a_launcher_is_known_by_its_name(words: str, expected: Launcher | None) -> None:
+def test_a_launcher_is_known_by_its_name(words: str, expected: ReplicaLauncher | None) -> None:
     assert launcher_of(words.split()) == expected
 
 

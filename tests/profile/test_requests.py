@@ -14,7 +14,7 @@ from vramprobe.profile import launch, requests
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.engines.phases import as_served
 from vramprobe.profile.raw import RawPhase, read_run
-from vramprobe.profile.requests import Requests, requests_of
+from vramprobe.profile.requests import ServerRequests, requests_of
 
 SERVER = """
 import http.server, json, sys
@@ -42,8 +42,8 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_
 
 def test_what_is_asked_for_follows_from_the_option_and_the_command() -> None:
     served = ["/env/bin/vllm", "serve", "Qwen/Qwen3-0.6B"]
-    assert requests_of(None, served) == Requests(number=1, prompt_tokens=32, completion_tokens=8, port=8000)
-    assert requests_of("4x1024x128", [*served, "--port", "9000"]) == Requests(
+    assert requests_of(None, served) == ServerRequests(number=1, prompt_tokens=32, completion_tokens=8, port=8000)
+    assert requests_of("4x1024x128", [*served, "--port", "9000"]) == ServerRequests(
         number=4, prompt_tokens=1024, completion_tokens=128, port=9000
     )
     sglang = requests_of(None, ["python", "-m", "sglang.launch_server", "--port=31000"])
@@ -93,7 +93,7 @@ def test_what_an_engine_does_after_its_start_is_serving() -> None:
     assert names(*own) == [*own[:2], "generation", *own[3:]]
 
 
-def served(folder: Path, script: str, asked: Requests) -> tuple[launch.Ended, list[str]]:
+def served(folder: Path, script: str, asked: ServerRequests) -> tuple[launch.Ended, list[str]]:
     (folder / "server.py").write_text(script)
     (folder / "run").mkdir()
     said: list[str] = []
@@ -109,7 +109,9 @@ def test_a_port_that_another_program_has_is_refused_before_the_command_starts(tm
         port = other.getsockname()[1]
         with pytest.raises(SpecError, match=f"port {port} is another program's"):
             served(
-                tmp_path, "open('started', 'w')", Requests(number=1, prompt_tokens=1, completion_tokens=1, port=port)
+                tmp_path,
+                "open('started', 'w')",
+                ServerRequests(number=1, prompt_tokens=1, completion_tokens=1, port=port),
             )
     assert not (tmp_path / "started").exists()
 
@@ -130,7 +132,7 @@ def test_a_server_without_its_engine_is_ended_and_nothing_is_left(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(requests, "DEAD_SECONDS", 0.0)
     monkeypatch.setattr(requests, "START_SECONDS", 30.0)  # by then another line would have ended it
-    asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
+    asked = ServerRequests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
     ended, lines = served(tmp_path, OUTLIVES_ITS_ENGINE, asked)
     assert (ended.exit_status, ended.stopped) == (143, False)
     assert ["goes on without its engine" in line for line in lines] == [True]
@@ -147,7 +149,7 @@ def test_a_server_is_asked_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt_tokens: int, num_ok: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = Requests(number=3, prompt_tokens=prompt_tokens, completion_tokens=7, port=free_port())
+    asked = ServerRequests(number=3, prompt_tokens=prompt_tokens, completion_tokens=7, port=free_port())
     ended, said = served(tmp_path, SERVER.replace("sys.argv[2]", str(asked.port)), asked)
     assert (ended.exit_status, ended.stopped, ended.num_left) == (0, True, 0)
     got = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
@@ -185,7 +187,7 @@ def test_an_engine_says_what_it_did_before_its_server_kills_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(requests, "SETTLE_SECONDS", 600.0 if settles else 0.1)
-    asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
+    asked = ServerRequests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
     (tmp_path / "engine.py").write_text(ENGINE if settles else ENGINE.replace('"settle"', '"never"'))
     served(tmp_path, KILLS_ITS_ENGINE + SERVER.replace("sys.argv[2]", str(asked.port)), asked)
     (engine,) = read_run(tmp_path / "run").ranks
@@ -195,7 +197,7 @@ def test_an_engine_says_what_it_did_before_its_server_kills_it(
 
 def test_a_server_that_ends_by_itself_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
+    asked = ServerRequests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
     ended, _ = served(tmp_path, "raise SystemExit(3)", asked)
     assert (ended.exit_status, ended.stopped) == (3, False)
     assert analyse(tmp_path / "run").answers == []
@@ -206,7 +208,7 @@ def test_a_server_that_dies_of_a_request_has_its_own_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = Requests(number=2, prompt_tokens=1, completion_tokens=1, port=free_port())
+    asked = ServerRequests(number=2, prompt_tokens=1, completion_tokens=1, port=free_port())
     dies = f"def {place}(self):\n        if self.path != '/health': import os; os._exit(3)"
     ended, _ = served(
         tmp_path, SERVER.replace(f"def {place}(self):", dies).replace("sys.argv[2]", str(asked.port)), asked
@@ -219,7 +221,7 @@ def test_a_server_that_never_answers_is_ended(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(requests, "START_SECONDS", 1.0)
     monkeypatch.setattr(requests, "DEAD_SECONDS", 0.0)  # no process has used a GPU: none is missed
-    asked = Requests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
+    asked = ServerRequests(number=1, prompt_tokens=1, completion_tokens=1, port=free_port())
     ended, said = served(tmp_path, "import time; time.sleep(600)", asked)
     assert ended.exit_status == 143
     assert [f"127.0.0.1:{asked.port}: it has not answered for 0 minutes" in line for line in said] == [True]

@@ -23,7 +23,7 @@ from test_analyse import analysed, ran_out
 from vramprobe import api
 from vramprobe.check import check
 from vramprobe.cli import display_profile
-from vramprobe.cli.diff import Limits
+from vramprobe.cli.diff import ProfileLimits
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.profile import diff, timeline
 from vramprobe.profile.analyse import analyse
@@ -229,10 +229,10 @@ def test_a_run_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     record = record_of(tmp_path, script)
     text = " ".join(" ".join(shown(record, capsys)).split())
     assert "no training step was seen: it was seen in load, evaluation" in text
-    assert Limits("1GiB", None, None).exceeded_by(record, None)
+    assert ProfileLimits("1GiB", None, None).exceeded_by(record, None)
     assert "no training step was seen" in capsys.readouterr().err
     trained = record_of(tmp_path / "trained", training())
-    assert not Limits("1GiB", None, None).exceeded_by(trained, None)
+    assert not ProfileLimits("1GiB", None, None).exceeded_by(trained, None)
     (tmp_path / "nothing").mkdir()
     nothing = analysed(tmp_path / "nothing")
     assert "emulated RTX-4090: no process used it" in " ".join(shown(nothing, capsys))

@@ -32,7 +32,7 @@ def test_every_field_of_a_cell_and_of_its_results_has_a_column() -> None:
     row = to_row(make_record())
     assert set(CellSpec.model_fields) - set(row) == {"architecture"}
     assert set(rec.ModelFacts.model_fields) <= set(row)
-    assert set(rec.Ledger.model_fields) - set(row) == {"at_peak"}
+    assert set(rec.MemoryLedger.model_fields) - set(row) == {"at_peak"}
     assert {f"at_peak_{name}" for name in rec.Composition.model_fields} <= set(row)
 
 

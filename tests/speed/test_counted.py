@@ -10,7 +10,7 @@ import pytest
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.profile.step_time import count_of
-from vramprobe.speed.counted import Count, Row, attention_shape, class_of, product_shape, time_of
+from vramprobe.speed.counted import Count, CountRow, attention_shape, class_of, product_shape, time_of
 from vramprobe.speed.rates import shipped_counted
 from vramprobe.speed.shapes import product_share
 
@@ -18,12 +18,12 @@ A100 = find_gpu("A100-80GB-SXM")
 FIT = shipped_counted()
 
 
-def counted(*rows: Row, num_launches: int = 0, num_claimed: int = 0, **more) -> Count:
+def counted(*rows: CountRow, num_launches: int = 0, num_claimed: int = 0, **more) -> Count:
     return Count(step=2, num_launches=num_launches, num_claimed=num_claimed, rows=rows, **more)
 
 
 def test_memory_bound_bytes_take_the_bandwidth_that_steps_reach() -> None:
-    row = Row(phase="forward", what="other", name="aten::add", read=2 * 10**12, written=10**12)
+    row = CountRow(phase="forward", what="other", name="aten::add", read=2 * 10**12, written=10**12)
     found = time_of(counted(row), A100)
     stream = 3e12 / (A100.bandwidth_gb_s * 1e9 * FIT.rates.stream)
     assert found.by_class["memory-bound"] == pytest.approx(stream)
@@ -33,7 +33,7 @@ def test_memory_bound_bytes_take_the_bandwidth_that_steps_reach() -> None:
 def test_a_product_takes_its_share_of_the_peak_by_its_shape_or_its_bytes() -> None:
     shapes = "bfloat16[8192, 4096] bfloat16[4096, 2048] -> bfloat16[8192, 2048]"
     flops, peak = 2 * 8192 * 4096 * 2048, A100.half_dense_tflops * 1e12 * FIT.rates.product
-    row = Row(phase="backward", what="product", name="aten::mm", shapes=shapes, flops=flops, dtype="bfloat16")
+    row = CountRow(phase="backward", what="product", name="aten::mm", shapes=shapes, flops=flops, dtype="bfloat16")
     expected = flops / (peak * product_share(A100, 8192, 2048, 4096))
     assert time_of(counted(row), A100).by_class["products"] == pytest.approx(expected)
     slow = dataclasses.replace(row, read=10**11)
@@ -42,7 +42,7 @@ def test_a_product_takes_its_share_of_the_peak_by_its_shape_or_its_bytes() -> No
 
 
 def test_tf32_has_half_the_16_bit_rate_and_fp32_that_of_its_own_lanes() -> None:
-    row = Row(phase="forward", what="product", name="aten::convolution", flops=10**15, dtype="bfloat16")
+    row = CountRow(phase="forward", what="product", name="aten::convolution", flops=10**15, dtype="bfloat16")
     half, tf32, fp32 = (
         time_of(counted(dataclasses.replace(row, dtype=dtype)), A100).by_class["products"]
         for dtype in ("bfloat16", "tf32", "float32")
@@ -52,8 +52,8 @@ def test_tf32_has_half_the_16_bit_rate_and_fp32_that_of_its_own_lanes() -> None:
 
 
 def test_a_copy_on_a_stream_of_its_own_runs_while_the_card_computes() -> None:
-    computed = Row(phase="forward", what="other", name="aten::add", read=3 * 10**12)
-    copied = Row(phase="forward", what="device_to_host", name="aten::copy_", read=4 * 10**9, written=4 * 10**9)
+    computed = CountRow(phase="forward", what="other", name="aten::add", read=3 * 10**12)
+    copied = CountRow(phase="forward", what="device_to_host", name="aten::copy_", read=4 * 10**9, written=4 * 10**9)
     beside = dataclasses.replace(copied, is_beside=True)
     alone, waits, overlaps = (
         time_of(counted(*rows), A100) for rows in ((computed,), (computed, copied), (computed, beside))
@@ -75,23 +75,25 @@ def test_a_copy_on_a_stream_of_its_own_runs_while_the_card_computes() -> None:
     ],
 )
 def test_rows_columns_and_depth_of_a_product(name: str, shapes: str, flops: int, expected: tuple) -> None:
-    assert product_shape(Row(phase="forward", what="product", name=name, shapes=shapes, flops=flops)) == expected
+    assert product_shape(CountRow(phase="forward", what="product", name=name, shapes=shapes, flops=flops)) == expected
 
 
 def test_the_keys_of_an_attention_and_the_width_of_its_heads() -> None:
     tensors = "a[2, 512, 8, 64] a[2, 1024, 2, 64] a[2, 1024, 2, 64]"
-    flash = Row(phase="forward", what="attention", name="aten::_flash_attention_forward", shapes=f"{tensors} -> a[2]")
+    flash = CountRow(
+        phase="forward", what="attention", name="aten::_flash_attention_forward", shapes=f"{tensors} -> a[2]"
+    )
     assert attention_shape(flash) == (1024, 64)
     backward = "a[2, 8, 512, 64] a[2, 8, 512, 64] a[2, 2, 1024, 64] a[2, 2, 1024, 64] -> a[2]"
     name = "aten::_scaled_dot_product_flash_attention_backward"
-    assert attention_shape(Row(phase="backward", what="attention", name=name, shapes=backward)) == (1024, 64)
+    assert attention_shape(CountRow(phase="backward", what="attention", name=name, shapes=backward)) == (1024, 64)
 
 
 def test_a_phase_ends_when_the_host_has_issued_it_and_the_card_has_computed_it() -> None:
     """Forward decided by the host, backward by the card, which begins no earlier than it was issued."""
     launch, stream = FIT.rates.kernel_seconds, A100.bandwidth_gb_s * 1e9 * FIT.rates.stream
-    forward = Row(phase="forward", what="other", name="aten::add", launches=10_000)
-    backward = Row(phase="backward", what="other", name="aten::mul", launches=1, read=int(stream))
+    forward = CountRow(phase="forward", what="other", name="aten::add", launches=10_000)
+    backward = CountRow(phase="backward", what="other", name="aten::mul", launches=1, read=int(stream))
     assert time_of(counted(forward, backward), A100).seconds == pytest.approx(
         10_000 * launch + 1 + FIT.rates.step_seconds, rel=1e-6
     )
@@ -103,7 +105,7 @@ def test_a_phase_ends_when_the_host_has_issued_it_and_the_card_has_computed_it()
 
 def test_recomputation_is_in_hfu_and_not_in_mfu() -> None:
     rows = [
-        Row(phase=phase, what="product", name="aten::mm", flops=10**15, dtype="bfloat16")
+        CountRow(phase=phase, what="product", name="aten::mm", flops=10**15, dtype="bfloat16")
         for phase in ("forward", "recompute")
     ]
     found = time_of(counted(*rows), A100)
@@ -112,8 +114,10 @@ def test_recomputation_is_in_hfu_and_not_in_mfu() -> None:
 
 
 def test_the_interval_is_the_fits_and_open_above_by_what_nobody_claimed() -> None:
-    row = Row(phase="forward", what="product", name="aten::mm", flops=10**15, dtype="bfloat16", launches=1)
-    tokens = Row(phase="forward", what="other", name="aten::embedding", shapes="bfloat16[9, 2] int64[4, 2048] -> x")
+    row = CountRow(phase="forward", what="product", name="aten::mm", flops=10**15, dtype="bfloat16", launches=1)
+    tokens = CountRow(
+        phase="forward", what="other", name="aten::embedding", shapes="bfloat16[9, 2] int64[4, 2048] -> x"
+    )
     for num_claimed, more in ((100, 1.0), (75, 1 / 0.75)):
         found = time_of(counted(row, tokens, num_launches=100, num_claimed=num_claimed), A100)
         assert found.condition == "usual"
@@ -121,7 +125,7 @@ def test_the_interval_is_the_fits_and_open_above_by_what_nobody_claimed() -> Non
         assert found.low_seconds == pytest.approx(found.seconds / factor)
         assert found.high_seconds == pytest.approx(found.seconds * factor * more)
     assert time_of(counted(row), find_gpu("B200")).condition == "card never seen"
-    launched = Row(phase="forward", what="other", name="aten::add", launches=10_000)
+    launched = CountRow(phase="forward", what="other", name="aten::add", launches=10_000)
     assert time_of(counted(launched), A100).condition == "short steps"
 
 
@@ -129,7 +133,7 @@ def test_tokens_are_those_that_the_largest_embedding_looks_up_in_forward() -> No
     shapes = {"words": "bfloat16[50257, 768] int64[8, 512] -> bfloat16[8, 512, 768]",
               "positions": "bfloat16[1024, 768] int64[1, 512] -> bfloat16[1, 512, 768]"}  # fmt: skip
     rows = [
-        Row(phase=phase, what="other", name="aten::embedding", shapes=text, calls=3)
+        CountRow(phase=phase, what="other", name="aten::embedding", shapes=text, calls=3)
         for text in shapes.values()
         for phase in ("forward", "recompute")
     ]
@@ -141,14 +145,14 @@ def test_tokens_are_those_that_the_largest_embedding_looks_up_in_forward() -> No
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        (Row(phase="optimizer", what="other", name="aten::_foreach_add_"), "optimizer"),
-        (Row(phase="backward", what="other", name="bitsandbytes::dequantize_4bit"), "dequantize"),
-        (Row(phase="backward", what="other", name="c10d::allreduce_"), "collectives"),
-        (Row(phase="forward", what="host_to_device", name="aten::copy_"), "copies"),
-        (Row(phase="optimizer", what="product", name="aten::mm"), "products"),
+        (CountRow(phase="optimizer", what="other", name="aten::_foreach_add_"), "optimizer"),
+        (CountRow(phase="backward", what="other", name="bitsandbytes::dequantize_4bit"), "dequantize"),
+        (CountRow(phase="backward", what="other", name="c10d::allreduce_"), "collectives"),
+        (CountRow(phase="forward", what="host_to_device", name="aten::copy_"), "copies"),
+        (CountRow(phase="optimizer", what="product", name="aten::mm"), "products"),
     ],
 )
-def test_each_operator_has_its_class(row: Row, expected: str) -> None:
+def test_each_operator_has_its_class(row: CountRow, expected: str) -> None:
     assert class_of(row) == expected
 
 

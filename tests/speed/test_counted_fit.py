@@ -12,7 +12,7 @@ from benchmarks.speed.counted_rows import accumulated, deeper, small
 from benchmarks.speed.counted_steps import JOURNAL, steps, why_aside, with_first_flash
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import FitError
-from vramprobe.speed.counted import Count, Row, time_of
+from vramprobe.speed.counted import Count, CountRow, time_of
 from vramprobe.speed.counted_fit import CountedStep
 from vramprobe.speed.fit import EXPECTED, fit_rates, left_out_errors, rates_of, source_of, unproven, with_widths
 from vramprobe.speed.rates import shipped_counted
@@ -22,7 +22,7 @@ SHAPES = "bfloat16[{0}, 4096] bfloat16[4096, 4096] -> bfloat16[{0}, 4096]"
 
 
 def count_of_step(tokens: int, stream_bytes: int, num_launches: int) -> Count:
-    product = Row(
+    product = CountRow(
         phase="forward",
         what="product",
         name="aten::mm",
@@ -32,7 +32,7 @@ def count_of_step(tokens: int, stream_bytes: int, num_launches: int) -> Count:
         flops=500 * 2 * tokens * 4096**2,
         launches=500,
     )
-    other = Row(phase="backward", what="other", name="aten::mul", read=stream_bytes, launches=num_launches)
+    other = CountRow(phase="backward", what="other", name="aten::mul", read=stream_bytes, launches=num_launches)
     return Count(step=2, num_launches=0, num_claimed=0, rows=(product, other))
 
 
@@ -70,7 +70,7 @@ def test_a_step_at_full_rates_gives_the_times_of_its_count() -> None:
 def test_a_copy_beside_is_timed_alike_by_a_fit_and_by_a_count() -> None:
     rates, count = shipped_counted().rates, count_of_step(8192, 10**12, 10)
     copies = [
-        Row(phase="forward", what="device_to_host", name="aten::copy_", read=10**10, is_beside=one)
+        CountRow(phase="forward", what="device_to_host", name="aten::copy_", read=10**10, is_beside=one)
         for one in (True, False)
     ]
     count = dataclasses.replace(count, rows=(*count.rows, *copies))
@@ -93,11 +93,13 @@ def test_nothing_to_fit_to_is_said() -> None:
 
 def test_two_shallow_counts_make_a_deep_one() -> None:
     """Rows that grow by the layer, and one that does not: the head's."""
-    layer = Row(phase="forward", what="product", name="aten::mm", shapes="a", calls=14, flops=140, read=28, launches=14)
-    head = Row(phase="forward", what="product", name="aten::mm", shapes="b", calls=1, flops=10, launches=1)
+    layer = CountRow(
+        phase="forward", what="product", name="aten::mm", shapes="a", calls=14, flops=140, read=28, launches=14
+    )
+    head = CountRow(phase="forward", what="product", name="aten::mm", shapes="b", calls=1, flops=10, launches=1)
 
-    def twice(row: Row) -> Row:
-        return Row(
+    def twice(row: CountRow) -> CountRow:
+        return CountRow(
             phase=row.phase, what=row.what, name=row.name, shapes=row.shapes, calls=28, flops=280, read=56, launches=28
         )
 
@@ -111,8 +113,8 @@ def test_two_shallow_counts_make_a_deep_one() -> None:
 def test_links_grow_by_the_layer_and_a_reduction_in_each_micro_step() -> None:
     """Of a layer 100 bytes in one call; 50 of the head in another: 32 layers send 3,250 in 33 calls."""
     rows = (
-        Row(phase="backward", what="other", name="aten::add", calls=1, read=8),
-        Row(phase="optimizer", what="other", name="aten::mul", calls=1, read=5),
+        CountRow(phase="backward", what="other", name="aten::add", calls=1, read=8),
+        CountRow(phase="optimizer", what="other", name="aten::mul", calls=1, read=5),
     )
 
     def of(num_layers: int) -> Count:
@@ -130,17 +132,17 @@ def test_links_grow_by_the_layer_and_a_reduction_in_each_micro_step() -> None:
 
 def test_the_first_flash_attention_takes_twice_as_long_and_nothing_else() -> None:
     count = count_of_step(8192, 10**9, 10)
-    row = Row(phase="forward", what="attention", name="aten::_scaled_dot_product_flash_attention", flops=100)
+    row = CountRow(phase="forward", what="attention", name="aten::_scaled_dot_product_flash_attention", flops=100)
     found = with_first_flash(Count(step=2, num_launches=0, num_claimed=0, rows=(*count.rows, row)))
     assert [one.flops for one in found.rows] == [*(one.flops for one in count.rows), 200]
 
 
 def test_small_rows_keep_the_shapes_that_decide_their_time() -> None:
     rows = [
-        Row(phase="forward", what="other", name="aten::mul", shapes=f"a[{size}]", read=size, launches=1)
+        CountRow(phase="forward", what="other", name="aten::mul", shapes=f"a[{size}]", read=size, launches=1)
         for size in (1, 2)
     ]
-    product = Row(phase="forward", what="product", name="aten::mm", shapes="a[2, 2] a[2, 2] -> a[2, 2]", flops=16)
+    product = CountRow(phase="forward", what="product", name="aten::mm", shapes="a[2, 2] a[2, 2] -> a[2, 2]", flops=16)
     found = small([*rows, product])
     assert [(row.shapes, row.calls, row.read, row.launches) for row in found] == [
         ("", 2, 3, 2),

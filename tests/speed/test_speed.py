@@ -13,7 +13,7 @@ from vramprobe.catalog import find_gpu, find_model, list_gpus
 from vramprobe.errors import FitError
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed import rates as rates_module
-from vramprobe.speed.fit import EXPECTED, Observation, fit_rates, log_error
+from vramprobe.speed.fit import EXPECTED, StepObservation, fit_rates, log_error
 from vramprobe.speed.rates import Rates, shipped_speed
 from vramprobe.speed.shapes import attention_share, product_share, sent_bytes_per_second
 from vramprobe.speed.step import Parts, estimate, parts_of
@@ -221,7 +221,7 @@ def test_rates_that_made_the_steps_are_found_again() -> None:
     ):
         work = work_of(cell(method=method, seq_len=length, batch_size=batch, gradient_checkpointing=True))
         made.append(
-            Observation(
+            StepObservation(
                 source=f"s{number}",
                 work=work,
                 grad_accum=2,

@@ -39,7 +39,7 @@ from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.jobs import Job
 from vramprobe.sweep.limits import limits
 from vramprobe.sweep.on_data import Data
-from vramprobe.sweep.plan import Policy
+from vramprobe.sweep.plan import SweepPolicy
 from vramprobe.sweep.progress import Progress, RunSummary
 from vramprobe.units import GIB
 
@@ -95,7 +95,7 @@ class Played:
             rate=job.rate,
             executor=self,
             on_event=on_event,
-            policy=Policy(audit_share=0.0),
+            policy=SweepPolicy(audit_share=0.0),
             limits=limits(job.rate, **given),
         )
 

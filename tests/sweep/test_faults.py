@@ -32,8 +32,8 @@ from vramprobe.records.record import RunRecord, Timeout
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import here, runner
 from vramprobe.sweep.definition import Sweep
-from vramprobe.sweep.limits import Limits
-from vramprobe.sweep.plan import Policy
+from vramprobe.sweep.limits import SweepLimits
+from vramprobe.sweep.plan import SweepPolicy
 from vramprobe.sweep.resume import MAX_RETRIES, open_journal
 
 CELLS = tuple(make_spec(seq_len=16 * number, timing_steps=0) for number in range(1, 6))
@@ -56,7 +56,7 @@ def _instant_cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(environment, "capture", lambda *words, **more: HERE)
 
 
-def sweep_in_child(folder: Path, fault: Callable[[], None], policy: Policy | None = None) -> tuple[int, list[str]]:
+def sweep_in_child(folder: Path, fault: Callable[[], None], policy: SweepPolicy | None = None) -> tuple[int, list[str]]:
     """Run the sweep in a forked child that installs ``fault`` first: (wait status, the attempts it saw stored)."""
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -171,7 +171,7 @@ def resume_and_check(folder: Path, stored: list[str]) -> None:
     journal = folder / runner.JOURNAL
     before = store.read(journal, allow_empty=True).records if journal.exists() else ()
     assert set(stored) <= {record.attempt_id for record in before}
-    summary = runner.run(SWEEP, folder, policy=Policy(retry_quarantined=True))
+    summary = runner.run(SWEEP, folder, policy=SweepPolicy(retry_quarantined=True))
     assert summary.stopped_by is None
     after = store.read(journal)
     assert after.records[: len(before)] == before
@@ -246,7 +246,7 @@ def test_whatever_the_interruptions_resume_ends_with_the_planned_set(tmp_path: P
         for _ in range(chance.randint(2, 5)):
             fault = at_call(chance.randrange(total), chance.choice(kinds))
             stored += sweep_in_child(folder, fault)[1]
-        policy = Policy()
+        policy = SweepPolicy()
         runner.run(SWEEP, folder, policy=policy)
         quarantined = {cell.fingerprint for cell in CELLS} - set(finished_in(folder))
         lost = Counter(started.fingerprint for started in store.read(folder).unfinished)
@@ -321,7 +321,7 @@ def test_workers_that_go_wrong_in_every_way_cost_their_cell_only(
     huge = make_spec(**words, seed=faults["exhaust_host_memory"], batch_size=512, seq_len=1024)
     good = make_spec(**words, seed=1000, seq_len=32)
     sweep = Sweep(name="wrong", description="", cells=(*cells, huge, good), held_out=frozenset(), notes=())
-    summary = runner.run(sweep, tmp_path / "out", limits=Limits(timeout_seconds=6))
+    summary = runner.run(sweep, tmp_path / "out", limits=SweepLimits(timeout_seconds=6))
     assert len(summary.records) == len(sweep.cells)
     outcomes = {(one.spec.seed, one.spec.batch_size): one.outcome for one in summary.records}
     found = {name: outcomes[seed, 2] for name, seed in faults.items() if name != "exhaust_host_memory"}

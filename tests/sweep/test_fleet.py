@@ -39,9 +39,9 @@ from vramprobe.sweep.bookkeeping import Bookkeeping
 from vramprobe.sweep.card import Card, Rate
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.fleet import Fleet, fleet_on
-from vramprobe.sweep.limits import Limits
+from vramprobe.sweep.limits import SweepLimits
 from vramprobe.sweep.nodes import Lost, Needs, Node, difference, needs_of, series_of
-from vramprobe.sweep.plan import Policy
+from vramprobe.sweep.plan import SweepPolicy
 from vramprobe.sweep.progress import Progress
 from vramprobe.units import GIB
 
@@ -220,10 +220,10 @@ def test_a_signal_ends_the_running_cells_and_says_so(tmp_path: Path) -> None:
 
 def test_limits_hold_as_on_one_machine(tmp_path: Path) -> None:
     pool = PlayedPool(node("a"), answer=lambda spec, attempt: make_record(spec, outcome=Timeout(limit_seconds=5)))
-    assert swept(pool, tmp_path / "cells", limits=Limits(max_cells=3)).counts() == {"interrupted": 3}
-    summary = swept(pool, tmp_path / "timeout", CELLS[0], limits=Limits(timeout_seconds=5))
+    assert swept(pool, tmp_path / "cells", limits=SweepLimits(max_cells=3)).counts() == {"interrupted": 3}
+    summary = swept(pool, tmp_path / "timeout", CELLS[0], limits=SweepLimits(timeout_seconds=5))
     assert summary.counts() == {"timeout": 1}
-    assert swept(pool, tmp_path / "time", limits=Limits(max_seconds=1)).stopped_by == "max-time"
+    assert swept(pool, tmp_path / "time", limits=SweepLimits(max_seconds=1)).stopped_by == "max-time"
 
 
 @pytest.mark.parametrize("has_queue", [False, True])
@@ -243,7 +243,7 @@ def test_an_attempt_that_says_nothing_is_given_up_but_not_one_that_waits_in_a_qu
         return has_queue
 
     pool.is_queued = is_queued
-    summary = swept(pool, tmp_path, CELLS[0], limits=Limits(timeout_seconds=0.02))
+    summary = swept(pool, tmp_path, CELLS[0], limits=SweepLimits(timeout_seconds=0.02))
     assert (summary.counts(), len(pool.cancelled)) == (({"ok": 1}, 0) if has_queue else ({}, 3))
 
 
@@ -262,7 +262,7 @@ def test_what_waits_in_a_queue_when_the_time_is_over_is_cancelled(
         if event.kind == "started":
             books[0].clock._deadline = time.monotonic()
 
-    summary = swept(pool, tmp_path, CELLS[0], limits=Limits(max_seconds=1000), on_event=on_event)
+    summary = swept(pool, tmp_path, CELLS[0], limits=SweepLimits(max_seconds=1000), on_event=on_event)
     assert (len(pool.cancelled), summary.counts()) == (1, {"interrupted": 1})
     assert summary.records[0].outcome == Interrupted(message="stopped by max-time", by_limit=True)
 
@@ -276,7 +276,7 @@ def test_an_oom_skips_the_larger_cells_and_a_replicate_waits_for_its_first_attem
         return make_record(spec, environment=seen, outcome=outcome)
 
     pool = PlayedPool(node("a", seen, num_gpus=1.0), answer=answer)
-    policy = Policy(audit_share=0.0, replicate_share=1.0)
+    policy = SweepPolicy(audit_share=0.0, replicate_share=1.0)
     summary = swept(pool, tmp_path, *cells, policy=policy)
     assert Counter((record.spec.seq_len, record.outcome.kind) for record in summary.records) == {
         (512, "ok"): 2,
@@ -315,7 +315,7 @@ def test_what_is_left_is_the_sum_over_the_cells_that_are_left(max_cells: int | N
 
     many, sweep = Watched(PlayedPool(node("a"))), sweep_of(*cells)
     many.card_of(sweep)
-    runner.run(sweep, tmp_path, executor=many, on_event=on_event, limits=Limits(max_cells=max_cells))
+    runner.run(sweep, tmp_path, executor=many, on_event=on_event, limits=SweepLimits(max_cells=max_cells))
     assert seen == (max_cells or len(cells))
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from vramprobe import api
 from vramprobe.cli import verbs
-from vramprobe.cli.diff import Limits
+from vramprobe.cli.diff import ProfileLimits
 from vramprobe.errors import MissingDependency, SpecError, StoreError, VramprobeError
 from vramprobe.records.profile import (
     ProfileEnvironment,
@@ -119,12 +119,12 @@ def test_what_cannot_be_held_to_a_prediction_is_refused(tmp_path: Path) -> None:
 
 def test_a_step_slower_than_allowed_ends_with_1(tmp_path: Path) -> None:
     predicted = str(saved(tmp_path / "predicted.jsonl", profiled(0.5)))
-    limits = Limits(None, None, Path(predicted), 1.5)
+    limits = ProfileLimits(None, None, Path(predicted), 1.5)
     for seconds, exceeded in ((0.7, False), (0.8, True), (None, True)):
         real = profiled(None, instrument="cuda", measured_step_seconds=seconds)
         assert limits.exceeded_by(real, None) is exceeded
     with pytest.raises(SpecError, match="of which time"):
-        Limits(None, None, saved(tmp_path / "other.jsonl", profiled(None)), 1.5)
+        ProfileLimits(None, None, saved(tmp_path / "other.jsonl", profiled(None)), 1.5)
 
 
 def play(folder: Path, **scripts: str) -> dict[str, str]:

@@ -8,13 +8,13 @@ import pytest
 
 from vramprobe.errors import SpecError
 from vramprobe.sweep.card import Rate
-from vramprobe.sweep.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits, limits
+from vramprobe.sweep.limits import DEFAULT_TIMEOUT_SECONDS, Clock, SweepLimits, limits
 
 RATE = Rate(3.6, "test")  # a tenth of a cent per second
 
 
 def test_what_is_left_out_does_not_limit() -> None:
-    assert limits() == Limits(timeout_seconds=DEFAULT_TIMEOUT_SECONDS, max_seconds=math.inf, max_cells=None)
+    assert limits() == SweepLimits(timeout_seconds=DEFAULT_TIMEOUT_SECONDS, max_seconds=math.inf, max_cells=None)
 
 
 def test_a_budget_is_time_at_a_price_and_the_nearer_limit_counts() -> None:
@@ -41,12 +41,12 @@ def test_what_cannot_be_is_refused(words: dict, said: str) -> None:
 
 
 def test_the_clock_starts_nothing_that_would_not_end() -> None:
-    clock = Clock(Limits(max_seconds=100))
+    clock = Clock(SweepLimits(max_seconds=100))
     assert clock.allows(70)
     assert not clock.allows(80)  # a margin for what was expected wrongly, and the libraries of the first cell
     with clock.timing() as seconds:
         assert 99 < seconds <= 100
     assert clock.num_cells == 1
     assert clock.allows(79)
-    with Clock(Limits(timeout_seconds=5)).timing() as seconds:
+    with Clock(SweepLimits(timeout_seconds=5)).timing() as seconds:
         assert seconds == 5

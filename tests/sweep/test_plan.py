@@ -17,7 +17,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, Rate, card_named, card_seen, hourly_rate
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.duration import Pace, account_seconds, pace_of
-from vramprobe.sweep.plan import START_SECONDS, Plan, Policy, make_plan, plan_sweep, with_evidence
+from vramprobe.sweep.plan import START_SECONDS, Plan, SweepPolicy, make_plan, plan_sweep, with_evidence
 from vramprobe.sweep.resume import ResumedCell, open_journal
 from vramprobe.units import GIB
 
@@ -42,7 +42,7 @@ def test_verdicts_come_from_the_interval_and_the_card() -> None:
         cell(method="full"),  # 8 bytes for each of 8 billion parameters
         cell(method="lora", seq_len=4096),  # 16 GB of weights, logits, and what else there is
         cell("t5-large"),  # no arithmetic for this family
-        policy=Policy(audit_share=0.0),
+        policy=SweepPolicy(audit_share=0.0),
     )
     found = {(row.spec.method, row.spec.model): (row.action, row.verdict) for row in plan.rows}
     assert found[("qlora", "llama-3.1-8b")] == ("run", "fits")
@@ -69,7 +69,7 @@ def test_an_oom_of_other_libraries_is_stale_and_no_evidence(tmp_path: Path) -> N
                 open_journal(tmp_path / "records.jsonl"),
                 card=CARD_24,
                 context_of=lambda spec, here=here: here,
-                policy=Policy(audit_share=0.0),
+                policy=SweepPolicy(audit_share=0.0),
             ).rows
         ]
         for here in (oom.environment, newer)
@@ -109,12 +109,12 @@ def test_a_few_cells_at_the_boundary_come_before_all_others() -> None:
 
 def test_an_observed_oom_skips_what_it_dominates_and_the_record_says_so() -> None:
     smaller, larger = cell("t5-large"), cell("t5-large", seq_len=1024)
-    (row,) = planned(larger, ooms=[make_oom(smaller)], policy=Policy(audit_share=0.0)).rows
+    (row,) = planned(larger, ooms=[make_oom(smaller)], policy=SweepPolicy(audit_share=0.0)).rows
     assert (row.action, row.verdict, row.skipped.why) == ("skip", "certain oom", "dominated")
     assert row.seconds == 0
-    (row,) = planned(larger, ooms=[make_oom(smaller)], policy=Policy(skip=False)).rows
+    (row,) = planned(larger, ooms=[make_oom(smaller)], policy=SweepPolicy(skip=False)).rows
     assert (row.action, row.verdict) == ("run", "certain oom")
-    (row,) = planned(larger, ooms=[make_oom(smaller)], policy=Policy(audit_share=1.0)).rows
+    (row,) = planned(larger, ooms=[make_oom(smaller)], policy=SweepPolicy(audit_share=1.0)).rows
     assert (row.action, row.verdict) == ("run", "certain oom")
     assert "audits a skip" in row.reason
 
@@ -122,7 +122,7 @@ def test_an_observed_oom_skips_what_it_dominates_and_the_record_says_so() -> Non
 def test_a_skip_that_still_holds_is_kept_and_not_written_again() -> None:
     spec = cell(method="full")
     skipped = make_record(spec, outcome=Skipped(why="predicted", evidence="too large"))
-    policy = Policy(audit_share=0.0)
+    policy = SweepPolicy(audit_share=0.0)
     resumed = ResumedCell(spec, "run", "the last attempt ended as skipped", skipped)
     (row,) = make_plan([resumed], card=CARD_24, policy=policy).rows
     assert (row.action, row.skipped) == ("kept", None)
@@ -133,22 +133,22 @@ def test_a_skip_that_still_holds_is_kept_and_not_written_again() -> None:
 
 def test_a_limited_card_is_a_smaller_card() -> None:
     spec = cell(method="full", limit_vram="24GiB")
-    (row,) = planned(spec, card=card_named("H200"), policy=Policy(audit_share=0.0)).rows
+    (row,) = planned(spec, card=card_named("H200"), policy=SweepPolicy(audit_share=0.0)).rows
     assert row.action == "skip"
 
 
 def test_audits_are_as_many_as_asked_and_the_same_each_time() -> None:
     specs = [make_spec(seed=seed) for seed in range(1000)]
-    policy = Policy(audit_share=0.05)
+    policy = SweepPolicy(audit_share=0.05)
     audited = [spec.seed for spec in specs if policy.audits(spec)]
     assert 30 < len(audited) < 70
     assert audited == [spec.seed for spec in specs if policy.audits(spec)]
-    assert not any(Policy(audit_share=0.0).audits(spec) for spec in specs)
+    assert not any(SweepPolicy(audit_share=0.0).audits(spec) for spec in specs)
 
 
 def test_evidence_that_comes_later_skips_a_row_when_its_turn_comes() -> None:
     (row,) = planned(cell("t5-large", seq_len=1024)).rows
-    policy = Policy(audit_share=0.0)
+    policy = SweepPolicy(audit_share=0.0)
     assert with_evidence(row, [], CARD_24, policy) is row
     assert with_evidence(row, [make_oom(cell("t5-large"))], CARD_24, policy).action == "skip"
 

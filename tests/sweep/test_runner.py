@@ -29,8 +29,8 @@ from vramprobe.sweep import here, runner
 from vramprobe.sweep import limits as limits_module
 from vramprobe.sweep.card import Card
 from vramprobe.sweep.definition import Sweep
-from vramprobe.sweep.limits import Limits
-from vramprobe.sweep.plan import Policy
+from vramprobe.sweep.limits import SweepLimits
+from vramprobe.sweep.plan import SweepPolicy
 from vramprobe.sweep.progress import log_path
 
 FAST = {"timing_steps": 0}
@@ -143,7 +143,7 @@ def test_a_failed_cell_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None
 @exhaustive
 def test_time_out_ends_the_cell_not_the_sweep(tmp_path: Path) -> None:
     cells = sweep_of(make_spec(**ENDLESS), make_spec(seq_len=32, **FAST))
-    summary = runner.run(cells, tmp_path, limits=Limits(timeout_seconds=8))
+    summary = runner.run(cells, tmp_path, limits=SweepLimits(timeout_seconds=8))
     assert [record.outcome.kind for record in summary.records] == ["timeout", "ok"]
     assert summary.records[0].outcome.limit_seconds == 8
     assert summary.records[0].outcome.phase in ("forward", "backward", "optimizer_step", "zero_grad")
@@ -174,13 +174,13 @@ def test_max_time_starts_no_cell_it_cannot_end_and_cuts_one_that_overruns(
     monkeypatch.setattr(limits_module, "START_SECONDS", 0.0)
     cells = sweep_of(*(make_spec(seq_len=16 * number, timing_steps=0) for number in (1, 2, 3, 4)))
     instant(lambda spec: 60 if spec.seq_len == 32 else 0.01)
-    summary = runner.run(cells, tmp_path, limits=Limits(max_seconds=1.5))
+    summary = runner.run(cells, tmp_path, limits=SweepLimits(max_seconds=1.5))
     assert [record.outcome.kind for record in summary.records] == ["ok", "interrupted"]
     assert summary.records[1].outcome.message == "stopped by max-time"
     assert summary.records[1].outcome.by_limit
     assert (summary.stopped_by, summary.left) == ("max-time", 2)
     instant(lambda spec: 0.01)
-    assert runner.run(cells, tmp_path, limits=Limits(max_cells=1)).stopped_by == "limit"
+    assert runner.run(cells, tmp_path, limits=SweepLimits(max_cells=1)).stopped_by == "limit"
 
 
 def test_libraries_that_load_too_long_cost_no_attempt_and_no_time_beyond_the_limit(
@@ -195,7 +195,7 @@ def test_libraries_that_load_too_long_cost_no_attempt_and_no_time_beyond_the_lim
     instant(lambda spec: 0.01)
     monkeypatch.setattr(launcher.Server, "start", load)
     monkeypatch.setattr(limits_module, "START_SECONDS", 0.0)
-    summary = runner.run(sweep_of(make_spec(timing_steps=0)), tmp_path, limits=Limits(max_seconds=1.0))
+    summary = runner.run(sweep_of(make_spec(timing_steps=0)), tmp_path, limits=SweepLimits(max_seconds=1.0))
     assert (summary.stopped_by, summary.left, summary.records) == ("max-time", 1, [])
     assert 0.5 < allowed[0] <= 1.0
     assert not (tmp_path / runner.JOURNAL).exists()
@@ -203,7 +203,7 @@ def test_libraries_that_load_too_long_cost_no_attempt_and_no_time_beyond_the_lim
 
 def test_a_budget_stops_like_time_and_says_so(tmp_path: Path, instant: Callable[..., None]) -> None:
     instant(lambda spec: 0.01)
-    limits = Limits(max_seconds=0.1, limited_by="budget")  # less than the libraries take to load
+    limits = SweepLimits(max_seconds=0.1, limited_by="budget")  # less than the libraries take to load
     summary = runner.run(sweep_of(make_spec()), tmp_path, limits=limits)
     assert (summary.stopped_by, summary.left, summary.records) == ("budget", 1, [])
     assert not (tmp_path / runner.JOURNAL).exists()
@@ -219,7 +219,7 @@ def test_an_oom_skips_the_larger_cells_behind_it(
     instant(lambda spec: 0.0, lambda spec: make_oom(spec).outcome if spec.seq_len >= 1024 else Ok(), seen)
     options = {
         "card": Card(name="Test GPU", total_bytes=24 * 2**30, gpu=None),
-        "policy": Policy(audit_share=0.0),
+        "policy": SweepPolicy(audit_share=0.0),
     }
     summary = runner.run(sweep_of(*specs), tmp_path, **options)
     assert [record.outcome.kind for record in summary.records] == ["ok", "oom", "skipped"]
@@ -227,7 +227,7 @@ def test_an_oom_skips_the_larger_cells_behind_it(
     assert "seq_len 2048 ≥ 1024" in summary.records[2].outcome.evidence
     again = runner.run(sweep_of(*specs), tmp_path, **options)
     assert (again.plan.actions(), again.records) == ({"kept": 3}, [])
-    everything = runner.run(sweep_of(*specs), tmp_path, **options | {"policy": Policy(skip=False)})
+    everything = runner.run(sweep_of(*specs), tmp_path, **options | {"policy": SweepPolicy(skip=False)})
     assert [record.outcome.kind for record in everything.records] == ["oom"]
 
 
@@ -236,7 +236,7 @@ def test_some_cells_are_measured_twice_if_asked_and_not_a_third_time(
 ) -> None:
     instant(lambda spec: 0.0, lambda spec: Timeout(limit_seconds=1) if spec.seq_len == 32 else Ok())
     cells = sweep_of(make_spec(), make_spec(seq_len=32))
-    twice = Policy(replicate_share=1.0)
+    twice = SweepPolicy(replicate_share=1.0)
     summary = runner.run(cells, tmp_path, policy=twice)
     assert [(one.spec.seq_len, one.outcome.kind) for one in summary.records] == [
         (16, "ok"),

@@ -65,7 +65,7 @@ class PhaseUsage:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class ReplayTimeline:
     """The counters after each event, bytes."""
 
     requested: array[int] = field(default_factory=lambda: array("q"))
@@ -82,7 +82,7 @@ class Replay:
     num_events: int  # replayed; fewer than given where it ended in an OOM
     num_alloc_retries: int
     oom: OutOfMemory | None
-    timeline: Timeline | None
+    timeline: ReplayTimeline | None
 
     @property
     def end(self) -> Usage:
@@ -105,7 +105,7 @@ def replay(
     """Replay a trace from an empty allocator; an OOM ends it."""
     allocator = counting_allocator(config, device)
     ledger = allocator.ledger
-    timeline = Timeline() if keep_timeline else None
+    timeline = ReplayTimeline() if keep_timeline else None
     phases: list[PhaseUsage] = []
     phase, num_events, oom, began = "", 0, None, False
     for event in events:

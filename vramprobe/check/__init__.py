@@ -13,22 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from vramprobe.check.entry import Doubt, Entry, Severity
 from vramprobe.check.one_record import RULES_OF_A_MEASUREMENT, RULES_OF_A_RECORD, complete
 from vramprobe.check.several_records import RULES_OF_SEVERAL, attempts_by_context, duplicates
 from vramprobe.errors import StoreError
 from vramprobe.records import store
 from vramprobe.records.profile import read_profiles
-from vramprobe.records.record import RunRecord
+from vramprobe.records.record import FrozenModel, RunRecord
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Finding(_Frozen):
+class Finding(FrozenModel):
     """One broken rule: what was found, what is allowed and what to do."""
 
     severity: Severity
@@ -37,7 +31,7 @@ class Finding(_Frozen):
     message: str
 
 
-class CheckReport(_Frozen):
+class CheckReport(FrozenModel):
     """Everything found; ``ok`` when nothing is an error (when nothing is found at all, if ``strict``)."""
 
     findings: list[Finding]

@@ -41,7 +41,7 @@ def diff(
     from vramprobe.cli import display_profile
     from vramprobe.records.profile import last_profile
 
-    limits = Limits(None, max_growth, before)
+    limits = ProfileLimits(None, max_growth, before)
     record = last_profile(after)
     difference = limits.compared(record)
     assert difference is not None
@@ -52,7 +52,7 @@ def diff(
     raise typer.Exit(int(limits.exceeded_by(record, summary)))
 
 
-class Limits:
+class ProfileLimits:
     """Limits on what a profile may allocate, and on its growth since a baseline.
 
     Raises SpecError and StoreError at once for what cannot be read: before a command runs for minutes.

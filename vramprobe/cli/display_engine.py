@@ -14,7 +14,7 @@ from rich.markup import escape
 from vramprobe.units import requests_at_once
 
 if TYPE_CHECKING:
-    from vramprobe.records.engine import Answer, EngineMemory, ServedOn
+    from vramprobe.records.engine import EngineMemory, RequestAnswer, ServedOn
 
 
 def print_engine(console: Console, engine: EngineMemory) -> None:
@@ -64,7 +64,7 @@ def print_served(console: Console, one: ServedOn) -> None:
     console.print(f"[red]does not fit[/] on {one.gpu}: {requests}; {escape(settings)}")
 
 
-def print_answers(console: Console, answers: Sequence[Answer]) -> None:
+def print_answers(console: Console, answers: Sequence[RequestAnswer]) -> None:
     """Print the number of requests answered, their tokens, and each error once."""
     tokens = [one.completion_tokens for one in answers if one.completion_tokens is not None]
     console.print(f"ended after {len(tokens)} of {len(answers)} requests, {sum(tokens):,} tokens generated")

@@ -17,7 +17,7 @@ from vramprobe.sweep.resume import NO_ATTEMPT_YET
 from vramprobe.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
-    from vramprobe.sweep.plan import Plan, Row
+    from vramprobe.sweep.plan import Plan, PlanRow
 
 _MOST_REASONS = 10
 _NO_WIDTH = 10_000
@@ -49,13 +49,13 @@ def print_plan(plan: Plan) -> None:
     console.print(plan_in_words(plan), markup=False, soft_wrap=True)
 
 
-def _shares(plan: Plan, row: Row) -> tuple[str, str]:
+def _shares(plan: Plan, row: PlanRow) -> tuple[str, str]:
     """Format the share of padding in the computed tokens, and the share of the data's rows that are truncated."""
     found = plan.data[row.spec.fingerprint]
     return f"{100 * found.padding_share:.1f} %", f"{100 * found.num_truncated / found.num_rows:.2g} %"
 
 
-def _is_worth_a_word(row: Row) -> bool:
+def _is_worth_a_word(row: PlanRow) -> bool:
     """Return True if the reason says more than the row: not for new or kept cells, nor those skipped on the numbers
     shown.
     """

@@ -23,7 +23,7 @@ from vramprobe.cli.display_step_time import print_step_time, print_time_differen
 from vramprobe.units import format_bytes, short_seconds, signed_bytes, word_for
 
 if TYPE_CHECKING:
-    from vramprobe.profile.diff import Change, Difference
+    from vramprobe.profile.diff import Difference, ProfileChange
     from vramprobe.records.profile import (
         BlocksAlike,
         PlaceBytes,
@@ -312,7 +312,7 @@ def _blocks_said(one: PlaceBytes) -> str:
     return f"{one.place}, {one.num_blocks} {'block' if one.num_blocks == 1 else 'blocks'}"
 
 
-def _print_changes(console: Console, changes: Sequence[Change]) -> None:
+def _print_changes(console: Console, changes: Sequence[ProfileChange]) -> None:
     width = max((len(one.what) for one in changes), default=0)
     for one in changes:
         before, after = format_bytes(one.before_bytes), format_bytes(one.after_bytes)

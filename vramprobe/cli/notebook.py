@@ -49,13 +49,13 @@ def show(line: str) -> None:
         say(str(error))
 
 
-class _Words(argparse.ArgumentParser):
+class _LineParser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         raise SpecError(f"%vramprobe: {message}; it takes --gpus, --save and --timeline")
 
 
 def _asked(line: str) -> argparse.Namespace:
-    words = _Words(prog="%vramprobe", add_help=False)
+    words = _LineParser(prog="%vramprobe", add_help=False)
     words.add_argument("--gpus")
     words.add_argument("--save", type=Path)
     words.add_argument("--timeline", type=Path)

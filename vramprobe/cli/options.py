@@ -189,9 +189,9 @@ def takes_a_sweep(command: Callable[..., None]) -> Callable[..., Any]:
     """Give ``command(job, …)`` every option of a sweep; ``job`` are the keywords of api.plan and api.run."""
 
     def gather(given: dict[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        from vramprobe.sweep.plan import Policy
+        from vramprobe.sweep.plan import SweepPolicy
 
-        policy = Policy(
+        policy = SweepPolicy(
             skip=not given.pop("no_skip"),
             audit_share=parse_share(given.pop("audit")),
             replicate_share=parse_share(given.pop("replicate")),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vramprobe.cli.diff import Limits, MaxGrowth, Summary
+from vramprobe.cli.diff import MaxGrowth, ProfileLimits, Summary
 from vramprobe.cli.emulate import say
 from vramprobe.cli.modes import require_read
 from vramprobe.cli.options import Json, Tokens
@@ -209,7 +209,7 @@ def profile(
         from vramprobe.report.timeline_file import require_writable
 
         require_writable(timeline, also=(".json",))
-    limits = Limits(max_allocated, max_growth, baseline, max_slowdown)
+    limits = ProfileLimits(max_allocated, max_growth, baseline, max_slowdown)
     if verify and (emulate is None or (whole and steps is None)):
         raise SpecError(
             "--verify runs more steps of the command under other values: give --emulate GPU, and no --whole"

@@ -13,7 +13,7 @@ from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 
 if TYPE_CHECKING:
-    from vramprobe.sweep.plan import Row
+    from vramprobe.sweep.plan import PlanRow
     from vramprobe.sweep.progress import Progress
 
 COUNTED = ("ok", "oom", "skipped", "failed", "kept", "quarantined")
@@ -89,7 +89,7 @@ def became(event: Progress) -> str:
     return outcome if outcome in store.NOT_FAILED else "failed"
 
 
-def prediction_error(row: Row, record: RunRecord) -> float | None:
+def prediction_error(row: PlanRow, record: RunRecord) -> float | None:
     """Predicted less measured peak, over measured: negative is an under-prediction. None where either is not known."""
     if row.prediction is None or record.outcome.kind != "ok" or record.peak is None:
         return None
@@ -97,7 +97,7 @@ def prediction_error(row: Row, record: RunRecord) -> float | None:
     return (row.prediction.peak_allocated_bytes.value - measured) / measured if measured else None
 
 
-def worst_error(rows: Iterable[Row], records: Iterable[RunRecord]) -> tuple[float, str] | None:
+def worst_error(rows: Iterable[PlanRow], records: Iterable[RunRecord]) -> tuple[float, str] | None:
     """(prediction error, cell) of the one that is farthest from 0, the first of equals; None without any."""
     row_of = {row.spec.fingerprint: row for row in rows}
     errors = ((prediction_error(row_of[record.fingerprint], record), record.cell_id) for record in records)

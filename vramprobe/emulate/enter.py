@@ -104,7 +104,7 @@ def _new_machine(
     from vramprobe.emulate.build import cache_folder, ensure_build
     from vramprobe.emulate.cards import parse_cards
     from vramprobe.emulate.installation import find_installation
-    from vramprobe.emulate.machine import Policy, write_machine
+    from vramprobe.emulate.machine import MachinePolicy, write_machine
 
     card, count = parse_cards(cards)
     if total_bytes is not None:
@@ -112,7 +112,7 @@ def _new_machine(
     installation = installation_to_use() if python is None else find_installation(python)
     build = ensure_build(installation, say)
     folder = _new_folder(cache_folder() / "machines")
-    machine = write_machine(folder, [card] * count, Policy(late_completion=int(is_busy)))
+    machine = write_machine(folder, [card] * count, MachinePolicy(late_completion=int(is_busy)))
     _write_programs(machine, installation.python)
     return (
         installation.python,

@@ -44,7 +44,7 @@ _CARD_KEYS = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class MachinePolicy:
     """Policy of the whole machine: values nobody computed, copies, collectives, traces."""
 
     context_bytes: int = ASSUMED_CONTEXT_BYTES  # charged to a card by each process that uses it
@@ -80,7 +80,7 @@ class MachineState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class MachineEvent:
     """Something that must be known of a run, such as ``unknown_function``."""
 
     kind: str
@@ -96,14 +96,14 @@ def device_uuid(folder: Path, index: int) -> str:
 
 
 def write_machine(
-    folder: Path, cards: Sequence[CardProperties], policy: Policy | None = None, **more: Sequence[int]
+    folder: Path, cards: Sequence[CardProperties], policy: MachinePolicy | None = None, **more: Sequence[int]
 ) -> Path:
     """``folder/machine.txt`` for these cards in NVML's order; returns the folder, made if missing.
 
     ``more``: by optional key of the driver (``ecc``, ``context_bytes``, ``persisting_l2_bytes`` …) one value a card.
     Raises SpecError for a card or policy that cannot be, StoreError where the folder is a machine already.
     """
-    policy = policy or Policy()
+    policy = policy or MachinePolicy()
     _check(cards, policy)
     folder = Path(folder).absolute()
     lines = [f"format {FORMAT}", f"num_devices {len(cards)}"]
@@ -126,7 +126,7 @@ def write_machine(
     return folder
 
 
-def _check(cards: Sequence[CardProperties], policy: Policy) -> None:
+def _check(cards: Sequence[CardProperties], policy: MachinePolicy) -> None:
     if not 1 <= len(cards) <= MAX_DEVICES:
         raise SpecError(f"{len(cards)} cards: an emulated machine has 1 to {MAX_DEVICES}")
     if policy.fill not in get_args(Fill):
@@ -183,12 +183,12 @@ def read_state(folder: Path) -> MachineState:
     )
 
 
-def read_machine(folder: Path) -> tuple[int, Policy]:
+def read_machine(folder: Path) -> tuple[int, MachinePolicy]:
     """Read the number of cards in ``folder/machine.txt``, and the policy it was written with. Raises StoreError."""
-    num_devices, kinds = _num_devices(folder), {name: type(value) for name, value in vars(Policy()).items()}
+    num_devices, kinds = _num_devices(folder), {name: type(value) for name, value in vars(MachinePolicy()).items()}
     lines = (line.split(" ", 1) for line in Path(folder, "machine.txt").read_text(encoding="utf-8").splitlines())
     said = {key: kinds[key](value[0]) for key, *value in lines if key in kinds and value}
-    return num_devices, Policy(**said)
+    return num_devices, MachinePolicy(**said)
 
 
 def _num_devices(folder: Path) -> int:
@@ -212,7 +212,7 @@ def _start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields[0] not in "ZX" else None
 
 
-def read_events(folder: Path) -> list[Event]:
+def read_events(folder: Path) -> list[MachineEvent]:
     """``events.jsonl`` in order; empty where nothing had to be said. Raises StoreError for a line that is none."""
     path = Path(folder, "events.jsonl")
     try:
@@ -228,5 +228,5 @@ def read_events(folder: Path) -> list[Event]:
             raise StoreError(
                 f"{path}, line {number} is no event: {line[:80]!r}; the machine's folder is damaged"
             ) from None
-        events.append(Event(kind=kind, name=name, pid=pid, detail=data.pop("detail", ""), more=data))
+        events.append(MachineEvent(kind=kind, name=name, pid=pid, detail=data.pop("detail", ""), more=data))
     return events

@@ -70,7 +70,7 @@ APP_FIELDS = {
 }
 
 
-class Refused(Exception):
+class UnknownQuery(Exception):
     """Error of a query that is not answered, in one line."""
 
 
@@ -81,9 +81,9 @@ class Nvml:
         try:
             self._library = library or ctypes.CDLL("libnvidia-ml.so.1")
         except OSError as error:
-            raise Refused(f"no emulated NVML is to be had: {error}") from None
+            raise UnknownQuery(f"no emulated NVML is to be had: {error}") from None
         if self._library.nvmlInit_v2():
-            raise Refused("the emulated driver did not start")
+            raise UnknownQuery("the emulated driver did not start")
 
     def number(self, name, *words, kind=ctypes.c_uint):
         """One number by reference; None where it is not supported."""
@@ -155,11 +155,11 @@ class Nvml:
 
 
 def answered(words, cards, versions):
-    """Return the text of one answer. ``versions``: of NVML, the driver and CUDA. Raises Refused."""
+    """Return the text of one answer. ``versions``: of NVML, the driver and CUDA. Raises UnknownQuery."""
     asked = parsed(words)
     chosen = [card for card in cards if not asked["ids"] or {str(card["index"]), card["uuid"]} & set(asked["ids"])]
     if missing := [one for one in asked["ids"] if not any(one in (str(card["index"]), card["uuid"]) for card in cards)]:
-        raise Refused(f"no GPU {missing[0]}: this machine has {', '.join(str(card['index']) for card in cards)}")
+        raise UnknownQuery(f"no GPU {missing[0]}: this machine has {', '.join(str(card['index']) for card in cards)}")
     if asked["what"] == "list":
         return "\n".join(f"GPU {card['index']}: {card['name']} (UUID: {card['uuid']})" for card in chosen)
     if asked["what"] == "gpu":
@@ -174,7 +174,7 @@ def answered(words, cards, versions):
 
 
 def parsed(words):
-    """The command line → what is asked. Raises Refused for an option that is not answered."""
+    """The command line → what is asked. Raises UnknownQuery for an option that is not answered."""
     asked = {"what": "table", "ids": [], "fields": [], "format": [], "seconds": None}
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("-") else [word])]
     while words:
@@ -193,23 +193,23 @@ def parsed(words):
         elif word == "--format":
             asked["format"] = [part.strip() for part in _value(word, words).split(",")]
         else:
-            raise Refused(f"{word!r} is not answered on an emulated machine. It answers: {_ANSWERED}")
+            raise UnknownQuery(f"{word!r} is not answered on an emulated machine. It answers: {_ANSWERED}")
     if asked["fields"] and (asked["format"][:1] != ["csv"] or set(asked["format"]) - {"csv", "noheader", "nounits"}):
-        raise Refused(f"--query-{asked['what']} needs --format=csv[,noheader][,nounits]")
+        raise UnknownQuery(f"--query-{asked['what']} needs --format=csv[,noheader][,nounits]")
     return asked
 
 
 def _value(word, words):
     if not words:
-        raise Refused(f"{word} needs a value. It answers: {_ANSWERED}")
+        raise UnknownQuery(f"{word} needs a value. It answers: {_ANSWERED}")
     return words.pop(0)
 
 
 def csv(asked, known, rows):
-    """Header and rows, as the format says. Raises Refused for an unknown field."""
+    """Header and rows, as the format says. Raises UnknownQuery for an unknown field."""
     for field in asked["fields"]:
         if field not in known:
-            raise Refused(
+            raise UnknownQuery(
                 f'Field "{field}" is not a valid field to query on an emulated machine. It answers: {", ".join(known)}'
             )
     columns = [(OTHER_NAMES.get(field, field), *known[field]) for field in asked["fields"]]
@@ -277,7 +277,7 @@ def main(words):
             if asked["seconds"] is None:
                 return 0
             time.sleep(asked["seconds"])
-    except (Refused, ValueError) as error:
+    except (UnknownQuery, ValueError) as error:
         sys.stderr.write(f"nvidia-smi: {error}\n")
         return 2
     except (KeyboardInterrupt, BrokenPipeError):

@@ -208,13 +208,13 @@ ADVICE: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Change:
+class Advice:
     """Something to do; ``num_bytes``: what it frees at most, where the input says so."""
 
     text: str
     num_bytes: int | None = None
 
 
-def advice(keys: Iterable[str]) -> list[Change]:
+def advice(keys: Iterable[str]) -> list[Advice]:
     """The changes of the first of ``keys`` that the table has."""
-    return [Change(text) for text in next((ADVICE[key] for key in keys if key in ADVICE), ADVICE["unknown"])]
+    return [Advice(text) for text in next((ADVICE[key] for key in keys if key in ADVICE), ADVICE["unknown"])]

@@ -1,6 +1,6 @@
 """An error's figures, its form and its phase → what was full, why, and the changes that would help.
 
-In: an OutOfMemory, the form of its message, and a Phase. Out: an Explanation. A number is the message's own or a
+In: an OomMessage, the form of its message, and a Phase. Out: an Explanation. A number is the message's own or a
 difference of two of them; where the message lacks one, the sentence does without.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vramprobe.explain.advice import MAX_CHANGES, Change, advice
-from vramprobe.explain.messages import ABSURD_BYTES, Form, OutOfMemory
+from vramprobe.explain.advice import MAX_CHANGES, Advice, advice
+from vramprobe.explain.messages import ABSURD_BYTES, Form, OomMessage
 from vramprobe.explain.phases import Phase
 from vramprobe.units import GIB, MIB, format_bytes
 
@@ -54,12 +54,12 @@ class Explanation:
 
     cause: Cause
     why: str
-    changes: tuple[Change, ...]
+    changes: tuple[Advice, ...]
     is_probable: bool = False  # memory is the likeliest reason, and the message names none
 
 
 def explain(
-    oom: OutOfMemory,
+    oom: OomMessage,
     phase: Phase,
     form: Form | None = None,
     *,
@@ -89,10 +89,10 @@ def explain(
     return Explanation(cause, why, tuple(changes[:MAX_CHANGES]))
 
 
-def _by_form(oom: OutOfMemory, phase: Phase, form: Form) -> Explanation:
+def _by_form(oom: OomMessage, phase: Phase, form: Form) -> Explanation:
     """Explain the failure by its message alone."""
     why = next((text for one in form.why if (text := oom.filled(one)) is not None), form.program)
-    changes = [Change(text) for one in form.changes if (text := oom.filled(one)) is not None]
+    changes = [Advice(text) for one in form.changes if (text := oom.filled(one)) is not None]
     keys = [form.cause, form.owner] if form.owner in ("host", "shared memory") else [form.cause, *_keys(oom, phase)]
     cause: Cause = form.cause or "unknown"  # type: ignore[assignment]
     return Explanation(cause, why, tuple((changes or advice(keys))[:MAX_CHANGES]), form.is_probable)
@@ -118,7 +118,7 @@ def _of_driver(phase: Phase, host_copy: str) -> Explanation:
     return Explanation("unknown", why, (*advice(["driver"]), *advice(_phase_keys(phase))[:1]))
 
 
-def _keys(oom: OutOfMemory, phase: Phase, is_logits: bool = False) -> Iterator[str]:
+def _keys(oom: OomMessage, phase: Phase, is_logits: bool = False) -> Iterator[str]:
     """Keys of the advice, the narrowest first."""
     if oom.backend == "MPS":
         if (oom.outside_allocator or 0) >= max(_NEIGHBOR, oom.allocated or 0):
@@ -139,31 +139,31 @@ def _phase_keys(phase: Phase) -> Iterator[str]:
     yield phase.name
 
 
-def _of_figures(oom: OutOfMemory, cause: Cause, is_expandable: bool) -> Iterator[tuple[int, Change]]:
+def _of_figures(oom: OomMessage, cause: Cause, is_expandable: bool) -> Iterator[tuple[int, Advice]]:
     """Changes that the figures suggest, and before which others they go."""
     if cause == "fragmentation":
-        yield 0, Change(EXPANDABLE.get(oom.backend, _EMPTY_CACHE), oom.unused)
+        yield 0, Advice(EXPANDABLE.get(oom.backend, _EMPTY_CACHE), oom.unused)
     elif cause == "ranks on one GPU":
-        yield 0, Change(f"{_SET_DEVICE}, device_map={{'': LOCAL_RANK}}", oom.neighbors)
+        yield 0, Advice(f"{_SET_DEVICE}, device_map={{'': LOCAL_RANK}}", oom.neighbors)
     elif cause == "neighbor":
         text = "end the other processes (nvidia-smi names them) or choose another GPU by CUDA_VISIBLE_DEVICES"
-        yield 0, Change(text, oom.neighbors or None)
+        yield 0, Advice(text, oom.neighbors or None)
     elif cause == "limit":
-        yield 0, Change("raise or remove the limit of this process (set_per_process_memory_fraction)")
+        yield 0, Advice("raise or remove the limit of this process (set_per_process_memory_fraction)")
     if cause == "size" and len(contexts := _contexts(oom)) > 1:
-        yield 1, Change(f"{_SET_DEVICE}: {len(contexts)} others have a CUDA context here", sum(contexts))
+        yield 1, Advice(f"{_SET_DEVICE}: {len(contexts)} others have a CUDA context here", sum(contexts))
     if cause == "size" and not is_expandable and _fits_in_unused(oom):
-        yield 1, Change(f"{EXPANDABLE.get(oom.backend, _EMPTY_CACHE)}; alone it is hardly enough", oom.unused)
+        yield 1, Advice(f"{EXPANDABLE.get(oom.backend, _EMPTY_CACHE)}; alone it is hardly enough", oom.unused)
     elif cause == "size" and not is_expandable and (oom.unused or 0) >= _UNUSED and oom.backend in EXPANDABLE:
-        yield MAX_CHANGES, Change(f"{EXPANDABLE[oom.backend]}; alone it is hardly enough", oom.unused)
+        yield MAX_CHANGES, Advice(f"{EXPANDABLE[oom.backend]}; alone it is hardly enough", oom.unused)
 
 
-def _contexts(oom: OutOfMemory) -> list[int]:
+def _contexts(oom: OomMessage) -> list[int]:
     """Bytes of other processes that are too small for more than a CUDA context: ranks that initialized this GPU."""
     return [size for size in oom.others if size < _NEIGHBOR]
 
 
-def _cause(oom: OutOfMemory, is_expandable: bool) -> tuple[Cause, str]:
+def _cause(oom: OomMessage, is_expandable: bool) -> tuple[Cause, str]:
     asked, free, unused = oom.requested, oom.free, oom.unused
     if asked is None and oom.is_cut:
         return "unknown", "the message is cut: it does not say how much was requested"
@@ -198,7 +198,7 @@ def _cause(oom: OutOfMemory, is_expandable: bool) -> tuple[Cause, str]:
     return "unknown", "the message has no figure of the free memory"
 
 
-def _limited(oom: OutOfMemory, asked: int) -> tuple[Cause, str] | None:
+def _limited(oom: OomMessage, asked: int) -> tuple[Cause, str] | None:
     """A limit below the device's size: a process's share, MPS's watermark."""
     held = oom.reserved if oom.reserved is not None else oom.allocated
     if oom.allowed is None or held is None:
@@ -212,7 +212,7 @@ def _limited(oom: OutOfMemory, asked: int) -> tuple[Cause, str] | None:
     return "limit", f"the process may hold {format_bytes(oom.allowed)} and holds {format_bytes(held)}"
 
 
-def _shared(oom: OutOfMemory, asked: int) -> tuple[Cause, str] | None:
+def _shared(oom: OomMessage, asked: int) -> tuple[Cause, str] | None:
     """Other processes on the GPU, where they hold more than the CUDA contexts of ranks."""
     least = max(_NEIGHBOR, asked, int(_NEIGHBOR_SHARE * (oom.total or 0)))
     others = [size for size in oom.others if size >= _NEIGHBOR]
@@ -232,7 +232,7 @@ def _shared(oom: OutOfMemory, asked: int) -> tuple[Cause, str] | None:
     return None
 
 
-def _fits_in_unused(oom: OutOfMemory) -> str:
+def _fits_in_unused(oom: OomMessage) -> str:
     """Describe how unused memory would serve the request, were it in one piece; empty if it would not."""
     asked, free, unused = oom.requested, oom.free, oom.unused
     if asked is None or unused is None or not oom.reserved:

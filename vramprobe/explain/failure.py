@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from vramprobe.explain.causes import Explanation
-from vramprobe.explain.messages import OutOfMemory
+from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.phases import Phase
 from vramprobe.units import format_bytes
 
@@ -38,7 +38,7 @@ class Report:
     """Facts about one failed run."""
 
     kind: Literal["log", "snapshot", "nvidia-smi", "memory_summary"]
-    oom: OutOfMemory | None  # None: no error was found, only readings
+    oom: OomMessage | None  # None: no error was found, only readings
     phase: Phase
     explanation: Explanation | None
     tensors: tuple[str, ...] = ()  # of the request's size
@@ -77,7 +77,7 @@ def in_words(report: Report) -> list[str]:
     return said
 
 
-def _headline(report: Report, oom: OutOfMemory, explanation: Explanation) -> str:
+def _headline(report: Report, oom: OomMessage, explanation: Explanation) -> str:
     cause = explanation.cause
     where = _WHERE.get(cause, _WHERE.get(oom.backend, "the GPU" if oom.device is None else f"GPU {oom.device}"))
     if report.kind != "log" and oom.requested is None:
@@ -95,7 +95,7 @@ def _headline(report: Report, oom: OutOfMemory, explanation: Explanation) -> str
     return f"{subject}{asked}{free}{total}{bar}{ranks}"
 
 
-def _budget(oom: OutOfMemory) -> list[str]:
+def _budget(oom: OomMessage) -> list[str]:
     outside = (
         f"{oom.backend} context and libraries"
         if oom.process is not None

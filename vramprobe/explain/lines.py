@@ -17,7 +17,7 @@ _CHUNK_BYTES = 2**20
 _MAX_LINE = 200_000  # bytes; a longer line is read in parts
 
 
-class Lines:
+class LogLines:
     """Reads a file by chunks. Raises VramprobeError for what is no text."""
 
     def __init__(self, file: IO[bytes], beginning: bytes = b"") -> None:

@@ -1,8 +1,8 @@
 """A log, however long → the out-of-memory errors in it, each with its traceback, and the tables of memory in it.
 
-In: an open binary file, read once, a chunk at a time; only lines that hold one of a few words are looked at. Out: a
-Log. Ranks' output may be mixed: lines are told apart by the prefixes of torchrun, torch, srun and Ray. Keeps no line of
-the log but the frames of open tracebacks.
+In: an open binary file, read once, a chunk at a time; only lines that hold one of a few words are looked at. Out:
+LogFacts. Ranks' output may be mixed: lines are told apart by the prefixes of torchrun, torch, srun and Ray. Keeps no
+line of the log but the frames of open tracebacks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from vramprobe.explain import messages
-from vramprobe.explain.lines import Lines
-from vramprobe.explain.messages import Form, OutOfMemory
+from vramprobe.explain.lines import LogLines
+from vramprobe.explain.messages import Form, OomMessage
 from vramprobe.explain.phases import Frame
 from vramprobe.explain.smi import Readings
 from vramprobe.explain.summary import Summaries
@@ -93,7 +93,7 @@ _SPEAKS = re.compile(
 class Failure:
     """One error and the frames that led to it, outermost first."""
 
-    oom: OutOfMemory
+    oom: OomMessage
     form: Form
     frames: tuple[Frame, ...]
     rank: str | None
@@ -101,7 +101,7 @@ class Failure:
 
 
 @dataclass
-class Log:
+class LogFacts:
     """Facts read from a log."""
 
     failures: list[Failure] = field(default_factory=list)
@@ -126,18 +126,18 @@ class _Stream:
     source_due: int = 0  # lines in which the source of the last frame may follow
 
 
-def read(file: IO[bytes], beginning: bytes = b"") -> Log:
+def read(file: IO[bytes], beginning: bytes = b"") -> LogFacts:
     """Read a log to its end; ``beginning`` is what was read of it before. Raises VramprobeError for what is no text."""
     return _Reader(file, beginning).read()
 
 
 class _Reader:
     def __init__(self, file: IO[bytes], beginning: bytes) -> None:
-        self.log, self.lines = Log(), Lines(file, beginning)
+        self.log, self.lines = LogFacts(), LogLines(file, beginning)
         self.seen: set[object] = set()
         self.streams: dict[str | None, _Stream] = {}
 
-    def read(self) -> Log:
+    def read(self) -> LogFacts:
         log, lines = self.log, self.lines
         for chunk in lines.chunks():
             for text in chunk.lines(self._words(), self._wants_all):

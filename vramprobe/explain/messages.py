@@ -1,7 +1,7 @@
 """A line of a log → the message of an out-of-memory error in it, and the message's text → its figures in bytes.
 
 In: text, and the forms of data/messages.toml: who writes a message, whose memory was full, and where its figures stand.
-Out: an OutOfMemory. A figure that the text lacks is None. Adding a form is one table there.
+Out: an OomMessage. A figure that the text lacks is None. Adding a form is one table there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutOfMemory:
+class OomMessage:
     """One error. Bytes as printed, which is to 0.01 of the unit; None where the message does not say."""
 
     backend: str  # CUDA, HIP, XPU, NPU, MPS, Metal, TPU, or host
@@ -148,7 +148,7 @@ def is_whole(form: Form, text: str) -> bool:
     return not form.ends or re.search(form.ends, text) is not None
 
 
-def parse(form: Form, text: str) -> OutOfMemory:
+def parse(form: Form, text: str) -> OomMessage:
     """The figures of a message, of which ``text`` may be only the beginning."""
     text = text[min((at for word in form.words if (at := text.find(word)) >= 0), default=0) :] if form.ends else text
     sizes, facts, half_unit = _read_fields(form, text)
@@ -168,7 +168,7 @@ def parse(form: Form, text: str) -> OutOfMemory:
         sizes.pop("process", None)
         process, others = _in_a_container(others, sizes, is_cut)
         sizes |= {} if process is None else {"process": process}
-    return OutOfMemory(
+    return OomMessage(
         backend=form.backend or ("host" if form.owner in ("host", "shared memory") else "CUDA"),
         program=form.program,
         owner=form.owner,

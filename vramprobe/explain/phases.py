@@ -31,7 +31,7 @@ class Phase:
     at: tuple[str, ...] = ()
 
 
-class Rule(NamedTuple):
+class PhaseRule(NamedTuple):
     """A name, and the frames that show it: all three expressions match. ``function`` is the whole name."""
 
     name: str
@@ -52,33 +52,35 @@ UNKNOWN = Phase("unknown")
 
 #: Phases that contain others: the first that is found counts.
 AROUND = (
-    Rule("load_best", "", r"_load_best_model"),
-    Rule(
+    PhaseRule("load_best", "", r"_load_best_model"),
+    PhaseRule(
         "resume",
         "",
         r"_load_from_checkpoint|_load_optimizer_and_scheduler|load_checkpoint|_load_checkpoint|load_state|resume\w*",
     ),
-    Rule(
+    PhaseRule(
         "save",
         "",
         r"save_model|_save_checkpoint|save_checkpoint|save_pretrained|_save_optimizer_and_scheduler|save_fsdp_\w+|"
         r"_zero3_consolidated_16bit_state_dict|\w*get_state_dict|full_state_dict|_full_\w*state_dict\w*|"
         r"\w*optim_state_dict\w*|safe_save_model_for_hf_trainer|save_state|_save_ckpt|save_checkpoint_and_time|sharded_state_dict",
     ),
-    Rule("save", r"torch/(?:serialization|distributed/checkpoint)|dist_checkpointing", r"save|_save|async_save"),
-    Rule("merge", "", r"merge_and_unload|_unload_and_optionally_merge|merge_adapter|unmerge_adapter"),
-    Rule(
+    PhaseRule("save", r"torch/(?:serialization|distributed/checkpoint)|dist_checkpointing", r"save|_save|async_save"),
+    PhaseRule("merge", "", r"merge_and_unload|_unload_and_optionally_merge|merge_adapter|unmerge_adapter"),
+    PhaseRule(
         "evaluation",
         "",
         r"evaluate|evaluation_loop|prediction_loop|prediction_step|_evaluate|validation_step|eval_loop|eval_step|"
         r"evaluate_and_print_results",
     ),
-    Rule("load", r"(?:\bvllm|sglang)/.*(?:model_loader|weight_utils)"),
-    Rule("generation", r"\b(?:vllm|sglang|lmdeploy|text_generation_server|comfy)/"),
-    Rule("generation", r"(?:diffusers|transformers)/pipelines/", r"__call__|forward|_forward|preprocess"),
-    Rule("generation", "", r"_?generate|_generate_and_score_completions|_sample|_beam_search|generate_sequences"),
-    Rule("generation", "", r"prefill|stream_chat|chat|inference|infer"),
-    Rule("load", "", r"from_pretrained|_load_pretrained_model|_load_state_dict_into_\w+|load_checkpoint_and_dispatch"),
+    PhaseRule("load", r"(?:\bvllm|sglang)/.*(?:model_loader|weight_utils)"),
+    PhaseRule("generation", r"\b(?:vllm|sglang|lmdeploy|text_generation_server|comfy)/"),
+    PhaseRule("generation", r"(?:diffusers|transformers)/pipelines/", r"__call__|forward|_forward|preprocess"),
+    PhaseRule("generation", "", r"_?generate|_generate_and_score_completions|_sample|_beam_search|generate_sequences"),
+    PhaseRule("generation", "", r"prefill|stream_chat|chat|inference|infer"),
+    PhaseRule(
+        "load", "", r"from_pretrained|_load_pretrained_model|_load_state_dict_into_\w+|load_checkpoint_and_dispatch"
+    ),
 )
 _FORWARDS = r"forward|training_step|compute_loss|_wrapped_call_impl|_call_impl|forward_step|pre_forward"
 _LOSS = (
@@ -103,95 +105,99 @@ _GATHERS = (
 _COMPILED = r"torch/_inductor/|torchinductor|/inductor/"  # Inductor's own code, and what it wrote
 #: Phases of a step; the innermost that is found counts.
 STEP = (
-    Rule(
+    PhaseRule(
         "optimizer_step",
         r"torch/optim/|bitsandbytes/optim/|apex/optimizers/|deepspeed/ops/adam/|transformers/optim|torchao/optim|"
         r"optimizers/\w*(?:adam|muon|lion|shampoo)|/muon\.py",
     ),
-    Rule("optimizer_step", r"deepspeed/runtime/", r"step|_take_model_step|_optimizer_step|initialize_optimizer_states"),
-    Rule("optimizer_step", r"megatron/core/optimizer", r"step\w*|prepare_grads|_copy_\w+"),
-    Rule("optimizer_step", "", r"optimizer_step|clip_grad_norm_?|optim_step"),
-    Rule("backward", r"_aot_autograd/", r"backward|_backward\w*"),
-    Rule("backward", r"_fsdp_collectives", r"foreach_reduce\w*|reduce_scatter\w*"),
-    Rule(
+    PhaseRule(
+        "optimizer_step", r"deepspeed/runtime/", r"step|_take_model_step|_optimizer_step|initialize_optimizer_states"
+    ),
+    PhaseRule("optimizer_step", r"megatron/core/optimizer", r"step\w*|prepare_grads|_copy_\w+"),
+    PhaseRule("optimizer_step", "", r"optimizer_step|clip_grad_norm_?|optim_step"),
+    PhaseRule("backward", r"_aot_autograd/", r"backward|_backward\w*"),
+    PhaseRule("backward", r"_fsdp_collectives", r"foreach_reduce\w*|reduce_scatter\w*"),
+    PhaseRule(
         "backward",
         r"torch/(?:_tensor|autograd/\w+)\.py|accelerate/|deepspeed/|lightning|pipeline_parallel/schedules",
         r"backward|_engine_run_backward|backward_step\w*|custom_backward",
     ),
-    Rule("backward", "", r"pre_backward|post_backward|_pre_backward\w*|_post_backward\w*"),
-    Rule("load", r"zero/partition_parameters", r"wrapper|__init__|__exit__|_post_init_method"),
-    Rule(
+    PhaseRule("backward", "", r"pre_backward|post_backward|_pre_backward\w*|_post_backward\w*"),
+    PhaseRule("load", r"zero/partition_parameters", r"wrapper|__init__|__exit__|_post_init_method"),
+    PhaseRule(
         "prepare", r"peft/", r"prepare_model_for_\w+|get_peft_model|inject_adapter\w*|_create_and_replace|update_layer"
     ),
-    Rule(
+    PhaseRule(
         "prepare",
         "",
         r".*",
         r"\.prepare\(|\bfully_shard\(|\bFSDP\(|\bFullyShardedDataParallel\(|\bDDP\(|deepspeed\.initialize\(",
     ),
-    Rule(
+    PhaseRule(
         "prepare",
         r"accelerate/|deepspeed/__init__|deepspeed/runtime/|torch/distributed/fsdp|lightning",
         r"prepare|_prepare_\w+|prepare_model|initialize|_configure_\w+|__init__|fully_shard",
     ),
-    Rule(
+    PhaseRule(
         "prepare",
         r"megatron/core/(?:optimizer|distributed)",
         r"__init__|get_megatron_optimizer\w*|_build_\w+|build_\w+",
     ),
-    Rule("prepare", r"megatron/training", r"setup_model_and_optimizer|get_model|model_provider"),
-    Rule("load", r"bitsandbytes/nn/modules\.py", r"to|cuda|_quantize"),
-    Rule("to_device", r"torch/nn/modules/module\.py", r"to|cuda|_apply|convert|half|float|bfloat16"),
+    PhaseRule("prepare", r"megatron/training", r"setup_model_and_optimizer|get_model|model_provider"),
+    PhaseRule("load", r"bitsandbytes/nn/modules\.py", r"to|cuda|_quantize"),
+    PhaseRule("to_device", r"torch/nn/modules/module\.py", r"to|cuda|_apply|convert|half|float|bfloat16"),
 )
 #: Only where nothing above is found: backward recomputes checkpointed layers by their forward.
 FORWARD = (
-    Rule("forward", "", rf"{_FORWARDS}|{_LOSS}"),
-    Rule(
+    PhaseRule("forward", "", rf"{_FORWARDS}|{_LOSS}"),
+    PhaseRule(
         "forward", "", rf"{_LOG_PROBS}|update_policy|concatenated_forward|get_batch_loss_metrics|_forward_micro_batch"
     ),
-    Rule(
+    PhaseRule(
         "forward",
         "",
         r"eager_attention_forward|sdpa_attention_forward|flash_attention_forward|scaled_dot_product_attention|softmax",
     ),
-    Rule("forward", r"_dynamo/|_aot_autograd/", r"compile_wrapper|_fn|runtime_wrapper"),
+    PhaseRule("forward", r"_dynamo/|_aot_autograd/", r"compile_wrapper|_fn|runtime_wrapper"),
 )
 #: Only where no step is found either.
 OTHERS = (
-    Rule("forward or backward", _GATHER_FILES, _GATHERS),
-    Rule("forward or backward", _COMPILED),
-    Rule("data", r"torch/utils/data|pin_memory"),
-    Rule(
+    PhaseRule("forward or backward", _GATHER_FILES, _GATHERS),
+    PhaseRule("forward or backward", _COMPILED),
+    PhaseRule("data", r"torch/utils/data|pin_memory"),
+    PhaseRule(
         "load",
         r"safetensors|torch/serialization|core_model_loading|modeling_utils",
         r"load\w*|get_tensor|_load\w*|safe_open",
     ),
 )
 _TOWERS = (
-    Rule("the vision tower", r"(?:siglip|modeling_clip|clip_encoder|vision|_vit|intern_vit|dinov2)[^/]*\.py$"),
-    Rule(
+    PhaseRule("the vision tower", r"(?:siglip|modeling_clip|clip_encoder|vision|_vit|intern_vit|dinov2)[^/]*\.py$"),
+    PhaseRule(
         "the vision tower", "", r"get_image_features|get_video_features|get_vision_\w+|encode_images?|extract_feature"
     ),
-    Rule("the vision tower", "", r".*", r"\bself\.(?:model\.)?(?:visual|vision_tower|vision_model|image_encoder)\("),
+    PhaseRule(
+        "the vision tower", "", r".*", r"\bself\.(?:model\.)?(?:visual|vision_tower|vision_model|image_encoder)\("
+    ),
 )
 #: What narrows a phase down: the first that is found counts. "recomputing" and the loss are of the step alone.
 _LOSSES = (
-    Rule("log probabilities and entropy", "", _LOG_PROBS),
-    Rule("the loss", "", _LOSS),
+    PhaseRule("log probabilities and entropy", "", _LOG_PROBS),
+    PhaseRule("the loss", "", _LOSS),
 )
 _ATTENTION = (
-    Rule("attention", "", r"\w*attention_forward|scaled_dot_product_attention|_attn_implementation|_attn|baddbmm"),
-    Rule(
+    PhaseRule("attention", "", r"\w*attention_forward|scaled_dot_product_attention|_attn_implementation|_attn|baddbmm"),
+    PhaseRule(
         "attention",
         "",
         r".*",
         r"scaled_dot_product_attention\(|softmax\(attn|softmax\(scores|torch\.matmul\(query|attn_weights =",
     ),
 )
-_GATHER = (Rule("gathering sharded parameters", _GATHER_FILES, _GATHERS),)
-DETAILS: dict[str, tuple[Rule, ...]] = {
+_GATHER = (PhaseRule("gathering sharded parameters", _GATHER_FILES, _GATHERS),)
+DETAILS: dict[str, tuple[PhaseRule, ...]] = {
     "evaluation": (
-        Rule(
+        PhaseRule(
             "gathering its logits",
             "",
             r"nested_concat|torch_pad_and_concatenate|gather_function|nested_gather|pad_across_\w+|preprocess_logits\w*",
@@ -200,44 +206,46 @@ DETAILS: dict[str, tuple[Rule, ...]] = {
         *_LOSSES,
     ),
     "optimizer_step": (
-        Rule("creating the optimizer state", "", r"_init_group|init_state\w*|initialize_optimizer_states|_init_state"),
-        Rule("temporaries of the foreach implementation", "", r"_multi_tensor_\w+"),
-        Rule("gradient clipping", "", r"clip_grad_norm_?|_get_total_norm|get_total_norm"),
+        PhaseRule(
+            "creating the optimizer state", "", r"_init_group|init_state\w*|initialize_optimizer_states|_init_state"
+        ),
+        PhaseRule("temporaries of the foreach implementation", "", r"_multi_tensor_\w+"),
+        PhaseRule("gradient clipping", "", r"clip_grad_norm_?|_get_total_norm|get_total_norm"),
     ),
     "backward": (
         *_GATHER,
-        Rule("recomputing a checkpointed layer", "", r"recompute_fn|unpack_hook|recompute"),
-        Rule("reducing gradients", _GATHER_FILES, r"foreach_reduce\w*|reduce_scatter\w*"),
-        Rule("a compiled graph", _COMPILED),
+        PhaseRule("recomputing a checkpointed layer", "", r"recompute_fn|unpack_hook|recompute"),
+        PhaseRule("reducing gradients", _GATHER_FILES, r"foreach_reduce\w*|reduce_scatter\w*"),
+        PhaseRule("a compiled graph", _COMPILED),
     ),
     "forward": (
         *_GATHER,
         *_TOWERS,
         *_LOSSES,
         *_ATTENTION,
-        Rule("a compiled graph", _COMPILED),
+        PhaseRule("a compiled graph", _COMPILED),
     ),
-    "forward or backward": (*_GATHER, Rule("a compiled graph", _COMPILED)),
+    "forward or backward": (*_GATHER, PhaseRule("a compiled graph", _COMPILED)),
     "prepare": (
-        Rule("creating the optimizer state", "", r"initialize_optimizer_states"),
-        Rule("raising frozen weights to fp32", r"peft/", r"prepare_model_for_\w+"),
-        Rule("adding the adapter", r"peft/", r"get_peft_model|inject_adapter\w*|_create_and_replace|update_layer"),
-        Rule("gradient buffers", r"param_and_grad_buffer|distributed_data_parallel"),
+        PhaseRule("creating the optimizer state", "", r"initialize_optimizer_states"),
+        PhaseRule("raising frozen weights to fp32", r"peft/", r"prepare_model_for_\w+"),
+        PhaseRule("adding the adapter", r"peft/", r"get_peft_model|inject_adapter\w*|_create_and_replace|update_layer"),
+        PhaseRule("gradient buffers", r"param_and_grad_buffer|distributed_data_parallel"),
     ),
-    "load": (Rule("partitioning parameters (zero.Init)", r"zero/partition_parameters"),),
+    "load": (PhaseRule("partitioning parameters (zero.Init)", r"zero/partition_parameters"),),
     "generation": (
         *_TOWERS,
-        Rule("vLLM", r"\bvllm/"),
-        Rule("SGLang", r"\bsglang/"),
-        Rule("ComfyUI", r"\bcomfy/|ComfyUI"),
-        Rule("a diffusion pipeline", r"diffusers/"),
+        PhaseRule("vLLM", r"\bvllm/"),
+        PhaseRule("SGLang", r"\bsglang/"),
+        PhaseRule("ComfyUI", r"\bcomfy/|ComfyUI"),
+        PhaseRule("a diffusion pipeline", r"diffusers/"),
     ),
 }
 #: Frames that fill or pin the host's memory: what a CUDA call found none of is then not the GPU's.
 HOST_COPIES = (
-    Rule("pinning host memory", "", r"pin_memory|_pin_memory\w*|empty_pinned\w*|alloc_pinned\w*"),
-    Rule("pinning host memory", "", r".*", r"pin_memory\s*=\s*True|\.pin_memory\(|cudaHostAlloc|cudaHostRegister"),
-    Rule(
+    PhaseRule("pinning host memory", "", r"pin_memory|_pin_memory\w*|empty_pinned\w*|alloc_pinned\w*"),
+    PhaseRule("pinning host memory", "", r".*", r"pin_memory\s*=\s*True|\.pin_memory\(|cudaHostAlloc|cudaHostRegister"),
+    PhaseRule(
         "copying to the host",
         "",
         r".*",
@@ -266,7 +274,7 @@ def host_copy(frames: Sequence[Frame]) -> str:
     return found[0].name if found else ""
 
 
-def find(rules: Iterable[Rule], frames: Iterable[Frame]) -> tuple[Rule, Frame] | None:
+def find(rules: Iterable[PhaseRule], frames: Iterable[Frame]) -> tuple[PhaseRule, Frame] | None:
     """The first frame that one of ``rules`` matches, and that rule."""
     rules = tuple(rules)
     return next(((rule, frame) for frame in frames for rule in rules if rule.shows(frame)), None)

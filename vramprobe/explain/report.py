@@ -16,10 +16,10 @@ from vramprobe.catalog import find_model
 from vramprobe.catalog.models import shipped_model
 from vramprobe.errors import VramprobeError
 from vramprobe.explain import log as logs
-from vramprobe.explain.advice import Change
+from vramprobe.explain.advice import Advice
 from vramprobe.explain.causes import EXPANDABLE, FRAGMENTED, Explanation, explain
 from vramprobe.explain.failure import Report
-from vramprobe.explain.messages import OutOfMemory
+from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.phases import UNKNOWN, Frame, Phase, host_copy, phase_of
 from vramprobe.explain.requests import Factors, shape_in, tensors_of_size
 from vramprobe.explain.snapshot import State, states_of
@@ -102,7 +102,7 @@ def _first_line(error: VramprobeError) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _of_log(log: logs.Log, factors: Factors | None, notes: tuple[str, ...]) -> Report:
+def _of_log(log: logs.LogFacts, factors: Factors | None, notes: tuple[str, ...]) -> Report:
     if not log.failures:
         return _of_summaries(log) if log.summaries.tables else _of_readings(log)
     first = min(log.failures, key=_rank)
@@ -154,7 +154,7 @@ def _phase_of(failure: logs.Failure) -> Phase:
 
 
 def _tensors(
-    oom: OutOfMemory, factors: Factors | None, phase: Phase, frames: Sequence[Frame]
+    oom: OomMessage, factors: Factors | None, phase: Phase, frames: Sequence[Frame]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The tensor that the failing line makes, and those of the model, of the request's size."""
     if oom.requested is None or oom.owner != "device allocator":
@@ -191,7 +191,7 @@ def _after_steps(phase: Phase, progress: tuple[int, int] | None) -> Iterator[str
         )
 
 
-def _weights(oom: OutOfMemory, factors: Factors | None) -> Iterator[str]:
+def _weights(oom: OomMessage, factors: Factors | None) -> Iterator[str]:
     """Yield a note on a model whose weights in 16 bits are more than the GPU."""
     if factors is None or factors.architecture is None or oom.total is None or oom.owner != "device allocator":
         return
@@ -203,16 +203,16 @@ def _weights(oom: OutOfMemory, factors: Factors | None) -> Iterator[str]:
         )
 
 
-def _of_summaries(log: logs.Log) -> Report:
+def _of_summaries(log: logs.LogFacts) -> Report:
     """A log that has no error, but memory_summary() tables: the GPU with the highest peak first."""
     tables = sorted(log.summaries.tables.values(), key=lambda one: -one.peak.get("Allocated memory", 0))
     first = tables[0]
     unused = first.peak.get("GPU reserved memory", 0) - first.peak.get("Allocated memory", 0)
     is_fragmented = unused >= FRAGMENTED * first.peak.get("GPU reserved memory", 1)
-    changes = (Change(EXPANDABLE["CUDA"], unused),) if is_fragmented else ()
+    changes = (Advice(EXPANDABLE["CUDA"], unused),) if is_fragmented else ()
     return Report(
         kind="memory_summary",
-        oom=OutOfMemory(backend="CUDA", device=first.device),
+        oom=OomMessage(backend="CUDA", device=first.device),
         phase=UNKNOWN,
         explanation=Explanation("unknown", "the table records no failed request", changes),
         lines=first.lines(),
@@ -221,7 +221,7 @@ def _of_summaries(log: logs.Log) -> Report:
     )
 
 
-def _of_readings(log: logs.Log) -> Report:
+def _of_readings(log: logs.LogFacts) -> Report:
     readings = log.readings
     if not readings.used:
         where = f"in {plural(log.num_lines, 'line')} ({format_bytes(log.num_bytes)})"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramprobe.errors import VramprobeError
-from vramprobe.explain.messages import OutOfMemory
+from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.phases import Frame, shown
 from vramprobe.explain.trace_peak import TracePeak, trace_peak
 
@@ -23,7 +23,7 @@ _MAX_LINES = 5
 class State:
     """One GPU at the snapshot, bytes."""
 
-    oom: OutOfMemory
+    oom: OomMessage
     frames: tuple[Frame, ...]  # of the failed request, outermost first
     releasable: int  # unused segments, which empty_cache() returns
     largest_unused: int  # the largest free block: a larger request needs a new segment
@@ -83,7 +83,7 @@ def _state(snapshot: Mapping[str, Any], device: int, trace: Sequence[Mapping[str
         if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
             pools += in_use
     failed = next((entry for entry in reversed(trace) if entry["action"] == "oom"), None)
-    oom = OutOfMemory(
+    oom = OomMessage(
         backend="CUDA",
         device=device,
         requested=failed["size"] if failed else None,

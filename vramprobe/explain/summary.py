@@ -27,7 +27,7 @@ _POOLS = ("from large pool", "from small pool")
 
 
 @dataclass
-class Summary:
+class AllocatorSummary:
     """One GPU's table. Bytes now and at the peak, by the table's own names."""
 
     device: int
@@ -56,8 +56,8 @@ class Summary:
 class Summaries:
     """The last table of each GPU, in the order in which they came."""
 
-    tables: dict[int, Summary] = field(default_factory=dict)
-    _table: Summary | None = None
+    tables: dict[int, AllocatorSummary] = field(default_factory=dict)
+    _table: AllocatorSummary | None = None
     _tier: str = ""
 
     @property
@@ -70,7 +70,7 @@ class Summaries:
         if not line.startswith("|"):
             self._table = None
         elif device := _DEVICE.search(line):
-            self._table = self.tables[int(device[1])] = Summary(int(device[1]))
+            self._table = self.tables[int(device[1])] = AllocatorSummary(int(device[1]))
         elif self._table is None:
             return
         elif counts := _COUNTS.search(line):

@@ -20,7 +20,7 @@ _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 @dataclass(frozen=True)
-class Peak:
+class LengthsPeak:
     """One batch of the epoch and its predicted peak."""
 
     name: str  # median, p90, p99 or worst
@@ -55,7 +55,7 @@ class LengthsAnswer:
     seed: int
     num_batches: int
     padding_share: float
-    peaks: list[Peak]
+    peaks: list[LengthsPeak]
     worst: Prediction
     worst_shape: Shape
     notes: list[str]
@@ -156,11 +156,11 @@ def _worst(batches: Sequence[Batch], predicted: Callable[[Shape], Prediction]) -
     return max(longest.values(), key=lambda number: predicted(batches[number].shape).peak_allocated_bytes.value)
 
 
-def _peak(name: str, number: int, batch: Batch, predicted: Callable[[Shape], Prediction]) -> Peak:
+def _peak(name: str, number: int, batch: Batch, predicted: Callable[[Shape], Prediction]) -> LengthsPeak:
     found = predicted(batch.shape)
     reserved = found.reserved_bytes.value if found.reserved_bytes else None
     allocated = found.peak_allocated_bytes.value
-    return Peak(name, number, batch.rows, batch.shape.num_rows, batch.shape.seq_len, allocated, reserved)
+    return LengthsPeak(name, number, batch.rows, batch.shape.num_rows, batch.shape.seq_len, allocated, reserved)
 
 
 def _limit(

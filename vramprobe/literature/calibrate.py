@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
-
 from vramprobe.catalog import gpu_seen
 from vramprobe.errors import FitError, VramprobeError
 from vramprobe.kernels.chip import chip_like
@@ -24,7 +22,7 @@ from vramprobe.literature.recalibrate import Constant, constants_of
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.predict import predict
 from vramprobe.records import store
-from vramprobe.records.record import RunRecord
+from vramprobe.records.record import FrozenModel, RunRecord
 from vramprobe.records.table import require_comparable
 from vramprobe.spec import CellSpec, Method
 from vramprobe.terms import ledger_terms
@@ -36,11 +34,7 @@ OURS, OURS_FITTED, OURS_FITTED_UNSEEN = "vramprobe", "vramprobe, fitted", "vramp
 Quantity = Literal["peak", "device", "saved"]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class FormulaInfo(_Frozen):
+class FormulaInfo(FrozenModel):
     """A formula's own words, and why it says nothing about so many rows."""
 
     name: str
@@ -51,7 +45,7 @@ class FormulaInfo(_Frozen):
     not_for: dict[str, int]
 
 
-class Score(_Frozen):
+class FormulaScore(FrozenModel):
     """Errors of a formula on the measured cells of one group, as shares of the measured value: (said − measured).
 
     ``group`` is "all", "method full" and so on, or "recipe full bf16, adamw_torch_fused" and so on.
@@ -69,7 +63,7 @@ class Score(_Frozen):
     ours_mean_absolute: float | None
 
 
-class Calibration(_Frozen):
+class Calibration(FrozenModel):
     """Scores in the order of the formulas, ours first; constants as measured."""
 
     instrument: str
@@ -78,7 +72,7 @@ class Calibration(_Frozen):
     left_out: dict[str, int]
     fit: str | None  # the fit's data fingerprint; null without one
     formulas: list[FormulaInfo]
-    scores: list[Score]
+    scores: list[FormulaScore]
     constants: list[Constant]
 
 
@@ -187,7 +181,7 @@ def _info(name: str, rows: Sequence[_Row]) -> FormulaInfo:
     )
 
 
-def _scores(rows: Sequence[_Row]) -> list[Score]:
+def _scores(rows: Sequence[_Row]) -> list[FormulaScore]:
     names = (OURS, OURS_FITTED, OURS_FITTED_UNSEEN, *(formula.name for formula in FORMULAS))
     scores = []
     for quantity in get_args(Quantity):
@@ -202,13 +196,13 @@ def _scores(rows: Sequence[_Row]) -> list[Score]:
     return scores
 
 
-def _score(name: str, quantity: Quantity, group: str, rows: Sequence[_Row]) -> Score:
+def _score(name: str, quantity: Quantity, group: str, rows: Sequence[_Row]) -> FormulaScore:
     def errors(who: str) -> list[float]:
         return [(row.said[quantity][who] - row.measured[quantity]) / row.measured[quantity] for row in rows]
 
     found, ours = errors(name), OURS_FITTED if quantity == "device" else OURS
     has_ours = all(ours in row.said[quantity] for row in rows)
-    return Score(
+    return FormulaScore(
         formula=name,
         quantity=quantity,
         group=group,

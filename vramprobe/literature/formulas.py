@@ -145,7 +145,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class FormulaEstimate:
     """``terms``: bytes by cause, whose sum is the estimate. ``constants``: the numbers it is made of (CONSTANTS)."""
 
     terms: dict[str, int]
@@ -196,8 +196,8 @@ class Formula:
         """The causes it leaves out; none for a table's figure, which is meant to be everything."""
         return () if IN_ALL in self.counts else tuple(cause for cause in MISSABLE if cause not in self.counts)
 
-    def apply(self, facts: Facts) -> Estimate | str:
-        """The Estimate of a cell, or why there is none. Raises ExpressionError, naming the formula, for a wrong row."""
+    def apply(self, facts: Facts) -> FormulaEstimate | str:
+        """Return the estimate of a cell, or why there is none. Raises ExpressionError for a wrong row."""
         found: dict[str, Any] = {}
 
         def value(line: str) -> Any:
@@ -213,7 +213,7 @@ class Formula:
             found[name] = value(line)
         terms = {name: round(found[name]) for name in self.counts if found[name]}
         constants = {name: value(line) for name, line in _assignments(self.constants)}
-        return Estimate(terms, {name: number for name, number in constants.items() if number is not None})
+        return FormulaEstimate(terms, {name: number for name, number in constants.items() if number is not None})
 
 
 def _assignments(text: str) -> list[tuple[str, str]]:

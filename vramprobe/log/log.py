@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vramprobe.log.trace import Event, Holding, lifetimes
+from vramprobe.log.trace import Event, Owned, lifetimes
 from vramprobe.records.record import PhaseName
 
 #: Why a block is there; the positions are the values of :attr:`Log.causes`.
@@ -106,9 +106,9 @@ def log_of(
 
 def _causes(events: list[Event], marks: list[PhaseMark], owned: list[OwnedBlocks]) -> np.ndarray:
     """The cause of each event's block."""
-    owners: dict[int, list[Holding]] = {}
+    owners: dict[int, list[Owned]] = {}
     for one in owned:
-        holding = Holding(one.cause, one.position, frozenset(one.blocks))
+        holding = Owned(one.cause, one.position, frozenset(one.blocks))
         for address in one.blocks:
             owners.setdefault(address, []).append(holding)
     forwards = [mark.events for mark in marks if mark.name == "forward"]

@@ -43,7 +43,7 @@ class SegmentState:
     blocks: tuple[LiveBlock, ...]  # by address; the rest is cached
 
 
-class Entry(NamedTuple):
+class SnapshotEntry(NamedTuple):
     """One entry of the history: a request, a free, or a segment taken or given back."""
 
     position: int  # in device_traces
@@ -56,7 +56,7 @@ class MemoryHistory:
     """One device's history. Names of blocks are ``(address, how many blocks this address had before)``."""
 
     initial: tuple[SegmentState, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[SnapshotEntry, ...]
     config: AllocatorConfig
 
 
@@ -98,7 +98,7 @@ def read_snapshot(source: Mapping[str, Any] | str | Path, device: int = 0) -> Me
     return MemoryHistory(_before(trace, segments, config), _entries(trace), config)
 
 
-def _entries(trace: list[Mapping[str, Any]]) -> tuple[Entry, ...]:
+def _entries(trace: list[Mapping[str, Any]]) -> tuple[SnapshotEntry, ...]:
     counts: dict[int, int] = {}
     entries = []
     for position, entry in enumerate(trace):
@@ -117,7 +117,7 @@ def _entries(trace: list[Mapping[str, Any]]) -> tuple[Entry, ...]:
             event = SegmentEvent(action, address, entry["size"], entry["stream"])
         else:
             continue  # oom and snapshot change nothing: what was freed in vain has entries of its own
-        entries.append(Entry(position, event, address))
+        entries.append(SnapshotEntry(position, event, address))
     return tuple(entries)
 
 

@@ -21,7 +21,7 @@ class Event(NamedTuple):
     time_ns: int
 
 
-class Block(NamedTuple):
+class BlockLifetime(NamedTuple):
     """One block's life, as positions in the event order: alive from ``start`` up to, not including, ``end``."""
 
     ptr: int
@@ -35,7 +35,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Holding:
+class Owned:
     """Storages whose cause is known, and the event after which they were seen alive."""
 
     cause: str  # weights, gradients, optimizer_state or batch
@@ -43,23 +43,23 @@ class Holding:
     ptrs: frozenset[int]
 
 
-def lifetimes(events: Iterable[Event]) -> list[Block]:
+def lifetimes(events: Iterable[Event]) -> list[BlockLifetime]:
     """Pair allocations with frees; a block never freed ends after the last event. Frees of unknown blocks drop out."""
     events = list(events)
     open_blocks: dict[int, tuple[int, int]] = {}
-    blocks: list[Block] = []
+    blocks: list[BlockLifetime] = []
     for position, event in enumerate(events):
         if event.size_bytes > 0:
             open_blocks[event.ptr] = (position, event.size_bytes)
         elif event.ptr in open_blocks:
             start, size_bytes = open_blocks.pop(event.ptr)
-            blocks.append(Block(event.ptr, size_bytes, start, position))
-    blocks += [Block(ptr, size, start, len(events)) for ptr, (start, size) in open_blocks.items()]
+            blocks.append(BlockLifetime(event.ptr, size_bytes, start, position))
+    blocks += [BlockLifetime(ptr, size, start, len(events)) for ptr, (start, size) in open_blocks.items()]
     return blocks
 
 
 def composition(
-    blocks: Iterable[Block], holdings: Iterable[Holding], forwards: Iterable[range], *, step_start: int, at: int
+    blocks: Iterable[BlockLifetime], holdings: Iterable[Owned], forwards: Iterable[range], *, step_start: int, at: int
 ) -> Composition:
     """Return the bytes alive after event ``at``, by cause.
 
@@ -77,7 +77,7 @@ def composition(
     return Composition(total_bytes=sum(parts.values()), **{f"{cause}_bytes": size for cause, size in parts.items()})
 
 
-def _cause(block: Block, holdings: list[Holding], forwards: list[range], step_start: int) -> str:
+def _cause(block: BlockLifetime, holdings: list[Owned], forwards: list[range], step_start: int) -> str:
     for holding in holdings:
         if block.ptr in holding.ptrs and block.alive_after(holding.position):
             return holding.cause

@@ -21,7 +21,7 @@ _LARGEST_PIECE_BYTES = 4 * GIB
 _TOLERANCE_BYTES = 16 * MIB
 
 
-class Driver(Protocol):
+class BallastDriver(Protocol):
     """The two things that a ballast asks of a GPU."""
 
     def free_bytes(self) -> int:
@@ -50,7 +50,7 @@ class Ballast:
         )
 
 
-def hold_the_rest(driver: Driver, *, limit_bytes: int, own_bytes: int) -> Ballast:
+def hold_the_rest(driver: BallastDriver, *, limit_bytes: int, own_bytes: int) -> Ballast:
     """Take what an empty card of ``limit_bytes`` would not have, this process's ``own_bytes`` being on it already.
 
     Raises VramprobeError where the size is too small for the process alone, or larger than what is free here.

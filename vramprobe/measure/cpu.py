@@ -18,7 +18,7 @@ from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_pro
 from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile, record_function
 
-from vramprobe.log.trace import Event, Holding
+from vramprobe.log.trace import Event, Owned
 from vramprobe.measure.observation import Observation, composition_at_peak
 from vramprobe.records.record import PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
@@ -87,7 +87,7 @@ class CpuInstrument:
         spans = [_positions(times_ns, marks[number]) for number in range(len(self._phases)) if number in marks]
         phases = [_phase_memory(described, span, totals) for described, span in zip(self._phases, spans, strict=False)]
         holdings = (  # not looked at in a run that was cut short, whose phases may lack their marks
-            (step, Holding(cause, spans[phases_so_far - 1].stop - 1, frozenset(storages)))
+            (step, Owned(cause, spans[phases_so_far - 1].stop - 1, frozenset(storages)))
             for cause, step, storages, phases_so_far in self._held
         )
         return Observation(

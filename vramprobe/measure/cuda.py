@@ -20,8 +20,8 @@ import psutil
 import torch
 
 from vramprobe.errors import VramprobeError
-from vramprobe.log.trace import Event, Holding, composition, lifetimes
-from vramprobe.measure.ballast import CudaDriver, Driver, hold_the_rest
+from vramprobe.log.trace import Event, Owned, composition, lifetimes
+from vramprobe.measure.ballast import BallastDriver, CudaDriver, hold_the_rest
 from vramprobe.measure.nvml import open_device
 from vramprobe.measure.observation import Observation
 from vramprobe.records.record import Composition, PhaseMemory, PhaseName
@@ -181,7 +181,7 @@ class CudaInstrument:
         forwards = [span for phase, span in named if phase.name == "forward"]
         after_backward = max(span.stop for phase, span in named if phase.name == "backward") - 1
         held = {cause: storages for cause, _, storages in self._held}
-        gradients = Holding("gradients", after_backward, frozenset(held.get("gradients", {})))
+        gradients = Owned("gradients", after_backward, frozenset(held.get("gradients", {})))
         new = composition(lifetimes(events), [gradients], forwards, step_start=0, at=totals.index(peak_bytes))
         resident = {cause: sum(held.get(cause, {}).values()) for cause in ("weights", "optimizer_state", "batch")}
         other_bytes = peak_bytes - new.total_bytes - sum(resident.values())
@@ -198,7 +198,7 @@ class CudaInstrument:
             other_bytes=other_bytes,
         )
 
-    def _become_smaller(self, driver: Driver, limit_bytes: int) -> None:
+    def _become_smaller(self, driver: BallastDriver, limit_bytes: int) -> None:
         """Hold the rest of the card. The ballast joins the baseline, so that device use is the cell's own alone."""
         before_bytes = self._nvml.used_bytes() if self._nvml else None
         if before_bytes is None or self._baseline_bytes is None:

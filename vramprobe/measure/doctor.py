@@ -22,7 +22,7 @@ from vramprobe.errors import SpecError
 from vramprobe.measure import environment, machine, nvml
 from vramprobe.measure.isolation import new_ticket, require_packages, run_isolated
 from vramprobe.measure.launcher import Server, worker_environment
-from vramprobe.measure.machine import Case, Finding
+from vramprobe.measure.machine import CheckResult, DoctorState
 from vramprobe.measure.selftest import CPU_BLOCK_BYTES
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
@@ -41,7 +41,7 @@ class Diagnosis:
     device: Literal["cuda", "cpu"]
     ready: bool
     verdict: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckResult, ...]
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def diagnose(device: str = "auto", results: Path = Path("results")) -> Diagnosis
     if device not in ("auto", "cuda", "cpu"):
         raise SpecError(f"device: {device!r} given; allowed: auto, cuda, cpu")
     began = time.monotonic()
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     with tempfile.TemporaryDirectory(prefix="vramprobe-") as scratch:
-        case = Case(environment.device_to_use(device), results, Path(scratch))
+        case = DoctorState(environment.device_to_use(device), results, Path(scratch))
         try:
             for check in CHECKS:
                 findings += _survived(check, case)
@@ -75,7 +75,7 @@ def diagnose(device: str = "auto", results: Path = Path("results")) -> Diagnosis
     )
 
 
-def _survived(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
+def _survived(check: Callable[[DoctorState], Iterator[CheckResult]], case: DoctorState) -> list[CheckResult]:
     """Return the findings of a check, up to its own failure if it has one."""
     findings = []
     try:
@@ -83,11 +83,11 @@ def _survived(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Fi
     except Exception as error:
         name = check.__name__.removeprefix("check_").replace("_", " ")
         detail = f"this check itself failed: {type(error).__name__}: {error}"
-        findings.append(Finding(name, "failed", detail, "report it with this line: it is a fault of vramprobe's"))
+        findings.append(CheckResult(name, "failed", detail, "report it with this line: it is a fault of vramprobe's"))
     return findings
 
 
-def _verdict(case: Case, findings: list[Finding]) -> str:
+def _verdict(case: DoctorState, findings: list[CheckResult]) -> str:
     failed = [finding for finding in findings if finding.status == "failed"]
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
@@ -101,7 +101,7 @@ def _verdict(case: Case, findings: list[Finding]) -> str:
     return f"ready to measure on {where}: {how}{overhead}{noted}"
 
 
-def check_torch_build(case: Case) -> Iterator[Finding]:
+def check_torch_build(case: DoctorState) -> Iterator[CheckResult]:
     """Check that torch loads, which CUDA it was built for, and that its GPU is NVML's."""
     name = "torch build"
     if case.blocked:
@@ -112,12 +112,12 @@ def check_torch_build(case: Case) -> Iterator[Finding]:
     if "error" in found:
         case.blocked = "torch does not work"
         advice = "torch was built for another CUDA than this driver serves, or is broken: install it anew"
-        yield Finding(name, "failed", found["error"], advice)
+        yield CheckResult(name, "failed", found["error"], advice)
         return
     built = f"CUDA {found['cuda']}" if found["cuda"] else "the CPU only"
     detail = f"{found['version']} for {built}, imported in {format_seconds(time.monotonic() - began)}"
     if case.device == "cpu":
-        yield Finding(name, "ok", detail)
+        yield CheckResult(name, "ok", detail)
         return
     served = nvml.cuda_driver_version()
     here = f"this driver serves CUDA up to {served}" if served else "no driver is to be seen here"
@@ -133,13 +133,13 @@ def check_torch_build(case: Case) -> Iterator[Finding]:
         advice = "set CUDA_VISIBLE_DEVICES to the GPU's UUID (nvidia-smi -L)"
     else:
         same = f"sees {found['name']} (compute capability {found['capability']}), the same UUID as NVML"
-        yield Finding(name, "ok", f"{detail}; {same}")
+        yield CheckResult(name, "ok", f"{detail}; {same}")
         return
     case.blocked = "torch does not see the GPU"
-    yield Finding(name, "failed", f"{detail}; {problem}", advice)
+    yield CheckResult(name, "failed", f"{detail}; {problem}", advice)
 
 
-def check_self_test(case: Case) -> Iterator[Finding]:
+def check_self_test(case: DoctorState) -> Iterator[CheckResult]:
     """Check that the instrument sees a block of known size."""
     name = "self-test"
     if case.blocked:
@@ -147,7 +147,7 @@ def check_self_test(case: Case) -> Iterator[Finding]:
         return
     found = _ask(case.device, _SELF_TEST_SECONDS)
     if "error" in found:
-        yield Finding(name, "failed", found["error"], "free memory, then try again")
+        yield CheckResult(name, "failed", found["error"], "free memory, then try again")
         return
     expected_bytes = GIB if case.device == "cuda" else CPU_BLOCK_BYTES
     exact = ("allocated", "reserved", "peak", "end")
@@ -161,15 +161,15 @@ def check_self_test(case: Case) -> Iterator[Finding]:
     if wrong:
         detail = f"of {expected_bytes} bytes allocated, {'; '.join(wrong)}"
         advice = "end what else uses the device, and try again; if it stays so, trust no number from this machine"
-        yield Finding(name, "failed", detail, advice)
+        yield CheckResult(name, "failed", detail, advice)
     elif unknown:
         detail = f"{format_bytes(expected_bytes)} allocated; {agreeing} agree, {', '.join(unknown)} does not tell"
-        yield Finding(name, "warning", detail, "without NVML the device tier is null in every record")
+        yield CheckResult(name, "warning", detail, "without NVML the device tier is null in every record")
     else:
-        yield Finding(name, "ok", f"{format_bytes(expected_bytes)} allocated; {agreeing} agree")
+        yield CheckResult(name, "ok", f"{format_bytes(expected_bytes)} allocated; {agreeing} agree")
 
 
-def check_fork_server(case: Case) -> Iterator[Finding]:
+def check_fork_server(case: DoctorState) -> Iterator[CheckResult]:
     """Check that cells can be forked from a process that has the libraries loaded, by the proof that a sweep runs."""
     name = "fork server"
     if case.blocked:
@@ -181,14 +181,14 @@ def check_fork_server(case: Case) -> Iterator[Finding]:
     case.server.start()
     seconds = format_seconds(time.monotonic() - began)
     if case.server.isolation == "forkserver":
-        yield Finding(name, "ok", f"loaded and proven in {seconds}; cells are forked from it")
+        yield CheckResult(name, "ok", f"loaded and proven in {seconds}; cells are forked from it")
         return
     detail = f"{case.server.isolation_reason}, after {seconds}{_last_words(log)}"
     advice = "nothing needs to be done: cells are spawned instead and measure the same, some seconds slower each"
-    yield Finding(name, "warning", detail, advice)
+    yield CheckResult(name, "warning", detail, advice)
 
 
-def check_cell(case: Case) -> Iterator[Finding]:
+def check_cell(case: DoctorState) -> Iterator[CheckResult]:
     """One layer of a small model, from the worker's start to its record."""
     name = "a cell"
     if case.blocked or case.server is None:
@@ -211,12 +211,12 @@ def check_cell(case: Case) -> Iterator[Finding]:
     if record.outcome.kind != "ok":
         words = f"--model {spec.model} --method {spec.method} --num-layers 1 --batch-size 1 --seq-len 16"
         detail = f"{record.outcome.kind}: {describe_outcome(record.outcome)}{_last_words(log)}"
-        yield Finding(name, "failed", detail, f"see it in full: vramprobe measure {words} --device {spec.device}")
+        yield CheckResult(name, "failed", detail, f"see it in full: vramprobe measure {words} --device {spec.device}")
         return
     case.overhead_seconds = max(seconds - _spent_training(record), 0.0)
     peak, overhead = format_bytes(record.peak.allocated_bytes), format_seconds(case.overhead_seconds)
     detail = f"{spec.cell_id}: {peak} at its peak, in {format_seconds(seconds)}, of which {overhead} are overhead"
-    yield Finding(name, "ok", detail)
+    yield CheckResult(name, "ok", detail)
 
 
 def _spent_training(record: RunRecord) -> float:
@@ -225,8 +225,8 @@ def _spent_training(record: RunRecord) -> float:
     return (timing.load_seconds or 0.0) + (timing.traced_seconds or 0.0) + sum(timing.step_seconds)
 
 
-def _not_tried(name: str, case: Case) -> Finding:
-    return Finding(name, "absent", f"not tried: {case.blocked or 'the fork server was not'}")
+def _not_tried(name: str, case: DoctorState) -> CheckResult:
+    return CheckResult(name, "absent", f"not tried: {case.blocked or 'the fork server was not'}")
 
 
 def _ask(test: str, timeout_seconds: float) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def _last_words(log: Path) -> str:
 
 
 #: In the order in which they are made: what a later one needs, an earlier one has found.
-CHECKS: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[DoctorState], Iterator[CheckResult]], ...] = (
     *machine.CHECKS,
     check_torch_build,
     check_self_test,

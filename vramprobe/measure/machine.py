@@ -42,7 +42,7 @@ _FREE_MEMORY_BYTES = 4 * GIB  # the libraries take about 1 GiB in each process
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """Result of one check; ``advice`` says what to do where something is to be done."""
 
     name: str
@@ -52,7 +52,7 @@ class Finding:
 
 
 @dataclass
-class Case:
+class DoctorState:
     """Facts that the checks have learned so far. ``blocked``: the reason why torch cannot be asked at all."""
 
     device: Literal["cuda", "cpu"]
@@ -65,21 +65,21 @@ class Case:
     overhead_seconds: float | None = None
 
 
-def check_python(case: Case) -> Iterator[Finding]:
+def check_python(case: DoctorState) -> Iterator[CheckResult]:
     """Report the Python version and the platform."""
     del case
-    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    yield CheckResult("python", "ok", f"{platform.python_version()} on {platform.platform()}")
 
 
-def check_host_memory(case: Case) -> Iterator[Finding]:
+def check_host_memory(case: DoctorState) -> Iterator[CheckResult]:
     """Check the free bytes of the host's memory, or of the container's share."""
     del case
     free_bytes = min([psutil.virtual_memory().available, *_room_in_container()])
     if free_bytes >= _FREE_MEMORY_BYTES:
-        yield Finding("host memory", "ok", f"{format_bytes(free_bytes)} free")
+        yield CheckResult("host memory", "ok", f"{format_bytes(free_bytes)} free")
     else:
         advice = "free some: the libraries alone take about 1 GiB in each process"
-        yield Finding("host memory", "warning", f"only {format_bytes(free_bytes)} free", advice)
+        yield CheckResult("host memory", "warning", f"only {format_bytes(free_bytes)} free", advice)
 
 
 def _room_in_container() -> list[int]:
@@ -90,7 +90,7 @@ def _room_in_container() -> list[int]:
     return []
 
 
-def check_results_folder(case: Case) -> Iterator[Finding]:
+def check_results_folder(case: DoctorState) -> Iterator[CheckResult]:
     """Check that records can be written to the results folder."""
     name = "results folder"
     folder = case.results.absolute()
@@ -103,22 +103,22 @@ def check_results_folder(case: Case) -> Iterator[Finding]:
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
         detail = f"{folder} cannot be written to: {error.strerror}"
-        yield Finding(name, "failed", detail, "run where it can, or give a sweep another folder with --out")
+        yield CheckResult(name, "failed", detail, "run where it can, or give a sweep another folder with --out")
         return
     detail = f"{case.results} can be written to; {format_bytes(free_bytes)} free on its disk"
     if free_bytes >= _FREE_DISK_BYTES:
-        yield Finding(name, "ok", detail)
+        yield CheckResult(name, "ok", detail)
     else:
-        yield Finding(name, "warning", detail, "make room: a sweep that meets a full disk stops")
+        yield CheckResult(name, "warning", detail, "make room: a sweep that meets a full disk stops")
 
 
-def check_gpus(case: Case) -> Iterator[Finding]:
+def check_gpus(case: DoctorState) -> Iterator[CheckResult]:
     """Every GPU as NVML describes it, and the driver; whether there is one to use."""
     states = nvml.gpu_states()
     chosen = nvml.first_visible_gpu()
     if not states or (case.device == "cuda" and chosen is None):
         why = nvml.why_unavailable() or ("NVML lists none" if not states else "CUDA_VISIBLE_DEVICES hides them all")
-        yield Finding(
+        yield CheckResult(
             "GPU",
             "failed" if case.device == "cuda" else "absent",
             f"no NVIDIA GPU is to be seen: {why}",
@@ -130,10 +130,10 @@ def check_gpus(case: Case) -> Iterator[Finding]:
         yield _gpu(index, state, is_used=is_used)
     if states:
         driver, cuda = nvml.driver_version(), nvml.cuda_driver_version()
-        yield Finding("driver", "ok", f"{driver or 'unknown'}, serves CUDA up to {cuda or 'unknown'}")
+        yield CheckResult("driver", "ok", f"{driver or 'unknown'}, serves CUDA up to {cuda or 'unknown'}")
 
 
-def _gpu(index: int, state: nvml.GpuState, *, is_used: bool) -> Finding:
+def _gpu(index: int, state: nvml.GpuState, *, is_used: bool) -> CheckResult:
     parts = [
         state.name,
         state.uuid,
@@ -151,7 +151,7 @@ def _gpu(index: int, state: nvml.GpuState, *, is_used: bool) -> Finding:
         advice.append("end what else uses it: a cell during which that use moves by 16 MiB is marked contaminated")
     if state.mig:
         advice.append("MIG is on: an instance is a device of its own, which vramprobe has not been tried on")
-    return Finding(
+    return CheckResult(
         f"GPU {index}" + ("" if is_used else ", not used"),
         "warning" if advice and is_used else "ok",
         ", ".join(parts),
@@ -163,31 +163,31 @@ def _on_off(value: bool | None) -> str:
     return {True: "on", False: "off", None: "unknown"}[value]
 
 
-def check_variables(case: Case) -> Iterator[Finding]:
+def check_variables(case: DoctorState) -> Iterator[CheckResult]:
     """Environment variables that decide which GPU is used, that are ignored, or that move the numbers."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None or case.device == "cuda":
         shown = "not set: GPU 0 in the order of PCI is used" if wanted is None else f"{wanted!r}"
-        yield Finding("CUDA_VISIBLE_DEVICES", "ok", shown)
+        yield CheckResult("CUDA_VISIBLE_DEVICES", "ok", shown)
     for name in (*SAID_BY_THE_SPEC, "CUDA_DEVICE_ORDER"):
         value = os.environ.get(name)
         if value is not None and (name, value) != ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"):
             instead = "PCI_BUS_ID is used" if name == "CUDA_DEVICE_ORDER" else "say it in the cell: --alloc-conf"
-            yield Finding(name, "warning", f"{value!r} is ignored", instead)
+            yield CheckResult(name, "warning", f"{value!r} is ignored", instead)
     for name in _CHANGES_MEMORY:
         if name in os.environ and case.device == "cuda":
             detail = f"{os.environ[name]!r} is passed on to the cells, changes their memory, and is in no record"
-            yield Finding(name, "warning", detail, f"unset {name} unless that is what you measure")
+            yield CheckResult(name, "warning", detail, f"unset {name} unless that is what you measure")
 
 
-def check_packages(case: Case) -> Iterator[Finding]:
+def check_packages(case: DoctorState) -> Iterator[CheckResult]:
     """The libraries that measuring needs, against the versions it was tested with."""
     ranges = _ranges()
     if ranges is not None:
-        yield Finding("vramprobe", "ok", vramprobe.__version__)
+        yield CheckResult("vramprobe", "ok", vramprobe.__version__)
     else:
         detail = f"{vramprobe.__version__}, not installed: the versions it was tested with are not known here"
-        yield Finding("vramprobe", "warning", detail, "pip install -e '.[measure]' in the checkout")
+        yield CheckResult("vramprobe", "warning", detail, "pip install -e '.[measure]' in the checkout")
     for name in (*_NEEDED_BY_ALL, *_NEEDED_BY):
         yield _package(name, (ranges or {}).get(name), case)
 
@@ -201,21 +201,21 @@ def _ranges() -> dict[str, SpecifierSet] | None:
     return {requirement.name: requirement.specifier for requirement in map(Requirement, required)}
 
 
-def _package(name: str, wanted: SpecifierSet | None, case: Case) -> Finding:
+def _package(name: str, wanted: SpecifierSet | None, case: DoctorState) -> CheckResult:
     install = f"pip install '{name}{wanted}'" if wanted else f"pip install {name}"
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         if name in _NEEDED_BY_ALL:
             case.blocked = case.blocked or f"{name} is not installed"
-            return Finding(name, "failed", "not installed; nothing is measured without", install)
+            return CheckResult(name, "failed", "not installed; nothing is measured without", install)
         case.has_peft = case.has_peft and name != "peft"
-        return Finding(name, "absent", f"not installed; without it, no {_NEEDED_BY[name]}", install)
+        return CheckResult(name, "absent", f"not installed; without it, no {_NEEDED_BY[name]}", install)
     if wanted is None:
-        return Finding(name, "ok", version)
+        return CheckResult(name, "ok", version)
     if wanted.contains(version, prereleases=True):
-        return Finding(name, "ok", f"{version} (tested: {wanted})")
-    return Finding(name, "warning", f"{version}, not among the tested {wanted}", install)
+        return CheckResult(name, "ok", f"{version} (tested: {wanted})")
+    return CheckResult(name, "warning", f"{version}, not among the tested {wanted}", install)
 
 
 #: In the order in which they are made.

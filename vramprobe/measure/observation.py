@@ -1,6 +1,7 @@
 """Observation: what any instrument hands to the record, and the checks that decide whether to believe it.
 
-In: phases and holdings as the instrument saw them. Out: Peak, Ledger and the reasons why a run is invalid. No torch.
+In: phases and holdings as the instrument saw them. Out: Peak, MemoryLedger and the reasons why a run is
+invalid. No torch.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vramprobe.log.trace import Event, Holding, composition, lifetimes
-from vramprobe.records.record import TRAINING_PHASES, Composition, Ledger, ModelFacts, Moved, Peak, PhaseMemory
+from vramprobe.log.trace import Event, Owned, composition, lifetimes
+from vramprobe.records.record import TRAINING_PHASES, Composition, MemoryLedger, ModelFacts, Moved, Peak, PhaseMemory
 from vramprobe.rules.cell import not_quantized
 from vramprobe.spec import CellSpec
 
@@ -57,7 +58,7 @@ def composition_at_peak(
     totals: list[int],
     phases: list[PhaseMemory],
     spans: list[range],
-    holdings: Iterable[tuple[int | None, Holding]],
+    holdings: Iterable[tuple[int | None, Owned]],
 ) -> Composition | None:
     """Return the live tensors at the peak of the run by cause; None where no training phase was reached.
 
@@ -81,7 +82,7 @@ def _exact(phase: PhaseMemory, moment: str) -> int:
     return getattr(phase, f"allocated_{moment}_bytes") if requested is None else requested
 
 
-def ledger_of(observation: Observation) -> Ledger:
+def ledger_of(observation: Observation) -> MemoryLedger:
     """The last (steady) step by cause; ``unaccounted`` is idle memory that no known tensor explains."""
     held = observation.held_bytes
     last_step = max(phase.step for phase in observation.phases if phase.step is not None)
@@ -90,7 +91,7 @@ def ledger_of(observation: Observation) -> Ledger:
     first_forward = steady[0]
     kept_bytes = held.get("kept_gradients", 0)
     resident_bytes = held["weights"] + held.get("optimizer_state", 0) + held["batch"] + kept_bytes
-    return Ledger(
+    return MemoryLedger(
         weights_bytes=held["weights"],
         gradients_bytes=held.get("gradients", 0),
         optimizer_state_bytes=held.get("optimizer_state", 0),
@@ -101,7 +102,7 @@ def ledger_of(observation: Observation) -> Ledger:
     )
 
 
-def reasons_not_to_believe(observation: Observation, ledger: Ledger) -> list[str]:
+def reasons_not_to_believe(observation: Observation, ledger: MemoryLedger) -> list[str]:
     """Return the reasons why the measurement contradicts itself; empty if it is consistent."""
     return (
         list(observation.inconsistencies)
@@ -161,7 +162,7 @@ def steady_steps(phases: list[PhaseMemory]) -> list[str]:
     return reasons
 
 
-def closure(phases: list[PhaseMemory], ledger: Ledger) -> list[str]:
+def closure(phases: list[PhaseMemory], ledger: MemoryLedger) -> list[str]:
     """The allocator never holds less than the live tensors: not between steps, not at the peak."""
     reasons = []
     if ledger.unaccounted_bytes < 0:

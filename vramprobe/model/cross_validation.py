@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from vramprobe.model.memory_model import ErrorSummary, LeaveOneModelOut
-from vramprobe.model.regression import Design, Observation, Solution, relative_errors, rows_of, solution_of
+from vramprobe.model.regression import Design, PeakObservation, Solution, relative_errors, rows_of, solution_of
 from vramprobe.spec import CellSpec
 from vramprobe.units import published
 
@@ -45,7 +45,7 @@ class Fold(NamedTuple):
         return 1 / (1 + self.errors) - 1
 
 
-def leave_out(observations: Sequence[Observation], design: Design, key: Callable[[CellSpec], str]) -> list[Fold]:
+def leave_out(observations: Sequence[PeakObservation], design: Design, key: Callable[[CellSpec], str]) -> list[Fold]:
     """Each group in turn predicted by a fit of the others; empty where there are no others."""
     import numpy as np
 
@@ -58,7 +58,7 @@ def leave_out(observations: Sequence[Observation], design: Design, key: Callable
     return folds
 
 
-def leave_larger_out(observations: Sequence[Observation], design: Design) -> list[Fold]:
+def leave_larger_out(observations: Sequence[PeakObservation], design: Design) -> list[Fold]:
     """The larger models predicted by fits of the smaller ones, as they are used: MIN_DOUBLINGS above or more.
 
     Empty where no size has MIN_SMALLER_MODELS at or below it and a model so far above.

@@ -28,7 +28,7 @@ from vramprobe.model.memory_model import (
     with_workspaces,
     workspaces_bytes,
 )
-from vramprobe.model.regression import NUM_DIGITS, Observation, design_of, relative_errors, solution_of
+from vramprobe.model.regression import NUM_DIGITS, PeakObservation, design_of, relative_errors, solution_of
 from vramprobe.model.replayed import replayed
 from vramprobe.records.record import TRAINING_PHASES, RunRecord
 from vramprobe.records.table import require_comparable
@@ -105,7 +105,7 @@ def fit(records: Iterable[RunRecord]) -> MemoryModel:
 # -- which records --------------------------------------------------------------------------------------------------
 
 
-def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict[str, int]]:
+def _observations(records: Sequence[RunRecord]) -> tuple[list[PeakObservation], dict[str, int]]:
     found, left_out = [], Counter()
     for record in records:
         size, censored, reason = _observed_bytes(record)
@@ -116,7 +116,7 @@ def _observations(records: Sequence[RunRecord]) -> tuple[list[Observation], dict
             gpu = gpu_seen(record.environment.device_name)
             course = course_of(record.spec, chip_like(gpu))
             moments = with_workspaces(moments_of(course, record.spec), workspaces_bytes(record.spec, gpu))
-            found.append(Observation(record, moments, size, censored, course.arch.num_params))
+            found.append(PeakObservation(record, moments, size, censored, course.arch.num_params))
         except UnsupportedArchitecture as error:
             left_out[str(error)] += 1
     return found, dict(left_out)
@@ -151,12 +151,12 @@ def _mixed_versions(records: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _data_fingerprint(observations: Sequence[Observation]) -> str:
+def _data_fingerprint(observations: Sequence[PeakObservation]) -> str:
     lines = sorted(f"{one.record.fingerprint} {one.bytes} {one.censored}" for one in observations)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _ranges(observations: Sequence[Observation]) -> Ranges:
+def _ranges(observations: Sequence[PeakObservation]) -> Ranges:
     specs = [one.record.spec for one in observations]
 
     def span(values: list[int]) -> tuple[int, int]:
@@ -171,7 +171,7 @@ def _ranges(observations: Sequence[Observation]) -> Ranges:
     )
 
 
-def _residuals(observations: Sequence[Observation], errors: np.ndarray) -> dict[str, ErrorSummary]:
+def _residuals(observations: Sequence[PeakObservation], errors: np.ndarray) -> dict[str, ErrorSummary]:
     import numpy as np
 
     groups: dict[str, list[float]] = defaultdict(list)

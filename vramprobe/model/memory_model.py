@@ -12,12 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
+from vramprobe.records.record import FiniteModel
 from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec, Method
 from vramprobe.terms import CAUSES, Moment
@@ -58,11 +59,7 @@ RelativeError = Annotated[float, Field(ge=0, le=1e6)]
 Learnt = Annotated[float, Field(ge=-(2**63), le=2**63)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
-
-
-class Spread(_Frozen):
+class Spread(FiniteModel):
     """A learnt number with its spread over the records."""
 
     value: Learnt
@@ -76,7 +73,7 @@ class Spread(_Frozen):
         return self
 
 
-class ErrorSummary(_Frozen):
+class ErrorSummary(FiniteModel):
     """Relative errors, (predicted − measured) / measured."""
 
     num_records: Size
@@ -85,7 +82,7 @@ class ErrorSummary(_Frozen):
     mean_signed: float
 
 
-class LeaveOneModelOut(_Frozen):
+class LeaveOneModelOut(FiniteModel):
     """Errors on each model by a fit that has not seen it."""
 
     overall: ErrorSummary
@@ -124,7 +121,7 @@ def constant_name(method: str) -> str:
     return f"constant {method}"
 
 
-class IntervalWidth(_Frozen):
+class IntervalWidth(FiniteModel):
     """Distance of a measured peak from the predicted one, as a share of it; half_width() has the formula.
 
     ``half_width``, by method, is of the noise of a peak of ``from_bytes``; the noise goes with the peak's ``power``.
@@ -186,7 +183,7 @@ def unsure_share(width: IntervalWidth, shares: dict[str, Any]) -> Any:
     return total
 
 
-class Ranges(_Frozen):
+class Ranges(FiniteModel):
     """Ranges that the fit has seen: (smallest, largest) of each number, and every value of each choice."""
 
     num_params: tuple[Size, Size]
@@ -208,7 +205,7 @@ class Ranges(_Frozen):
         return span
 
 
-class MemoryModel(_Frozen):
+class MemoryModel(FiniteModel):
     """peak allocated = max over moments of Σ coefficient × term, + the method's constant; sizes in bytes."""
 
     format: Literal[2] = FORMAT

@@ -28,7 +28,7 @@ NUM_DIGITS = 9
 _MAX_STEPS, _SMALLEST_STEP, _STEP_SHARES = 100, 1e-13, (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)
 
 
-class Observation(NamedTuple):
+class PeakObservation(NamedTuple):
     """A record with its moments; ``bytes`` is its peak, or its lower bound where the device ran out of memory."""
 
     record: RunRecord
@@ -53,7 +53,7 @@ class Design(NamedTuple):
     methods: list[str]
 
 
-class Estimate(NamedTuple):
+class FittedValues(NamedTuple):
     """Fitted values: a coefficient by cause, and a constant in bytes by method."""
 
     coefficients: dict[str, float]
@@ -67,7 +67,7 @@ class Solution(NamedTuple):
     ``unit_bytes``. ``fitted_shares`` and ``fitted_bytes`` are of the records that finished.
     """
 
-    estimate: Estimate
+    estimate: FittedValues
     unit_bytes: float
     fitted_shares: np.ndarray
     fitted_bytes: np.ndarray
@@ -89,7 +89,7 @@ class Solution(NamedTuple):
         return inverse @ ((rows * scale[:, None] ** 2).T @ rows) @ inverse
 
 
-def design_of(observations: Sequence[Observation]) -> Design:
+def design_of(observations: Sequence[PeakObservation]) -> Design:
     """The observations as arrays, in their order."""
     import numpy as np
 
@@ -132,7 +132,7 @@ def rows_of(design: Design, wanted: np.ndarray) -> Design:
     return Design(terms[wanted], observed[wanted], censored[wanted], causes, is_method[wanted], methods)
 
 
-def relative_errors(design: Design, estimate: Estimate) -> np.ndarray:
+def relative_errors(design: Design, estimate: FittedValues) -> np.ndarray:
     """(predicted − measured) / measured of each record, as memory_model.peak_moment predicts it."""
     import numpy as np
 
@@ -148,7 +148,7 @@ def solution_of(design: Design) -> Solution:
     return Solution(estimate, unit, _shares(fitted, estimate, unit, fitted.observed), fitted.observed, _prior(design))
 
 
-def solve(design: Design) -> Estimate:
+def solve(design: Design) -> FittedValues:
     """Robust relative least squares around the physics, constants not negative.
 
     Unknowns are the coefficients' distances from 1, and the methods' constants in hundredths of the median peak: what a
@@ -175,7 +175,7 @@ def solve(design: Design) -> Estimate:
     unknowns = np.max(raised, axis=0)
     coefficients = [round(1 + one, NUM_DIGITS) for one in unknowns[:num_causes].tolist()]
     constants = [round(unit * one) for one in unknowns[num_causes:].tolist()]
-    return Estimate(
+    return FittedValues(
         dict(zip(design.causes, coefficients, strict=True)), dict(zip(design.methods, constants, strict=True))
     )
 
@@ -193,7 +193,7 @@ def _prior(design: Design) -> np.ndarray:
     return np.array([PRIOR_WEIGHT] * len(design.causes) + [CONSTANT_PRIOR_WEIGHT] * len(design.methods))
 
 
-def _shares(design: Design, estimate: Estimate, unit_bytes: float, of_bytes: np.ndarray) -> np.ndarray:
+def _shares(design: Design, estimate: FittedValues, unit_bytes: float, of_bytes: np.ndarray) -> np.ndarray:
     import numpy as np
 
     scale = np.array([estimate.coefficients[cause] for cause in design.causes])

@@ -69,7 +69,7 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class ScoreSummary:
     """The scores of one group; errors are relative."""
 
     group: str
@@ -99,7 +99,7 @@ class Evaluation:
 
     folds: tuple[str, ...]
     scores: tuple[Score, ...]
-    summaries: tuple[Summary, ...]
+    summaries: tuple[ScoreSummary, ...]
     cards: tuple[CardScore, ...]
     num_lower_bounds: int  # held-out out-of-memory records
     num_below_bound: int  # of these, predicted wholly below what was needed
@@ -245,7 +245,7 @@ def _scores(record: RunRecord, prediction: Prediction, fold: str, is_extrapolate
     ]
 
 
-def _summaries(scores: Sequence[Score]) -> list[Summary]:
+def _summaries(scores: Sequence[Score]) -> list[ScoreSummary]:
     """Each tier over all, then the allocated tier by method, size and phase; no row for an empty group."""
     found = []
     for tier in get_args(Tier):
@@ -262,12 +262,12 @@ def _summaries(scores: Sequence[Score]) -> list[Summary]:
     return found
 
 
-def _summary(group: str, tier: Tier, scores: Sequence[Score]) -> list[Summary]:
+def _summary(group: str, tier: Tier, scores: Sequence[Score]) -> list[ScoreSummary]:
     if not scores:
         return []
     errors = [score.error for score in scores]
     return [
-        Summary(
+        ScoreSummary(
             group=group,
             tier=tier,
             num_records=len(scores),

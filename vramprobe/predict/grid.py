@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _CHUNK = 16_384
 
 
-class Intervals(NamedTuple):
+class GridIntervals(NamedTuple):
     """Bytes, one of each per cell: the best value, and where the truth should lie."""
 
     value: Ints
@@ -58,13 +58,13 @@ class CellArrays:
 
     batch_size: Ints
     seq_len: Ints
-    peak_allocated_bytes: Intervals
+    peak_allocated_bytes: GridIntervals
     places: tuple[Place, ...]  # (phase, label) of a moment, as ``peak_place`` counts them
     peak_place: Ints
     terms: dict[str, Ints]  # bytes at the peak moment, by cause
     constant_bytes: Ints  # of the cell's method
-    reserved_bytes: Intervals | None  # null where the fit has not seen the caching allocator
-    device_bytes: Intervals | None  # null where the fit has not seen NVML
+    reserved_bytes: GridIntervals | None  # null where the fit has not seen the caching allocator
+    device_bytes: GridIntervals | None  # null where the fit has not seen NVML
     is_far: NDArray[np.bool_]  # so far outside the fitted range that predict refuses
 
     @property
@@ -207,7 +207,7 @@ def _predict_course(
                 doublings[chunk],
             )
     low, high = bounds(spec.device, half, widening, np.maximum)
-    allocated = Intervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
+    allocated = GridIntervals(*map(_whole, (value, value * np.maximum(low, 0.0), value * high)))
     reserved, device = _other_tiers(model, allocated)
     return CellArrays(
         batch_size=batch,
@@ -276,15 +276,17 @@ def _half_width(
     return np.minimum(width.half_width_of(method) * grown, LARGEST_HALF_WIDTH)
 
 
-def _other_tiers(model: MemoryModel | None, allocated: Intervals) -> tuple[Intervals | None, Intervals | None]:
+def _other_tiers(
+    model: MemoryModel | None, allocated: GridIntervals
+) -> tuple[GridIntervals | None, GridIntervals | None]:
     if model is None or model.reserved_over_allocated is None:
         return None, None
     ratio, gap = model.reserved_over_allocated, model.device_over_reserved_bytes
     names = ("value", "low", "high")
-    reserved = Intervals(*[_whole(getattr(allocated, name) * getattr(ratio, name)) for name in names])
+    reserved = GridIntervals(*[_whole(getattr(allocated, name) * getattr(ratio, name)) for name in names])
     if gap is None:
         return reserved, None
-    return reserved, Intervals(*[getattr(reserved, name) + round(getattr(gap, name)) for name in names])
+    return reserved, GridIntervals(*[getattr(reserved, name) + round(getattr(gap, name)) for name in names])
 
 
 def _whole(sizes: NDArray) -> Ints:
@@ -310,11 +312,11 @@ def _joined(parts: Sequence[tuple[Ints, CellArrays]], num_cells: int, shape: tup
     def gathered(name: str) -> NDArray:
         return _scattered([(where, getattr(cells, name)) for where, cells in renumbered], num_cells).reshape(shape)
 
-    def intervals(name: str) -> Intervals | None:
+    def intervals(name: str) -> GridIntervals | None:
         tiers = [(where, getattr(cells, name)) for where, cells in renumbered]
         if tiers[0][1] is None:
             return None
-        return Intervals(
+        return GridIntervals(
             *[
                 _scattered([(where, tier[index]) for where, tier in tiers], num_cells).reshape(shape)
                 for index in range(3)

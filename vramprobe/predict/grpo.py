@@ -28,7 +28,7 @@ _ENGINE_TOKENS = 4096  # trl/generation/vllm_generation.py: max_num_batched_toke
 _LONGEST = 1 << 20
 
 
-class Stage(Frozen):
+class GrpoStage(Frozen):
     """Bytes that both hold at the fullest moment of one stage of a step."""
 
     name: str
@@ -58,7 +58,7 @@ class Grpo(Frozen):
     engine_weights_bytes: int
     kv_cache_bytes: int
     kv_cache_tokens: int
-    stages: tuple[Stage, ...]
+    stages: tuple[GrpoStage, ...]
     peak_stage: str
     peak_bytes: int
     usable_bytes: int
@@ -70,7 +70,7 @@ class Grpo(Frozen):
     notes: tuple[str, ...] = ()
 
 
-class _Asked(NamedTuple):
+class _GrpoOptions(NamedTuple):
     gpu: str
     words: dict[str, Any]  # of the cell, without batch and length
     num_generations: int
@@ -100,7 +100,7 @@ def grpo(
     ``options``: the cell's words. ``searches``: also look for the largest length, group and utilization. Raises
     SpecError for values that TRL or vLLM refuse, UnsupportedArchitecture for models without arithmetic.
     """
-    asked = _Asked(
+    asked = _GrpoOptions(
         gpu,
         options,
         num_generations,
@@ -130,7 +130,7 @@ def grpo(
     )
 
 
-def _check(asked: _Asked) -> None:
+def _check(asked: _GrpoOptions) -> None:
     for name, least in (("num_generations", 2), ("max_prompt_length", 1), ("max_completion_length", 1)):
         if getattr(asked, name) < least:
             raise SpecError(f"{name} {getattr(asked, name)}: a whole number of {least} or more")
@@ -151,14 +151,14 @@ def _check(asked: _Asked) -> None:
         raise SpecError("GRPO beside vLLM is predicted on one GPU; drop sharding and num_gpus")
 
 
-def _trls_own(asked: _Asked) -> dict[str, Any]:
+def _trls_own(asked: _GrpoOptions) -> dict[str, Any]:
     """Return TRL 1.16's preparation of a 4-bit model (trl/trainer/grpo_trainer.py): adapters in bf16, the rest as
     loaded.
     """
     return {"kbit_prep": "none", "lora_dtype": "bf16"} if asked.words.get("method") == "qlora" else {}
 
 
-def _predicted(asked: _Asked) -> Grpo:
+def _predicted(asked: _GrpoOptions) -> Grpo:
     card = gpu_or_size(asked.gpu)
     length = asked.max_prompt_length + asked.max_completion_length
     spec = cell(**{"device": "cuda"} | _trls_own(asked) | asked.words, batch_size=asked.num_generations, seq_len=length)
@@ -210,8 +210,8 @@ def _predicted(asked: _Asked) -> Grpo:
 
 
 def _stages(
-    asked: _Asked, spec: CellSpec, found: list[Moment], engine: Served, reference: int, workspace: int
-) -> tuple[Stage, ...]:
+    asked: _GrpoOptions, spec: CellSpec, found: list[Moment], engine: Served, reference: int, workspace: int
+) -> tuple[GrpoStage, ...]:
     """The stages of a step in TRL's order, after the load: vLLM takes its share while there is no optimizer state."""
     optimizer = found[-1].terms
     weights = optimizer["weights"] + reference + workspace
@@ -237,17 +237,19 @@ def _stages(
                 size += 2 * last_hidden + _head_gradient(spec)
         trained[moment.phase] = max(trained[moment.phase], size)
     return (
-        Stage(name="load", trainer_bytes=weights, engine_bytes=max(engine.requested_bytes, engine.weights_bytes)),
-        Stage(
+        GrpoStage(name="load", trainer_bytes=weights, engine_bytes=max(engine.requested_bytes, engine.weights_bytes)),
+        GrpoStage(
             name="weight_sync",
             trainer_bytes=idle + merging,
             engine_bytes=engine.weights_bytes if asked.sleep else awake,
         ),
-        Stage(name="generation", trainer_bytes=idle, engine_bytes=awake),
-        Stage(name="log_probs", trainer_bytes=log_probs, engine_bytes=held),
-        Stage(name="forward", trainer_bytes=trained["forward"], engine_bytes=held),
-        Stage(name="backward", trainer_bytes=trained["backward"], engine_bytes=held),
-        Stage(name="optimizer_step", trainer_bytes=sum(optimizer.values()) + reference + workspace, engine_bytes=held),
+        GrpoStage(name="generation", trainer_bytes=idle, engine_bytes=awake),
+        GrpoStage(name="log_probs", trainer_bytes=log_probs, engine_bytes=held),
+        GrpoStage(name="forward", trainer_bytes=trained["forward"], engine_bytes=held),
+        GrpoStage(name="backward", trainer_bytes=trained["backward"], engine_bytes=held),
+        GrpoStage(
+            name="optimizer_step", trainer_bytes=sum(optimizer.values()) + reference + workspace, engine_bytes=held
+        ),
     )
 
 
@@ -265,7 +267,7 @@ def _merging_bytes(spec: CellSpec) -> int:
     return kept + 3 * 2 * largest
 
 
-def _tile_bytes(spec: CellSpec, asked: _Asked) -> tuple[int, int]:
+def _tile_bytes(spec: CellSpec, asked: _GrpoOptions) -> tuple[int, int]:
     """(TRL's tile of logits, the hidden states of the completions), in 16 bits; only completions are scored."""
     scored = asked.num_generations * asked.max_completion_length
     return 2 * min(scored, TOKENS) * WORDS, 2 * scored * architecture(spec.architecture).head_width
@@ -277,7 +279,7 @@ def _head_gradient(spec: CellSpec) -> int:
     return (4 + 2) * arch.vocab_size * arch.head_width if spec.method == "full" else 0
 
 
-def _verdict(engine: Served, peak: Stage, usable: int) -> tuple[str, str]:
+def _verdict(engine: Served, peak: GrpoStage, usable: int) -> tuple[str, str]:
     if engine.verdict == "does not fit":
         return "does not fit", "vLLM refuses to start: its share of the GPU does not hold one request's KV cache"
     share = f"{peak.name} holds the most, 1.00 GiB set aside for the CUDA context"

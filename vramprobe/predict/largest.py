@@ -10,12 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
-from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.prediction import Frozen, Prediction
 from vramprobe.predict.uncertainty import FAR
 from vramprobe.predict.verdict import TIGHT_SHARE, Verdict
 from vramprobe.spec import CellSpec
@@ -36,11 +34,7 @@ class Judged(NamedTuple):
 Judge = Callable[[CellSpec], Judged]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Answer(_Frozen):
+class Answer(Frozen):
     """A value and what is predicted of the cell with it."""
 
     value: int | str
@@ -48,7 +42,7 @@ class Answer(_Frozen):
     prediction: Prediction
 
 
-class Largest(_Frozen):
+class Largest(Frozen):
     """The largest value whose verdict is ``fits``, and beyond it the largest that is ``tight``; null where none is."""
 
     question: Question

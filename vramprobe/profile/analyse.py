@@ -29,7 +29,7 @@ from vramprobe.profile.growth import growth_of
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.host import host_memory
 from vramprobe.profile.library_limits import last_lines_of, library_notes
-from vramprobe.profile.lifetimes import Span
+from vramprobe.profile.lifetimes import PhaseSpan
 from vramprobe.profile.measured_time import measured_step_seconds
 from vramprobe.profile.places import Places
 from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
@@ -38,7 +38,7 @@ from vramprobe.profile.served import served_here
 from vramprobe.profile.step_time import step_time
 from vramprobe.profile.steps_differ import repeats, step_peaks
 from vramprobe.recommend.prices import chosen, shipped_offers
-from vramprobe.records.engine import Answer, EngineMemory
+from vramprobe.records.engine import EngineMemory, RequestAnswer
 from vramprobe.records.profile import (
     Live,
     ProfileEnvironment,
@@ -145,7 +145,7 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
         outcome=_outcome(run, seen_by_rank, warnings),
         environment=environment,
         engine=_engine(run, workers, environment),
-        answers=[Answer(**one) for one in launcher.get("answers") or ()],
+        answers=[RequestAnswer(**one) for one in launcher.get("answers") or ()],
         emulation=emulation,
         context_bytes=emulation.context_bytes if emulation else _context_bytes(run.ranks),
         ranks=found,
@@ -253,7 +253,7 @@ def _context_bytes(found: Sequence[RawRank]) -> int | None:
     return min((gap for gap in gaps if gap >= 0), default=None)
 
 
-def _outcome(run: RawRun, seen: Sequence[ranks.Seen | None], warnings: list[str]) -> ProfileOutcome:
+def _outcome(run: RawRun, seen: Sequence[ranks.AnalyzedRank | None], warnings: list[str]) -> ProfileOutcome:
     """Derive the command's outcome. The program's own error counts as OOM if it ran out of memory and did not go on."""
     launcher = run.launcher
     if launcher is None or launcher.get("ended_ns") is None:
@@ -329,7 +329,7 @@ def _ended_by(raw: RawRank) -> bool:
     )
 
 
-def _oom(raw: RawRank, seen: ranks.Seen | None, launcher: Mapping[str, Any]) -> ProfileOom:
+def _oom(raw: RawRank, seen: ranks.AnalyzedRank | None, launcher: Mapping[str, Any]) -> ProfileOom:
     last = raw.ooms[-1]
     place = Places((), ranks.homes_of(raw.process, launcher.get("folder"))).of_stack(last.stack)
     return ProfileOom(
@@ -350,7 +350,7 @@ def _oom(raw: RawRank, seen: ranks.Seen | None, launcher: Mapping[str, Any]) -> 
     )
 
 
-def alive_at_oom(seen: ranks.Seen, oom: RawOom) -> Live | None:
+def alive_at_oom(seen: ranks.AnalyzedRank, oom: RawOom) -> Live | None:
     """Return the live tensors at the last OOM of the history, by cause; None where it has none.
 
     Its phase did not end: of a forward, what it made and still held counts as saved.
@@ -371,6 +371,6 @@ def alive_at_oom(seen: ranks.Seen, oom: RawOom) -> Live | None:
         allocated_end_bytes=0,
         allocated_peak_bytes=0,
     )
-    span = Span(begun, start, num_events, None)
+    span = PhaseSpan(begun, start, num_events, None)
     causes = causes_seen_from(lives, [*before, span], seen.owners, span)
     return composition(lives, causes, lives.alive_after(num_events))

@@ -55,7 +55,7 @@ def _of_steps_seen(one: CardVerdict) -> CardVerdict:
 
 
 @dataclass(frozen=True)
-class Requests:
+class RankRequests:
     """One rank's requests and frees.
 
     ``events``: (action, name, bytes, stream); what could not be served is the last of them where the run ended by it.
@@ -78,7 +78,7 @@ class Replayable:
     ``error_bytes``: by how much the replay of the run itself misses torch's own reserved peak.
     """
 
-    requests: Requests
+    requests: RankRequests
     unlimited_bytes: int | None
     error_bytes: int
 
@@ -103,7 +103,7 @@ def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Replayable | None:
     return Replayable(requests, unlimited, abs(unlimited - requests.reserved_bytes) if was_at_ease else 0)
 
 
-def _requests(raw: RawRank, ended_by_oom: bool) -> Requests:
+def _requests(raw: RawRank, ended_by_oom: bool) -> RankRequests:
     history, events, config = raw.history, None, AllocatorConfig()
     if history is not None and history.traced == "all" and not history.alive_before:
         with suppress(SpecError):  # as of the cudaMallocAsync backend
@@ -112,7 +112,7 @@ def _requests(raw: RawRank, ended_by_oom: bool) -> Requests:
     needed = max(phase.allocated_peak_bytes for phase in raw.phases)
     if ended_by_oom and raw.ooms:
         needed = max(needed, (raw.ooms[-1].allocated_bytes or 0) + (raw.ooms[-1].requested_bytes or 0))
-    return Requests(
+    return RankRequests(
         needed_bytes=needed,
         reserved_bytes=max(phase.reserved_peak_bytes or 0 for phase in raw.phases),
         events=events,
@@ -186,7 +186,7 @@ class _Replayed:
     num_retries: int
 
 
-def _replayed(requests: Requests, device: Device) -> _Replayed:
+def _replayed(requests: RankRequests, device: Device) -> _Replayed:
     assert requests.events is not None
     allocator, fits = counting_allocator(requests.config, device), True
     allocate, request, complete = allocator.allocate, allocator.request_free, allocator.complete_free

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vramprobe.log.log import CAUSES as CELL_CAUSES
-from vramprobe.profile.lifetimes import Lives, Span
+from vramprobe.profile.lifetimes import Lives, PhaseSpan
 from vramprobe.profile.raw import RawHeld
 from vramprobe.records.profile import Live
 
@@ -40,7 +40,7 @@ class Owners:
     gradients_in: frozenset[int | None]
 
 
-def owners_of(lives: Lives, spans: Sequence[Span], held: Sequence[RawHeld]) -> Owners:
+def owners_of(lives: Lives, spans: Sequence[PhaseSpan], held: Sequence[RawHeld]) -> Owners:
     """A block is a holding's if one of the holding's storages lies in it while both are alive; the first of _HELD."""
     causes = np.full(len(lives.addresses), _NONE, dtype=np.int8)
     names: dict[int, str] = {}
@@ -64,7 +64,7 @@ def owners_of(lives: Lives, spans: Sequence[Span], held: Sequence[RawHeld]) -> O
     return Owners(causes, names, frozenset(steps))
 
 
-def _moment(lives: Lives, spans: Sequence[Span], time_ns: int) -> tuple[int, int | None]:
+def _moment(lives: Lives, spans: Sequence[PhaseSpan], time_ns: int) -> tuple[int, int | None]:
     """Return the number of events before a time, and the step; within its phase, whose ends are known better than any
     time.
     """
@@ -85,7 +85,7 @@ def _blocks_with(lives: Lives, alive: np.ndarray, addresses: np.ndarray) -> np.n
     return np.where(inside, found, _NONE)
 
 
-def causes_seen_from(lives: Lives, spans: Sequence[Span], owners: Owners, span: Span) -> np.ndarray:
+def causes_seen_from(lives: Lives, spans: Sequence[PhaseSpan], owners: Owners, span: PhaseSpan) -> np.ndarray:
     """The cause of each block, a position in CAUSES, as seen from the step of ``span``.
 
     What nobody holds: made in one of the step's forwards and alive at its end, it is a saved activation; older than the

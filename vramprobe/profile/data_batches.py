@@ -25,7 +25,7 @@ _MAX_VALUE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Run:
+class BatchRun:
     """One step on a chosen batch. ``is_oom``: it ran out of memory, and its bytes are a lower bound."""
 
     num_rows: int
@@ -115,7 +115,7 @@ def data_batches(raw: RawRank, context_bytes: int | None) -> DataBatches | None:
     return found.model_copy(update=_verdict(found, raw, allocated, unused))
 
 
-def runs_of(raw: RawRank) -> list[Run]:
+def runs_of(raw: RawRank) -> list[BatchRun]:
     """The steps on chosen batches that came at least to a forward, in order."""
     out_of_memory = {one.step for one in raw.ooms}
     found = []
@@ -125,7 +125,7 @@ def runs_of(raw: RawRank) -> list[Run]:
         if not is_oom and not any(one.name == "backward" for one in phases):
             continue
         found.append(
-            Run(
+            BatchRun(
                 line["rows"],
                 line["width"],
                 max((one.allocated_peak_bytes for one in phases), default=0),
@@ -138,7 +138,7 @@ def runs_of(raw: RawRank) -> list[Run]:
     return found
 
 
-def _peaks(table: Sequence[tuple[int, ...]], runs: Sequence[Run], allocated: PeakByShape) -> list[BatchPeak]:
+def _peaks(table: Sequence[tuple[int, ...]], runs: Sequence[BatchRun], allocated: PeakByShape) -> list[BatchPeak]:
     """Quantiles of the batches by tokens; what was run is not predicted."""
     run = {(one.num_rows, one.width): one for one in runs}
     until = np.cumsum([row[2] for row in table])

@@ -20,11 +20,11 @@ from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.allocator.ledger import Device
 from vramprobe.lengths.course import SETTINGS, Course, CourseUnderWay, settings_for
 from vramprobe.profile.data_batches import data_batches
-from vramprobe.profile.ranks import Seen, line_said
+from vramprobe.profile.ranks import AnalyzedRank, line_said
 from vramprobe.profile.raw import RawRank
 from vramprobe.profile.requests_by_shape import Learnt, Template
 from vramprobe.profile.size_by_shape import Shape
-from vramprobe.profile.step_requests import Log, log_of, units_of
+from vramprobe.profile.step_requests import RequestLog, log_of, units_of
 from vramprobe.records.data_batches import CreepCourse, DataBatches, DataCreep, HeldOutRequests
 
 _MOST_LINES = 3
@@ -33,13 +33,13 @@ _MOST_EVENTS = 10_000_000  # that are played where nobody asks for a number of s
 _TIMES_SLOWER = 10  # without the allocator in C
 
 
-class Run:
+class ProfiledRun:
     """Learn from a profiled run how its next steps allocate; ``first_step``: the first that is played.
 
     Raises ValueError for a run that teaches nothing, with the reason.
     """
 
-    def __init__(self, raw: RawRank, seen: Seen) -> None:
+    def __init__(self, raw: RawRank, seen: AnalyzedRank) -> None:
         num_micro_steps = (raw.batches or {}).get("micro_steps", 1)
         plays = {line["step"]: line for line in raw.plays if line["step"] not in {one.step for one in raw.ooms}}
         if len({(line["rows"], line["width"]) for line in plays.values() if not line["held_out"]}) < _FEWEST:
@@ -111,8 +111,8 @@ def _left(blocks: np.ndarray, names: np.ndarray) -> list[int]:
     return found
 
 
-def recorded(log: Log, stop: int) -> list[list[int]]:
-    """The run's own events up to ``stop``, as ``Run.steps`` has them."""
+def recorded(log: RequestLog, stop: int) -> list[list[int]]:
+    """The run's own events up to ``stop``, as ``ProfiledRun.steps`` has them."""
     events = np.where(log.is_request, log.sizes[log.blocks], ~log.blocks)[:stop]
     cuts = [0, *log.empties[log.empties < stop].tolist(), stop]
     return [events[start:end].tolist() for start, end in pairwise(cuts)]
@@ -128,7 +128,7 @@ def play(allocator: CachingAllocator, parts: Sequence[list[int]], number: int) -
 
 
 def batches_and_creep(
-    raw: RawRank, seen: Seen | None, context_bytes: int | None, num_steps: int | None, num_ranks: int
+    raw: RawRank, seen: AnalyzedRank | None, context_bytes: int | None, num_steps: int | None, num_ranks: int
 ) -> DataBatches | None:
     """Return the memory that the run's own data needs, with reserved memory over its steps; the arguments are those of
     data_creep.
@@ -139,7 +139,7 @@ def batches_and_creep(
 
 
 def data_creep(
-    raw: RawRank, seen: Seen | None, context_bytes: int | None, num_steps: int | None = None, num_ranks: int = 1
+    raw: RawRank, seen: AnalyzedRank | None, context_bytes: int | None, num_steps: int | None = None, num_ranks: int = 1
 ) -> DataCreep | None:
     """Reserved memory over ``num_steps`` steps of the run's batches, under several settings; null: as many as an epoch
     has, within what one of ``num_ranks`` may take, under the run's own. None where the batches were not asked for, or
@@ -155,8 +155,10 @@ def data_creep(
         return DataCreep(why_not=str(error) or type(error).__name__)
 
 
-def _predicted(raw: RawRank, seen: Seen, context_bytes: int | None, num_steps: int | None, num_ranks: int) -> DataCreep:
-    run, batches = Run(raw, seen), raw.batches or {}
+def _predicted(
+    raw: RawRank, seen: AnalyzedRank, context_bytes: int | None, num_steps: int | None, num_ranks: int
+) -> DataCreep:
+    run, batches = ProfiledRun(raw, seen), raw.batches or {}
     table = [(rows, width) for rows, width, *_ in batches["shapes"]]
     order = [table[at] for at in batches.get("order") or range(len(table))]
     own = (seen.history.allocator.get("alloc_conf") or "", 0)
@@ -183,7 +185,7 @@ def _predicted(raw: RawRank, seen: Seen, context_bytes: int | None, num_steps: i
     )
 
 
-def _lines(run: Run, seen: Seen) -> list[str]:
+def _lines(run: ProfiledRun, seen: AnalyzedRank) -> list[str]:
     """Return the lines that make requests which no rule predicts, those of the most first."""
     stacks = Counter(run.log.stack_of(token) for token in run.learnt.inexact_tokens)
     found = dict.fromkeys(line_said(seen.places.of(stack)) for stack, _ in stacks.most_common())
@@ -197,7 +199,7 @@ def device_of(raw: RawRank, context_bytes: int | None) -> Device:
 
 
 def courses_of(
-    run: Run, shapes: Iterable[Shape], num_steps: int, device: Device, settings: Sequence[tuple[str, int]]
+    run: ProfiledRun, shapes: Iterable[Shape], num_steps: int, device: Device, settings: Sequence[tuple[str, int]]
 ) -> list[Course]:
     """A Course for each setting, whose first step is all that the run did before ``first_step``."""
     own = recorded(run.log, run.before[-1].stop)

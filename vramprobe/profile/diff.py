@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from pydantic import BaseModel, ConfigDict, computed_field
+from pydantic import computed_field
 
 from vramprobe.profile.diff_time import TimeDifference, time_difference
 from vramprobe.records.profile import ProfileRecord, RankProfile
-from vramprobe.records.record import Composition
+from vramprobe.records.record import Composition, FrozenModel
 from vramprobe.units import format_bytes, parse_bytes, parse_share
 
 Place = tuple[str, str]  # "file:line function", cause
@@ -22,11 +22,7 @@ _LINE = re.compile(r":(\d+) ")
 _LIMITED = ("allocated", "reserved")
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Change(_Frozen):
+class ProfileChange(FrozenModel):
     """One amount before and after, bytes; null where a side does not know it."""
 
     what: str
@@ -42,7 +38,7 @@ class Change(_Frozen):
         return self.after_bytes - self.before_bytes
 
 
-class Difference(_Frozen):
+class Difference(FrozenModel):
     """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the
     largest change first; a line that moved within its function is the same one.
     ``time``: of a step, predicted; null where a side has none.
@@ -53,9 +49,9 @@ class Difference(_Frozen):
     after: str
     before_phase: str | None
     after_phase: str | None
-    tiers: tuple[Change, ...]
-    causes: tuple[Change, ...]
-    lines: tuple[Change, ...]
+    tiers: tuple[ProfileChange, ...]
+    causes: tuple[ProfileChange, ...]
+    lines: tuple[ProfileChange, ...]
     time: TimeDifference | None = None
     warnings: tuple[str, ...]
 
@@ -102,27 +98,27 @@ def too_much(difference: Difference, limit: Callable[[int], int]) -> list[str]:
     return found
 
 
-def _tiers(one: RankProfile | None, other: RankProfile | None) -> Iterator[Change]:
+def _tiers(one: RankProfile | None, other: RankProfile | None) -> Iterator[ProfileChange]:
     for tier in ("allocated", "reserved", "device"):
         found = [side.peak and getattr(side.peak, f"{tier}_bytes") if side else None for side in (one, other)]
         if found != [None, None]:
-            yield Change(what=tier, before_bytes=found[0], after_bytes=found[1])
+            yield ProfileChange(what=tier, before_bytes=found[0], after_bytes=found[1])
 
 
-def _causes(one: RankProfile | None, other: RankProfile | None) -> Iterator[Change]:
+def _causes(one: RankProfile | None, other: RankProfile | None) -> Iterator[ProfileChange]:
     if one is None or other is None or one.at_peak is None or other.at_peak is None:
         return
     before, after = _parts(one.at_peak), _parts(other.at_peak)
     for cause in before:
         if before[cause] or after[cause]:
-            yield Change(what=cause, before_bytes=before[cause], after_bytes=after[cause])
+            yield ProfileChange(what=cause, before_bytes=before[cause], after_bytes=after[cause])
 
 
 def _parts(at_peak: Composition) -> dict[str, int]:
     return {name.removesuffix("_bytes"): size for name, size in at_peak.parts().items()}
 
 
-def _lines(one: RankProfile | None, other: RankProfile | None) -> list[Change]:
+def _lines(one: RankProfile | None, other: RankProfile | None) -> list[ProfileChange]:
     if one is None or other is None or one.at_peak is None or other.at_peak is None:
         return []
     before, after = _by_place(one), _by_place(other)
@@ -132,7 +128,7 @@ def _lines(one: RankProfile | None, other: RankProfile | None) -> list[Change]:
         sizes = before.get(place, 0), after.get(place, 0)
         if sizes[0] != sizes[1]:
             what = f"{place[0]} ({place[1].replace('_', ' ')})"
-            found.append(Change(what=what, before_bytes=sizes[0], after_bytes=sizes[1]))
+            found.append(ProfileChange(what=what, before_bytes=sizes[0], after_bytes=sizes[1]))
     return sorted(found, key=lambda change: (-abs(change.grown_bytes or 0), change.what))
 
 

@@ -7,9 +7,8 @@ are not, and the intervals have to lie apart.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
 from vramprobe.records.profile import ProfileRecord
+from vramprobe.records.record import FrozenModel
 from vramprobe.records.step_time import StepTime
 from vramprobe.units import format_bytes
 
@@ -21,11 +20,7 @@ LEAST_SHARE = 0.03
 _LEAST_MEMORY_SHARE = 0.01
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class ClassSeconds(_Frozen):
+class ClassSeconds(FrozenModel):
     """One class's seconds before and after; classes overlap."""
 
     what: str
@@ -33,7 +28,7 @@ class ClassSeconds(_Frozen):
     after_seconds: float
 
 
-class TimeDifference(_Frozen):
+class TimeDifference(FrozenModel):
     """``ratio``: after over before, of the step, or of a token where the two steps have different numbers of them.
     ``is_told``: whether it is beyond what such a comparison can be off by.
     """

@@ -17,7 +17,7 @@ import numpy as np
 from vramprobe.records.profile import KeptList, LineGrowth, MemoryGrowth
 
 if TYPE_CHECKING:
-    from vramprobe.profile.ranks import Seen
+    from vramprobe.profile.ranks import AnalyzedRank
     from vramprobe.profile.raw import RawRank
 
 _LEAST_STEPS = 4  # that each leave something behind; the first step, which makes lasting state, is not among them
@@ -25,7 +25,9 @@ _LEAST_BYTES = 64 * 1024  # a step: below, as of detached losses, no run lasts l
 _ADDS = ("append", "appendleft", "extend", "add", "insert", "update", "setdefault")
 
 
-def growth_of(raw: RawRank, seen: Seen | None, context_bytes: int | None, homes: Sequence[str]) -> MemoryGrowth | None:
+def growth_of(
+    raw: RawRank, seen: AnalyzedRank | None, context_bytes: int | None, homes: Sequence[str]
+) -> MemoryGrowth | None:
     """Return the blocks that every step from the second to the last but one left alive until the last one's end; None
     if they are small.
     """
@@ -57,7 +59,7 @@ def growth_of(raw: RawRank, seen: Seen | None, context_bytes: int | None, homes:
     )
 
 
-def _by_line(seen: Seen, blocks: np.ndarray) -> Counter[str]:
+def _by_line(seen: AnalyzedRank, blocks: np.ndarray) -> Counter[str]:
     from vramprobe.profile.ranks import line_said
 
     found: Counter[str] = Counter()

@@ -30,7 +30,7 @@ from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.host_full import free_host_bytes, warned_of_a_full_host
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
-from vramprobe.profile.requests import Client, Requests, require_free_port
+from vramprobe.profile.requests import Client, ServerRequests, require_free_port
 from vramprobe.profile.waiting import told_each_minute
 from vramprobe.records.whole_file import replacing
 from vramprobe.sweep.signals import signals_that_end
@@ -56,7 +56,7 @@ class Options:
     one_rank: tuple[int, int] | None = None  # this one of so many, of which no other runs
     trace_step: int = 3
     stand_ins: Mapping[str, Any] | None = None  # for what is not there (stand_ins.py)
-    requests: Requests | None = None  # to the server that the command starts; it is ended once they are answered
+    requests: ServerRequests | None = None  # to the server that the command starts; it is ended once they are answered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ def _with_a_cuda_build(command: list[str], say: _Say) -> tuple[Path, str]:
 
 
 def _wait(
-    command: list[str], environment: dict[str, str], folder: Path, requests: Requests | None, say: _Say
+    command: list[str], environment: dict[str, str], folder: Path, requests: ServerRequests | None, say: _Say
 ) -> tuple[Ended, list[str], list[dict[str, Any]] | None]:
     """Run it to its end; -> how it ended, its last lines on stderr, what a server answered where it was asked."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vramprobe.emulate.machine import Event
+from vramprobe.emulate.machine import MachineEvent
 
 _NAMES = {"libcudnn": "cuDNN", "libcufft": "cuFFT", "libcusolver": "cuSOLVER", "libcusparse": "cuSPARSE"}
 _NAMES |= {"libcusparseLt": "cuSPARSELt"}
 _ENDED = "unknown_function"  # of a function without a status: the process was ended
 
 
-def library_remarks(events: Iterable[Event]) -> dict[str, list[str]]:
+def library_remarks(events: Iterable[MachineEvent]) -> dict[str, list[str]]:
     """By kind of event, what it is about: the library of a size that is taken as 0, a missing function's sentence."""
     found: dict[str, list[str]] = {"lower_bound": [], _ENDED: [], "unsupported_function": []}
     for event in events:

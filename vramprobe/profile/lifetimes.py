@@ -122,7 +122,7 @@ def _lives(addresses, sizes, stacks, times, positions, starts, ends, num_before)
 
 
 @dataclass(frozen=True)
-class Span:
+class PhaseSpan:
     """One phase with its events, by position; ``closes``: whether the bytes at its end are the counter's."""
 
     phase: RawPhase
@@ -137,12 +137,12 @@ class Span:
         return self.start, self.stop + 1
 
 
-def spans_of(lives: Lives, phases: Sequence[RawPhase], history: RawHistory) -> list[Span]:
+def spans_of(lives: Lives, phases: Sequence[RawPhase], history: RawHistory) -> list[PhaseSpan]:
     """Each phase that the history covers, in order.
 
     An end is the event nearest in time after which as much is alive as the allocator's counter said then.
     """
-    spans: list[Span] = []
+    spans: list[PhaseSpan] = []
     for phase in sorted(phases, key=lambda one: (one.start_ns, one.end_ns)):
         if not _is_covered(phase, history):
             continue
@@ -151,7 +151,7 @@ def spans_of(lives: Lives, phases: Sequence[RawPhase], history: RawHistory) -> l
         if not spans and history.traced == "all":
             begin = lives.num_before
         stop, closes = _end(lives, phase, begin)
-        spans.append(Span(phase, begin, stop, closes))
+        spans.append(PhaseSpan(phase, begin, stop, closes))
     return spans
 
 

@@ -27,7 +27,7 @@ _DISPATCH = re.compile(r"torch/(?:_ops|_library/.*|_compile|utils/_python_dispat
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Null where no line of Python was on the stack, as on the threads of autograd."""
 
     line: str | None  # "transformers/models/llama/modeling_llama.py:163"
@@ -35,7 +35,7 @@ class Place:
     module: str | None  # "LlamaMLP.forward"
 
 
-NOWHERE = Place(None, None, None)
+NOWHERE = Location(None, None, None)
 
 
 class Places:
@@ -43,16 +43,16 @@ class Places:
 
     def __init__(self, stacks: Sequence[Stack], homes: Sequence[str] = ()) -> None:
         self._stacks, self._homes = stacks, homes
-        self._known: dict[int, Place] = {}
+        self._known: dict[int, Location] = {}
 
-    def of(self, number: int) -> Place:
+    def of(self, number: int) -> Location:
         """The place of the stack with this number; -1 has none."""
         if number not in self._known:
             stack = self._stacks[number] if 0 <= number < len(self._stacks) else ()
             self._known[number] = self.of_stack(stack)
         return self._known[number]
 
-    def of_stack(self, stack: Stack) -> Place:
+    def of_stack(self, stack: Stack) -> Location:
         """The innermost frame outside torch, or the innermost at all; the class is that of the first frame in one."""
         stack = [frame for frame in stack if not _DISPATCH.match(self._short(frame[0]))]
         if not stack:
@@ -60,7 +60,7 @@ class Places:
         own = [frame for frame in stack if not _BEHIND.match(self._short(frame[0]))]
         file, line, function = (own or stack)[0]
         module = next((found for frame in own if (found := _method(self._whole(frame[0]), frame[1]))), None)
-        return Place(f"{self._short(file)}:{line}", function, module)
+        return Location(f"{self._short(file)}:{line}", function, module)
 
     def _short(self, file: str) -> str:
         """A file as one would import it: from its package, or from beside the script."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from vramprobe.profile import causes as causes_of
 from vramprobe.profile.from_outside import CardSeen
-from vramprobe.profile.lifetimes import Lives, Span, lives_of, spans_of
-from vramprobe.profile.places import Place, Places, pattern
+from vramprobe.profile.lifetimes import Lives, PhaseSpan, lives_of, spans_of
+from vramprobe.profile.places import Location, Places, pattern
 from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
 from vramprobe.records.profile import BlocksAlike, Live, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile
 from vramprobe.records.record import Moved
@@ -27,21 +27,21 @@ _OTHERS_BYTES = 64 * MIB  # an idle driver keeps less for itself
 
 
 @dataclass(frozen=True)
-class Seen:
+class AnalyzedRank:
     """A history read: its lives, phases and owners; for one rank."""
 
     history: RawHistory
     lives: Lives
-    spans: list[Span]
+    spans: list[PhaseSpan]
     owners: causes_of.Owners
     places: Places
 
 
 @dataclass(frozen=True)
-class Moment:
+class MemoryPoint:
     """Live blocks once ``num_events`` have happened, each with its cause (a position in causes.CAUSES)."""
 
-    span: Span
+    span: PhaseSpan
     num_events: int
     causes: np.ndarray
     alive: np.ndarray
@@ -59,7 +59,7 @@ class Remarks:
         self.texts.append(f"{self.rank}: {text}")
 
 
-def see(raw: RawRank, folder: str | None = None) -> Seen | None:
+def see(raw: RawRank, folder: str | None = None) -> AnalyzedRank | None:
     """The history in a form for questions; None where the process left none, or an empty one.
 
     ``folder``: the one that the command was started in.
@@ -69,7 +69,7 @@ def see(raw: RawRank, folder: str | None = None) -> Seen | None:
         return None
     lives = lives_of(history)
     spans = spans_of(lives, raw.phases, history)
-    return Seen(
+    return AnalyzedRank(
         history,
         lives,
         spans,
@@ -84,7 +84,9 @@ def homes_of(process: RawProcess, folder: str | None) -> list[str]:
     return [home for home in (script.rpartition("/")[0] if script.startswith("/") else "", folder) if home]
 
 
-def rank_profile(raw: RawRank, seen: Seen | None, remarks: Remarks, cards: Sequence[CardSeen] = ()) -> RankProfile:
+def rank_profile(
+    raw: RawRank, seen: AnalyzedRank | None, remarks: Remarks, cards: Sequence[CardSeen] = ()
+) -> RankProfile:
     """Build the profile of one process, with its card seen from outside; analyse.py adds what other modules know."""
     peak = peak_of(raw.phases)
     card = next((one for one in cards if _is_called(raw.device_uuid, one.uuid)), None)
@@ -215,7 +217,7 @@ def fragmentation_bytes(phases: Sequence[RawPhase]) -> int | None:
     return None if not known else max(known)[0] - max(known)[1]
 
 
-def moment_of_peak(phases: Sequence[RawPhase], seen: Seen) -> Moment | None:
+def moment_of_peak(phases: Sequence[RawPhase], seen: AnalyzedRank) -> MemoryPoint | None:
     """The highest moment of the phase with the highest allocated bytes; of several, one whose gradients were seen.
 
     Where no such phase was traced, of the traced one with the highest.
@@ -232,9 +234,9 @@ def moment_of_peak(phases: Sequence[RawPhase], seen: Seen) -> Moment | None:
     return moment_after(seen, span, int(counts[totals.argmax()]))
 
 
-def moment_after(seen: Seen, span: Span, num_events: int) -> Moment:
+def moment_after(seen: AnalyzedRank, span: PhaseSpan, num_events: int) -> MemoryPoint:
     """Return the live blocks once so many events have happened, seen from the step of ``span``."""
-    return Moment(
+    return MemoryPoint(
         span,
         num_events,
         causes_of.causes_seen_from(seen.lives, seen.spans, seen.owners, span),
@@ -242,7 +244,9 @@ def moment_after(seen: Seen, span: Span, num_events: int) -> Moment:
     )
 
 
-def _hold_against_counters(seen: Seen, moment: Moment, at_peak: Live, peak: ProfilePeak, remarks: Remarks) -> None:
+def _hold_against_counters(
+    seen: AnalyzedRank, moment: MemoryPoint, at_peak: Live, peak: ProfilePeak, remarks: Remarks
+) -> None:
     phase = moment.span.phase
     if phase.allocated_peak_bytes != peak.allocated_bytes:
         remarks.add(
@@ -259,7 +263,7 @@ def _hold_against_counters(seen: Seen, moment: Moment, at_peak: Live, peak: Prof
         remarks.add(f"no gradients were looked up in {said(phase)}: they count as temporaries there")
 
 
-def _by_place(seen: Seen, moment: Moment) -> tuple[list[BlocksAlike], list[PlaceBytes], list[PlaceBytes]]:
+def _by_place(seen: AnalyzedRank, moment: MemoryPoint) -> tuple[list[BlocksAlike], list[PlaceBytes], list[PlaceBytes]]:
     """(blocks alike, bytes by Class.method, bytes by line and cause), each the largest first."""
     lives, alike, names = seen.lives, Counter(), seen.owners.names
     for block in np.flatnonzero(moment.alive).tolist():
@@ -296,7 +300,7 @@ def _by_place(seen: Seen, moment: Moment) -> tuple[list[BlocksAlike], list[Place
     return blocks, _sorted(modules, counts_by_module), _sorted(lines, counts_by_line)
 
 
-def module_said(place: Place) -> str:
+def module_said(place: Location) -> str:
     """``LlamaMLP.forward``, function or file where there is no class, or that there is no Python line."""
     if place.line is None or place.module is not None:
         return place.module or "no Python line"
@@ -304,7 +308,7 @@ def module_said(place: Place) -> str:
     return file if place.function == "<module>" else f"{place.function} in {file.rpartition('/')[2]}"
 
 
-def line_said(place: Place) -> str:
+def line_said(place: Location) -> str:
     """``file.py:12 forward``, or that there is none."""
     return "no Python line" if place.line is None else f"{place.line} {place.function}"
 

@@ -33,14 +33,14 @@ _SMALL_BYTES = MIB
 
 
 @dataclass(frozen=True)
-class Launcher:
+class ReplicaLauncher:
     """``num_ranks``: by the command's own words or the launcher's default; None: one for each GPU of the machine."""
 
     name: str
     num_ranks: int | None
 
 
-def launcher_of(command: Sequence[str]) -> Launcher | None:
+def launcher_of(command: Sequence[str]) -> ReplicaLauncher | None:
     """The launcher that starts the command's processes; None for a command that is one process."""
     words = [Path(command[0]).name, *command[1:]] if command else []
     name = words[0] if words else ""
@@ -52,8 +52,8 @@ def launcher_of(command: Sequence[str]) -> Launcher | None:
     split = [part for word in words for part in word.split("=", 1)]
     for option, value in pairwise(split):
         if option.replace("_", "-") in options:
-            return Launcher(name, int(value) if value.isdigit() else None)  # torchrun also takes gpu and auto
-    return Launcher(name, default)
+            return ReplicaLauncher(name, int(value) if value.isdigit() else None)  # torchrun also takes gpu and auto
+    return ReplicaLauncher(name, default)
 
 
 def is_replicated(run: RawRun) -> bool:

@@ -1,6 +1,6 @@
 """Requests of several steps under common names: which one of one step is which of another.
 
-In: Units of one micro-step (step_requests.py), and the shapes of some. Out: Names. Pure NumPy.
+In: MicroSteps (step_requests.py), and the shapes of some. Out: RequestNames. Pure NumPy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from vramprobe.profile.size_by_shape import Shape, SizeByShape
-from vramprobe.profile.step_requests import Unit
+from vramprobe.profile.step_requests import MicroStep
 
 _OF_TOKEN, _OF_RATIO = 1 << 42, 1 << 41  # above all sizes
 _ENOUGH = 0.99  # of the requests
@@ -19,21 +19,21 @@ _COMMON_SHARE, _COMMON_REQUESTS = 0.05, 64  # of a unit's requests, of one stack
 _STEPS_OF_RATIO = 50  # by e-fold
 
 
-class Names:
+class RequestNames:
     """Requests have one name where what asks for them comes in the same order and their sizes follow one rule.
 
-    ``tokens``: what asks, of each name; ``by_unit``: by a Unit's id, the names of its requests.
+    ``tokens``: what asks, of each name; ``by_unit``: by a MicroStep's id, the names of its requests.
     """
 
-    def __init__(self, units: Sequence[Unit], shaped: Sequence[tuple[Shape, Unit]]) -> None:
-        alike: dict[bytes, list[Unit]] = {}
+    def __init__(self, units: Sequence[MicroStep], shaped: Sequence[tuple[Shape, MicroStep]]) -> None:
+        alike: dict[bytes, list[MicroStep]] = {}
         for unit in units:
             alike.setdefault(unit.tokens.tobytes(), []).append(unit)
         shapes = {id(unit): shape for shape, unit in shaped}
         groups = sorted(alike.values(), key=lambda group: -sum(id(one) in shapes for one in group))
         self._name(groups, [_same(groups[0], group, shapes) for group in groups])
 
-    def _name(self, groups: Sequence[Sequence[Unit]], pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    def _name(self, groups: Sequence[Sequence[MicroStep]], pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         """Name the requests of each group, whose units make the same ones, by the first group's where they match; all
         others get new names.
         """
@@ -48,7 +48,7 @@ class Names:
             self.by_unit |= {id(unit): names for unit in group}
 
 
-def learnt_sizes(seen: Sequence[tuple[Shape, np.ndarray, Unit]], num_names: int) -> SizeByShape:
+def learnt_sizes(seen: Sequence[tuple[Shape, np.ndarray, MicroStep]], num_names: int) -> SizeByShape:
     """``seen``: shapes, and the names of their units' requests."""
     shapes = list(dict.fromkeys(shape for shape, *_ in seen))
     table = np.full((len(shapes), num_names), np.nan)
@@ -57,7 +57,9 @@ def learnt_sizes(seen: Sequence[tuple[Shape, np.ndarray, Unit]], num_names: int)
     return SizeByShape(shapes, table)
 
 
-def _same(first: Sequence[Unit], group: Sequence[Unit], shapes: dict[int, Shape]) -> tuple[np.ndarray, np.ndarray]:
+def _same(
+    first: Sequence[MicroStep], group: Sequence[MicroStep], shapes: dict[int, Shape]
+) -> tuple[np.ndarray, np.ndarray]:
     """Positions of the requests that units of two orders have in common, by size too as far as shapes are known."""
     best = np.zeros(0, np.int64), np.zeros(0, np.int64)
     one, other = (next((one for one in units if id(one) in shapes), units[0]) for units in (first, group))
@@ -75,7 +77,7 @@ def _same(first: Sequence[Unit], group: Sequence[Unit], shapes: dict[int, Shape]
 
 
 def matches(
-    one: Unit, shape: Shape | None, other: Unit, other_shape: Shape | None
+    one: MicroStep, shape: Shape | None, other: MicroStep, other_shape: Shape | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Positions in both of the requests that come in the same order: by what asks, then by sizes, too."""
     yield _in_order(one.tokens, other.tokens)
@@ -85,7 +87,7 @@ def matches(
         yield _in_order(_keys(one, shape, other), _keys(other, other_shape, one))
 
 
-def _keys(unit: Unit, shape: Shape, other: Unit) -> np.ndarray:
+def _keys(unit: MicroStep, shape: Shape, other: MicroStep) -> np.ndarray:
     """Return a key for each request's origin. Where one stack makes many, as for all of a backward, also a size that
     the other unit has too, else bytes by token.
     """

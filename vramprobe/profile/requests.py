@@ -43,7 +43,7 @@ _FORM = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Requests:
+class ServerRequests:
     """So many at once, each of ``prompt_tokens``, answered by ``completion_tokens``."""
 
     number: int
@@ -56,14 +56,14 @@ class Requests:
         return f"1 request of {each}" if self.number == 1 else f"{self.number:,} requests of {each}"
 
 
-def requests_of(said: str | None, command: Sequence[str]) -> Requests | None:
+def requests_of(said: str | None, command: Sequence[str]) -> ServerRequests | None:
     """Parse ``--requests``; without it one short request where the command starts a server, else None.
 
     Raises SpecError for another form, and where the command starts no server that is known and names no --port.
     """
     port = _port(command)
     if said is None:
-        return Requests(number=1, prompt_tokens=32, completion_tokens=8, port=port) if _server(command) else None
+        return ServerRequests(number=1, prompt_tokens=32, completion_tokens=8, port=port) if _server(command) else None
     match = _FORM.fullmatch(said)
     numbers = [int(one) for one in match.groups()] if match else []
     if not numbers or min(numbers) < 1:
@@ -76,7 +76,7 @@ def requests_of(said: str | None, command: Sequence[str]) -> Requests | None:
             f"--requests {said} is for a server: vllm serve, python -m sglang.launch_server, or any command with "
             "--port that speaks OpenAI's API"
         )
-    return Requests(number=numbers[0], prompt_tokens=numbers[1], completion_tokens=numbers[2], port=port)
+    return ServerRequests(number=numbers[0], prompt_tokens=numbers[1], completion_tokens=numbers[2], port=port)
 
 
 def _server(command: Sequence[str]) -> int | None:
@@ -97,7 +97,7 @@ def _port(command: Sequence[str]) -> int | None:
     return _server(command)
 
 
-def require_free_port(requests: Requests) -> None:
+def require_free_port(requests: ServerRequests) -> None:
     """Raises SpecError where another program answers on the server's port: it would be asked in its place."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", requests.port), timeout=1):
         raise SpecError(
@@ -109,7 +109,9 @@ def require_free_port(requests: Requests) -> None:
 class Client:
     """Sends the requests from a thread of its own, then calls ``end``. ``close`` where the command has ended."""
 
-    def __init__(self, requests: Requests, folder: Path, end: Callable[[], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, requests: ServerRequests, folder: Path, end: Callable[[], None], say: Callable[[str], None]
+    ) -> None:
         self._requests, self._folder, self._end, self._say = requests, folder, end, say
         self._url = f"http://127.0.0.1:{requests.port}"
         self._closed, self._failed = threading.Event(), threading.Event()

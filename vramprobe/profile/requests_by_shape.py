@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vramprobe.profile.request_names import Names, learnt_sizes, matches
+from vramprobe.profile.request_names import RequestNames, learnt_sizes, matches
 from vramprobe.profile.size_by_shape import Shape
-from vramprobe.profile.step_requests import STREAM, Unit
+from vramprobe.profile.step_requests import STREAM, MicroStep
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Template:
     """
 
     shape: Shape
-    unit: Unit
+    unit: MicroStep
     names: np.ndarray
     events: np.ndarray
     empties: tuple[int, ...]
@@ -47,16 +47,16 @@ class Learnt:
 
     def __init__(
         self,
-        steps: Sequence[tuple[Shape, Sequence[Unit]]],
-        before: Sequence[Unit],
-        others: Sequence[Sequence[Unit]] = (),
+        steps: Sequence[tuple[Shape, Sequence[MicroStep]]],
+        before: Sequence[MicroStep],
+        others: Sequence[Sequence[MicroStep]] = (),
     ) -> None:
         """``steps``: shape and micro-steps of each step to learn from; ``before``: the micro-steps of the step before
         the first that is played, of whatever shape; ``others``: of steps between, whose blocks later ones free."""
         self.num_micro_steps = len(before)
         every = [*(units for _, units in steps), before, *others]
         named = [
-            Names([units[number] for units in every], [(shape, units[number]) for shape, units in steps])
+            RequestNames([units[number] for units in every], [(shape, units[number]) for shape, units in steps])
             for number in range(self.num_micro_steps)
         ]
         self._tokens = np.concatenate([one.tokens for one in named])  # of every name
@@ -113,7 +113,7 @@ class Learnt:
         steps, micro_steps = self._ends
         return np.flatnonzero((steps == num_steps) & (micro_steps == number))
 
-    def held_out(self, shape: Shape, units: Sequence[Unit]) -> HeldOutStep:
+    def held_out(self, shape: Shape, units: Sequence[MicroStep]) -> HeldOutStep:
         """Compare the prediction for this shape with a step that ran."""
         counts = np.zeros(4, np.int64)
         for number, unit in enumerate(units):
@@ -130,7 +130,7 @@ def _distance(one: Shape, other: Shape) -> tuple[bool, int]:
 
 
 def _ends(
-    every: Sequence[Sequence[Unit]], of_block: Mapping[int, tuple[int, int]], num_names: int
+    every: Sequence[Sequence[MicroStep]], of_block: Mapping[int, tuple[int, int]], num_names: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return after how many steps each name's request is freed, and in which micro-step; -1 where that was not seen."""
     steps, micro_steps = np.full(num_names, -1), np.full(num_names, -1)
@@ -144,7 +144,7 @@ def _ends(
 
 
 def _template(
-    shape: Shape, unit: Unit, names: np.ndarray, of_block: Mapping[int, tuple[int, int]], num_names: int
+    shape: Shape, unit: MicroStep, names: np.ndarray, of_block: Mapping[int, tuple[int, int]], num_names: int
 ) -> Template:
     """A free of a block that is older than the step before is left out: the run's next steps have none such."""
     log, events, empties, num_made = unit.log, [], [], 0

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from vramprobe.profile import causes as causes_of
-from vramprobe.profile.lifetimes import Lives, Span
-from vramprobe.profile.ranks import Seen, moment_after
+from vramprobe.profile.lifetimes import Lives, PhaseSpan
+from vramprobe.profile.ranks import AnalyzedRank, moment_after
 from vramprobe.profile.raw import RawAsleep, RawRank
 from vramprobe.records.profile import RolloutStage
 
@@ -20,7 +20,7 @@ _GENERATION = "generation"
 BETWEEN = ("other", "zero_grad", "sleep", "asleep", "wake_up")  # what they leave is seen in the stages around them
 
 
-def stages(raw: RawRank, seen: Seen | None) -> list[RolloutStage]:
+def stages(raw: RawRank, seen: AnalyzedRank | None) -> list[RolloutStage]:
     """Each stage at its fullest moment; empty where no step has a generation or no engine is in the process."""
     if seen is None or not any(one.cause == "kv_cache" for one in seen.history.held):
         return []
@@ -39,7 +39,7 @@ def unmapped_bytes(raw: RawRank) -> int:
     return max((sum(size for _, size in one.ranges) for one in raw.asleep), default=0)
 
 
-def _stage(raw: RawRank, seen: Seen, span: Span) -> RolloutStage:
+def _stage(raw: RawRank, seen: AnalyzedRank, span: PhaseSpan) -> RolloutStage:
     """The moment of a span with the most bytes that are mapped."""
     fullest = None
     for first, stop, unmapped in _stretches(raw.asleep, seen.lives, span):
@@ -57,7 +57,7 @@ def _stage(raw: RawRank, seen: Seen, span: Span) -> RolloutStage:
 
 
 def _stretches(
-    asleep: tuple[RawAsleep, ...], lives: Lives, span: Span
+    asleep: tuple[RawAsleep, ...], lives: Lives, span: PhaseSpan
 ) -> Iterator[tuple[int, int, tuple[tuple[int, int], ...]]]:
     """The moments of a span between two changes: the first, one past the last, and the ranges unmapped then."""
     first, stop = span.moments

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from vramprobe.profile import causes as causes_of
-from vramprobe.profile.ranks import Seen, moment_after
+from vramprobe.profile.ranks import AnalyzedRank, moment_after
 from vramprobe.profile.raw import RawAsleep, RawPhase, RawRank
 from vramprobe.profile.rollout import BETWEEN, within
 from vramprobe.records.profile import Live, RolloutStage
@@ -28,7 +28,7 @@ class _Member:
     """A process that uses a GPU."""
 
     raw: RawRank
-    seen: Seen
+    seen: AnalyzedRank
 
     @property
     def trains(self) -> bool:
@@ -80,7 +80,7 @@ class _Member:
         return self.seen.lives.alive_after(num_events) & within(self.seen.lives, change.ranges)
 
 
-def stages_beside(raws: Sequence[RawRank], seen: Sequence[Seen | None]) -> dict[int, list[RolloutStage]]:
+def stages_beside(raws: Sequence[RawRank], seen: Sequence[AnalyzedRank | None]) -> dict[int, list[RolloutStage]]:
     """By pid of a GPU's trainer, or of the engine that has it alone; nothing where no engine is in another process."""
     members = [_Member(raw, one) for raw, one in zip(raws, seen, strict=True) if one is not None and one.spans]
     trainers = [one for one in members if one.trains]

@@ -1,7 +1,7 @@
 """The allocator's history → the requests and frees of each micro-step, in order.
 
-In: a process's history and its phases. Out: a Log of blocks and events, and the Units of the steps that were asked for.
-Sizes are as they were requested. A free is where the allocator has the block back. Pure NumPy.
+In: a process's history and its phases. Out: a RequestLog of blocks and events, and the MicroSteps of the requested
+steps. Sizes are as they were requested. A free is where the allocator has the block back. Pure NumPy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.lifetimes import paired
-from vramprobe.profile.ranks import Seen
+from vramprobe.profile.ranks import AnalyzedRank
 
 _GIVEN_BACK = [ACTIONS["segment_free"], ACTIONS["segment_unmap"]]
 _TAKEN = [ACTIONS["segment_alloc"], ACTIONS["segment_map"]]
@@ -24,7 +24,7 @@ STREAM = 1 << 48
 
 
 @dataclass(frozen=True)
-class Log:
+class RequestLog:
     """Blocks in the order of their requests, each with its size and token (what asked for it, on which stream); events
     in order: the block, whether it is a request, its position in the history. ``empties``: before which events the
     cache was given back, other than for lack of memory.
@@ -48,10 +48,10 @@ class Log:
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class MicroStep:
     """One micro-step of ``step``, 1-based: events ``start`` to ``stop`` of the log."""
 
-    log: Log
+    log: RequestLog
     step: int
     start: int
     stop: int
@@ -79,7 +79,7 @@ class Unit:
         return self.log.tokens[self.requested]
 
 
-def log_of(seen: Seen) -> Log:
+def log_of(seen: AnalyzedRank) -> RequestLog:
     """All of a history; blocks from before it come first."""
     history = seen.history
     actions = np.frombuffer(history.actions, np.int8) if len(history.actions) else np.zeros(0, np.int8)
@@ -106,7 +106,7 @@ def log_of(seen: Seen) -> Log:
     is_freed[is_freed] = ~is_request[ends[is_freed]]
     blocks[ends[is_freed]] = np.flatnonzero(is_freed)
     kept = blocks >= 0
-    return Log(
+    return RequestLog(
         sizes=(np.maximum(sizes, 1) + STREAM * on)[starts],
         tokens=(stacks * num_streams + on)[starts],
         blocks=blocks[kept],
@@ -126,7 +126,9 @@ def _emptied(actions: np.ndarray) -> np.ndarray:
     return begins[~follows]
 
 
-def units_of(seen: Seen, log: Log, steps: Sequence[int], num_micro_steps: int) -> dict[int, list[Unit]]:
+def units_of(
+    seen: AnalyzedRank, log: RequestLog, steps: Sequence[int], num_micro_steps: int
+) -> dict[int, list[MicroStep]]:
     """The micro-steps of each of these steps that the history has whole.
 
     One ends with its backward, the last with the optimizer's step or zero_grad: what then comes is the next batch's.
@@ -141,5 +143,5 @@ def units_of(seen: Seen, log: Log, steps: Sequence[int], num_micro_steps: int) -
         cuts = [stops.get(step - 1), *within, stops.get(step)]
         if None not in cuts:
             at = [log.event_at(int(seen.lives.positions[cut - 1]) + 1) for cut in cuts if cut]
-            found[step] = [Unit(log, step, *at[number : number + 2]) for number in range(num_micro_steps)]
+            found[step] = [MicroStep(log, step, *at[number : number + 2]) for number in range(num_micro_steps)]
     return found

@@ -16,7 +16,7 @@ from vramprobe.profile.ranks import homes_of
 from vramprobe.profile.raw import RawRank, RawRun
 from vramprobe.records.step_time import LineSeconds, StepTime, UnclaimedLaunches
 from vramprobe.records.traffic import KINDS, link_bytes
-from vramprobe.speed.counted import Count, Row, time_of
+from vramprobe.speed.counted import Count, CountRow, time_of
 
 _NUM_UNCLAIMED = 10
 
@@ -126,6 +126,6 @@ def count_of(content: Mapping[str, Any]) -> Count:
         raise StoreError(f"a count of a step is not whole: {type(error).__name__}: {error}") from None
 
 
-def _row(fields: Mapping[str, Any]) -> Row:
+def _row(fields: Mapping[str, Any]) -> CountRow:
     line: Sequence[Any] | None = fields.get("line")
-    return Row(**{**fields, "line": None if line is None else (str(line[0]), int(line[1]), str(line[2]))})
+    return CountRow(**{**fields, "line": None if line is None else (str(line[0]), int(line[1]), str(line[2]))})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vramprobe.records.profile import StepPeaks
 
 if TYPE_CHECKING:
-    from vramprobe.profile.ranks import Seen
+    from vramprobe.profile.ranks import AnalyzedRank
     from vramprobe.profile.raw import RawPhase
 
 _OF_NO_STEP = ("other", "zero_grad")  # which a loop may have or not, and nothing follows from it
@@ -31,7 +31,7 @@ def repeats(phases: Sequence[RawPhase], num_steps: int) -> bool | None:
     return one == other
 
 
-def step_peaks(phases: Sequence[RawPhase], num_steps: int, seen: Seen | None = None) -> StepPeaks | None:
+def step_peaks(phases: Sequence[RawPhase], num_steps: int, seen: AnalyzedRank | None = None) -> StepPeaks | None:
     """The lowest and the highest allocated peak of the whole steps, without the first, in which optimizers make their
     state, and what differs between the two; None with fewer than two such steps."""
     peaks = {
@@ -55,7 +55,7 @@ def _of(phases: Sequence[RawPhase], step: int) -> list[RawPhase]:
     return [phase for phase in phases if phase.step == step]
 
 
-def _what(phases: Sequence[RawPhase], seen: Seen | None, lowest: int, highest: int, num_steps: int) -> str:
+def _what(phases: Sequence[RawPhase], seen: AnalyzedRank | None, lowest: int, highest: int, num_steps: int) -> str:
     """Describe what step ``highest`` has and step ``lowest`` does not."""
     names, others = ({one.name for one in _of(phases, step)} - {*_OF_NO_STEP} for step in (highest, lowest))
     if more := sorted(names - others):
@@ -72,7 +72,7 @@ def _what(phases: Sequence[RawPhase], seen: Seen | None, lowest: int, highest: i
     return f"step {highest} makes {sizes.total():,} allocations and step {lowest} {other_sizes.total():,}"
 
 
-def _requests(seen: Seen | None, step: int) -> Counter[int] | None:
+def _requests(seen: AnalyzedRank | None, step: int) -> Counter[int] | None:
     """Count how often a step allocates each size; None where it was not traced."""
     spans = [] if seen is None else [one for one in seen.spans if one.phase.step == step]
     if seen is None or not spans:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from vramprobe.profile.diff import Change, Difference
+from vramprobe.profile.diff import Difference, ProfileChange
 from vramprobe.records.profile import ProfileRecord, RankProfile
 from vramprobe.report.formats.markdown import escape
 from vramprobe.units import format_bytes, short_seconds, signed_bytes, word_for
@@ -113,7 +113,7 @@ def _compared(difference: Difference) -> Iterator[str]:
     yield from _lines("line that changed", [(*line, more) for line, more in zip(lines, grown, strict=True)])
 
 
-def _change(one: Change, name: str) -> Row:
+def _change(one: ProfileChange, name: str) -> Row:
     share = f" ({one.grown_bytes / one.before_bytes:+.1%})" if one.grown_bytes and one.before_bytes else ""
     return (
         name,

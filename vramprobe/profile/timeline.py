@@ -15,7 +15,7 @@ from vramprobe.log.log import CAUSES as CELL_CAUSES
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.profile import chrome_trace
 from vramprobe.profile.causes import CAUSES
-from vramprobe.profile.ranks import Moment, Seen, moment_of_peak, see
+from vramprobe.profile.ranks import AnalyzedRank, MemoryPoint, moment_of_peak, see
 from vramprobe.profile.raw import RawRank, read_run
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.report import timeline_file
@@ -49,7 +49,7 @@ def timeline_of_profile(folder: Path, record: ProfileRecord) -> Timeline:
     return _timeline(record, raw, seen, moment)
 
 
-def _timeline(record: ProfileRecord, raw: RawRank, seen: Seen, moment: Moment) -> Timeline:
+def _timeline(record: ProfileRecord, raw: RawRank, seen: AnalyzedRank, moment: MemoryPoint) -> Timeline:
     step, environment = moment.span.phase.step, record.environment
     spans = [one for one in seen.spans if one.phase.step == step] if step is not None else [moment.span]
     marks = [

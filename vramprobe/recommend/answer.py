@@ -12,9 +12,8 @@ from datetime import date
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from vramprobe.catalog import find_gpu, list_gpus
+from vramprobe.predict.prediction import Frozen
 from vramprobe.predict.verdict import Verdict
 from vramprobe.recommend.options import Limits, Option, Question, counts_of, nearest, option_of, words_of
 from vramprobe.recommend.prices import Offer
@@ -31,11 +30,7 @@ _REPLAYED = (
 )
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Answer(_Frozen):
+class Answer(Frozen):
     """The option that answers one of the questions people ask; ``doubt`` says what may keep it from being so."""
 
     question: Literal["cheapest", "fastest", "within the deadline"]
@@ -43,7 +38,7 @@ class Answer(_Frozen):
     doubt: str
 
 
-class Effect(_Frozen):
+class Effect(Frozen):
     """Other options than an option's, and what the run is then; the differences are to the option's own figures."""
 
     options: dict[str, Any]
@@ -55,7 +50,7 @@ class Effect(_Frozen):
     saved_usd: float | None
 
 
-class Recommendation(_Frozen):
+class Recommendation(Frozen):
     """Every option, the cheapest first, and the answers; ``changes`` are about the first, or about what lacks least."""
 
     model: str  # of a command its words

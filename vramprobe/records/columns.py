@@ -8,39 +8,39 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vramprobe.options import OPTIONS, Option
+from vramprobe.options import OPTIONS, CellOption
 from vramprobe.records.profile import Live
 from vramprobe.records.record import Composition
 from vramprobe.spec import CellSpec
 
 
-class Column(NamedTuple):
+class RecordColumn(NamedTuple):
     """``dtype`` is pandas' name: string, Int64, Float64, boolean, or datetime64[ms, UTC]."""
 
     dtype: str
     meaning: str
 
 
-def _text(meaning: str) -> Column:
-    return Column("string", meaning)
+def _text(meaning: str) -> RecordColumn:
+    return RecordColumn("string", meaning)
 
 
-def _integer(meaning: str) -> Column:
-    return Column("Int64", meaning)
+def _integer(meaning: str) -> RecordColumn:
+    return RecordColumn("Int64", meaning)
 
 
-def _number(meaning: str) -> Column:
-    return Column("Float64", meaning)
+def _number(meaning: str) -> RecordColumn:
+    return RecordColumn("Float64", meaning)
 
 
-def _flag(meaning: str) -> Column:
-    return Column("boolean", meaning)
+def _flag(meaning: str) -> RecordColumn:
+    return RecordColumn("boolean", meaning)
 
 
-def _of_option(option: Option) -> Column:
+def _of_option(option: CellOption) -> RecordColumn:
     """The column of an option of a cell."""
     assert option.meaning is not None
-    return Column({str: "string", int: "Int64", float: "Float64", bool: "boolean"}[option.kind], option.meaning)
+    return RecordColumn({str: "string", int: "Int64", float: "Float64", bool: "boolean"}[option.kind], option.meaning)
 
 
 _CELL_ID = _text("readable name of the configuration")
@@ -80,7 +80,7 @@ RECORDS = {
     "cell_id": _CELL_ID,
     "fingerprint": _FINGERPRINT,
     "attempt_id": _text("unique per record"),
-    "started_at": Column("datetime64[ms, UTC]", "start of the attempt"),
+    "started_at": RecordColumn("datetime64[ms, UTC]", "start of the attempt"),
     "instrument": _INSTRUMENT,
     **{name: _of_option(OPTIONS[name]) for name in CellSpec.model_fields if name in OPTIONS},
     "model_label": _MODEL_LABEL,
@@ -153,7 +153,7 @@ PHASES = _OF_RUN | {
 COLUMNS = {"records": RECORDS, "phases": PHASES, "ranks": RANKS}
 
 
-def of_records(name: str) -> Column:
+def of_records(name: str) -> RecordColumn:
     """A column of ``records``, also ``version_PACKAGE``. Raises KeyError for a column without documentation."""
     if name.startswith("version_"):
         return _text(f"installed release of {name.removeprefix('version_')}")

@@ -7,16 +7,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from vramprobe.records.record import Amount
+from vramprobe.records.record import Amount, FrozenModel
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class BatchPeak(_Frozen):
+class BatchPeak(FrozenModel):
     """One batch of the epoch and the peak of a step on it."""
 
     name: str  # p50, p90, p99, max
@@ -29,7 +23,7 @@ class BatchPeak(_Frozen):
     source: Literal["emulated", "predicted", "out of memory"]
 
 
-class HeldOut(_Frozen):
+class HeldOut(FrozenModel):
     """A batch whose step was run and not used to learn from."""
 
     num_rows: Amount
@@ -43,7 +37,7 @@ class HeldOut(_Frozen):
         return self.predicted_bytes / self.allocated_bytes - 1
 
 
-class DataLimit(_Frozen):
+class DataLimit(FrozenModel):
     """The largest value that fits the card, predicted, and what it cuts; shares are null where rows are unknown."""
 
     value: int | None  # null: none fits
@@ -51,7 +45,7 @@ class DataLimit(_Frozen):
     tokens_cut_share: float | None = None
 
 
-class HeldOutRequests(_Frozen):
+class HeldOutRequests(FrozenModel):
     """A step that was run and not used to learn from: its requests, those that differ from what was foreseen, bytes."""
 
     num_requests: Amount
@@ -65,7 +59,7 @@ class HeldOutRequests(_Frozen):
         return self.bytes_different / max(self.bytes_requested, 1)
 
 
-class CreepCourse(_Frozen):
+class CreepCourse(FrozenModel):
     """Reserved memory over the run's steps under one allocator setting, predicted; steps are counted from 1."""
 
     alloc_conf: str
@@ -79,7 +73,7 @@ class CreepCourse(_Frozen):
     oom_step: int | None = None
 
 
-class DataCreep(_Frozen):
+class DataCreep(FrozenModel):
     """The run's batches, one after the other, through the caching allocator. ``why_not``: all else is empty."""
 
     why_not: str | None = None
@@ -92,7 +86,7 @@ class DataCreep(_Frozen):
     courses: list[CreepCourse] = []  # the run's own setting first
 
 
-class DataBatches(_Frozen):
+class DataBatches(FrozenModel):
     """Batches by their shape: rows × tokens after padding."""
 
     how: Literal["lengths", "collated"]  # shapes by the rows' lengths, checked on collated batches; or all collated

@@ -1,5 +1,5 @@
-"""EngineMemory: where an inference engine says that its GPU memory goes; ServedOn: what of it fits on a GPU; Answer:
-what it answered to a request.
+"""EngineMemory: where an inference engine says that its GPU memory goes; ServedOn: what of it fits on a GPU;
+RequestAnswer: its answer to a request.
 
 In: an engine's own figures. Out: frozen values in a profile's record. Those of EngineMemory are the engine's, rounded
 as it prints them.
@@ -51,7 +51,7 @@ class ServedOn(BaseModel):
     settings: tuple[str, ...] = ()  # of which each would make it fit
 
 
-class Answer(BaseModel):
+class RequestAnswer(BaseModel):
     """Answer of a server under --requests to one request; one of the two is null."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

@@ -130,7 +130,7 @@ def _of_command(profile: ProfileRecord, rank: RankProfile) -> dict[str, Any]:
     }
 
 
-def _frame(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, columns.Column]) -> pd.DataFrame:
+def _frame(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, columns.RecordColumn]) -> pd.DataFrame:
     return pd.DataFrame({name: _array([row.get(name) for row in rows], kind.dtype) for name, kind in kinds.items()})
 
 

@@ -10,22 +10,18 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store
 from vramprobe.records.data_batches import DataBatches
-from vramprobe.records.engine import Answer, EngineMemory, ServedOn
-from vramprobe.records.record import Amount, Composition, Emulation, Moved
+from vramprobe.records.engine import EngineMemory, RequestAnswer, ServedOn
+from vramprobe.records.record import Amount, Composition, Emulation, FrozenModel, Moved
 from vramprobe.records.step_time import CardTime, StepTime
 
 #: Raise it when a field changes its meaning or goes, and keep reading the old one.
 FORMAT = 1
 _MATTERS = 0.005  # as a share, of a peak that differs from step to step
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Live(Composition):
@@ -36,7 +32,7 @@ class Live(Composition):
     master_weights_bytes: Amount = 0  # copies of the weights that an optimizer steps in their place
 
 
-class RolloutStage(_Frozen):
+class RolloutStage(FrozenModel):
     """One stage of a step of reinforcement learning beside an engine: its fullest moment."""
 
     name: str  # weight_sync, generation, forward, backward, …
@@ -45,7 +41,7 @@ class RolloutStage(_Frozen):
     asleep_bytes: Amount = 0  # allocated in torch's eyes, and unmapped
 
 
-class PhaseHighest(_Frozen):
+class PhaseHighest(FrozenModel):
     """All phases of one name: the highest of each tier, which need not be of one moment."""
 
     name: str  # load, forward, backward, optimizer_step, zero_grad, evaluation, generation, save, merge, other
@@ -55,7 +51,7 @@ class PhaseHighest(_Frozen):
     device_bytes: int | None = None  # used on the device by all processes: at a phase's end; emulated, within it
 
 
-class ProfilePeak(_Frozen):
+class ProfilePeak(FrozenModel):
     """The highest memory of one rank, loading included: allocated by the phase that has it, the others over the run."""
 
     phase: str
@@ -66,7 +62,7 @@ class ProfilePeak(_Frozen):
     device_bytes: int | None = None  # over the run: NVML's highest on a real GPU, the driver's on an emulated one
 
 
-class BlocksAlike(_Frozen):
+class BlocksAlike(FrozenModel):
     """Blocks of one size, cause and origin, alive at the peak."""
 
     size_bytes: Amount  # of each, as requested
@@ -83,7 +79,7 @@ class BlocksAlike(_Frozen):
         return self.size_bytes * self.num_blocks
 
 
-class PlaceBytes(_Frozen):
+class PlaceBytes(FrozenModel):
     """Bytes live at the peak that one place requested."""
 
     place: str  # "file:line function", or "Class.method"
@@ -92,7 +88,7 @@ class PlaceBytes(_Frozen):
     num_blocks: Amount
 
 
-class StepPeaks(_Frozen):
+class StepPeaks(FrozenModel):
     """Allocated peaks of whole steps, without the first."""
 
     lowest_bytes: Amount
@@ -105,14 +101,14 @@ class StepPeaks(_Frozen):
         return self.highest_bytes - self.lowest_bytes > _MATTERS * self.highest_bytes
 
 
-class LineGrowth(_Frozen):
+class LineGrowth(FrozenModel):
     """Bytes that one line's blocks add with each step."""
 
     place: str  # "file:line function"
     bytes_per_step: Amount
 
 
-class KeptList(_Frozen):
+class KeptList(FrozenModel):
     """A collection of the program's that holds tensors of many steps."""
 
     name: str  # losses, self.losses
@@ -123,7 +119,7 @@ class KeptList(_Frozen):
     added_at: list[str] = []  # file:line
 
 
-class MemoryGrowth(_Frozen):
+class MemoryGrowth(FrozenModel):
     """Requested bytes that each step from ``first_step`` to ``last_step`` left alive."""
 
     bytes_per_step: Amount
@@ -134,7 +130,7 @@ class MemoryGrowth(_Frozen):
     kept: list[KeptList] = []
 
 
-class RankProfile(_Frozen):
+class RankProfile(FrozenModel):
     """One process that used a card. ``at_peak``, ``largest``, ``by_*`` are null or empty without a history.
 
     Their bytes are requested ones, as the allocator's history has them; all parts of ``at_peak`` add up to its total,
@@ -181,7 +177,7 @@ class RankProfile(_Frozen):
         return f"; their peaks differ by {share:.2%}" if share else "; their peaks are equal"
 
 
-class HostPhase(_Frozen):
+class HostPhase(FrozenModel):
     """Bytes of host memory that the ranks hold in one phase: CPU tensors and pinned memory."""
 
     name: str
@@ -191,7 +187,7 @@ class HostPhase(_Frozen):
     highest_rank_bytes: Amount
 
 
-class HostMemory(_Frozen):
+class HostMemory(FrozenModel):
     """By phase of the run. Not in it: Python, libraries, numpy, data loaders, and files that are mapped.
 
     ``mapped_bytes``: checkpoint files, each once however many ranks map it. They are pages of the file cache, which
@@ -206,12 +202,12 @@ class HostMemory(_Frozen):
     fits: bool | None = None  # what is counted into the limit; null without one
 
 
-class ProfileOk(_Frozen):
+class ProfileOk(FrozenModel):
     kind: Literal["ok"] = "ok"
     stopped: bool = False  # by us, after the steps that were asked for
 
 
-class ProfileOom(_Frozen):
+class ProfileOom(FrozenModel):
     """The card ran out, and the command ended by it."""
 
     kind: Literal["oom"] = "oom"
@@ -231,7 +227,7 @@ class ProfileOom(_Frozen):
     last_lines: list[str] = []
 
 
-class ProfileError(_Frozen):
+class ProfileError(FrozenModel):
     """The command ended with an error of its own."""
 
     kind: Literal["error"] = "error"
@@ -244,12 +240,12 @@ class ProfileError(_Frozen):
     last_lines: list[str] = []
 
 
-class ProfileInterrupted(_Frozen):
+class ProfileInterrupted(FrozenModel):
     kind: Literal["interrupted"] = "interrupted"
     signal: int | None = None
 
 
-class ProfileLost(_Frozen):
+class ProfileLost(FrozenModel):
     """Nobody saw how the command ended: vramprobe itself was killed. What was seen until then stands."""
 
     kind: Literal["lost"] = "lost"
@@ -261,7 +257,7 @@ ProfileOutcome = Annotated[
 ]
 
 
-class ProfileEnvironment(_Frozen):
+class ProfileEnvironment(FrozenModel):
     """Environment of the run; that of rank 0 where the ranks differ."""
 
     device_name: str | None = None
@@ -281,7 +277,7 @@ class ProfileEnvironment(_Frozen):
         return name if self.emulator is None else f"emulated {name}"
 
 
-class CardVerdict(_Frozen):
+class CardVerdict(FrozenModel):
     """Verdict of the run on one GPU of the catalog, by its own sequence of allocations, with seconds and cost."""
 
     gpu: str  # short name
@@ -295,7 +291,7 @@ class CardVerdict(_Frozen):
     why_no_time: str | None = None
 
 
-class Replaced(_Frozen):
+class Replaced(FrozenModel):
     """A missing file of the run and its replacement."""
 
     kind: Literal[
@@ -315,7 +311,7 @@ class Replaced(_Frozen):
     by: str
 
 
-class ProfileRecord(_Frozen):
+class ProfileRecord(FrozenModel):
     """One profiled command."""
 
     format: Literal[1] = FORMAT
@@ -337,7 +333,7 @@ class ProfileRecord(_Frozen):
     measured_step_seconds: float | None = None  # on a real GPU: the median of its steps' wall time
     engine: EngineMemory | None = None  # an inference engine's own account
     served: ServedOn | None = None  # what of that fits on the GPU that it ran on
-    answers: list[Answer] = []  # of a server, to each request of --requests
+    answers: list[RequestAnswer] = []  # of a server, to each request of --requests
     warnings: list[str] = []
 
     @property

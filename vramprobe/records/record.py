@@ -32,11 +32,19 @@ TRAINING_PHASES = ("forward", "backward", "optimizer_step", "zero_grad")
 Amount = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class _Frozen(BaseModel):
+class FrozenModel(BaseModel):
+    """Base of what is written to files: no field can be changed, and none is unknown."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
-class PhaseMemory(_Frozen):
+class FiniteModel(FrozenModel):
+    """Base of fitted values: none is infinite or NaN."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class PhaseMemory(FrozenModel):
     """Memory over one phase of one step: at its end (``end``) and the highest within it (``peak``)."""
 
     name: PhaseName
@@ -54,7 +62,7 @@ class PhaseMemory(_Frozen):
     rss_end_bytes: Amount | None = None  # the process's resident set
 
 
-class Composition(_Frozen):
+class Composition(FrozenModel):
     """Bytes of live tensors at one point in time by cause; the parts add up to ``total_bytes`` exactly.
 
     On cuda in requested bytes: what the caching allocator rounds up or does not split off has no cause.
@@ -76,7 +84,7 @@ class Composition(_Frozen):
         return {name: value for name, value in self.model_dump().items() if name != "total_bytes"}
 
 
-class Ledger(_Frozen):
+class MemoryLedger(FrozenModel):
     """The steady step by cause. Sizes are the tensors' own (numel × itemsize, each storage once).
 
     What is read off the allocator is in requested bytes on cuda, for the same reason as in Composition.
@@ -91,7 +99,7 @@ class Ledger(_Frozen):
     at_peak: Composition | None = None  # null where no allocation trace was taken
 
 
-class Peak(_Frozen):
+class Peak(FrozenModel):
     """The highest memory of the training phases, by tier (load is apart: see ``load_allocated_bytes``)."""
 
     phase: PhaseName
@@ -102,7 +110,7 @@ class Peak(_Frozen):
     load_allocated_bytes: Amount  # peak while loading and preparing
 
 
-class ModelFacts(_Frozen):
+class ModelFacts(FrozenModel):
     """Seen on the live model, not taken from its name."""
 
     num_params: Amount  # logical parameters of the base model (a 4-bit weight counts its elements), tied ones once
@@ -113,7 +121,7 @@ class ModelFacts(_Frozen):
     attention_kernels: list[str] = []  # fused ones that ran, e.g. "ScaledDotProductFlashAttentionForCpu"
 
 
-class Timing(_Frozen):
+class Timing(FrozenModel):
     """Seconds. ``step_seconds`` comes from steps that were not traced; the rest is wall time of this cell."""
 
     step_seconds: list[float] = []
@@ -124,7 +132,7 @@ class Timing(_Frozen):
     total_seconds: float
 
 
-class Environment(_Frozen):
+class Environment(FrozenModel):
     """The context of a measurement, apart from the cell's identity."""
 
     device_name: str  # GPU marketing name, or the CPU's model
@@ -151,11 +159,11 @@ class Environment(_Frozen):
         return self.device_name if self.emulator is None else f"emulated {self.device_name}"
 
 
-class Ok(_Frozen):
+class Ok(FrozenModel):
     kind: Literal["ok"] = "ok"
 
 
-class Oom(_Frozen):
+class Oom(FrozenModel):
     """The device ran out; a lower bound for the fit."""
 
     kind: Literal["oom"] = "oom"
@@ -184,7 +192,7 @@ class Oom(_Frozen):
         return self.allocated_bytes + least
 
 
-class OomHost(_Frozen):
+class OomHost(FrozenModel):
     """The host ran out: a failed host allocation, or the kernel's or the container's killer."""
 
     kind: Literal["oom_host"] = "oom_host"
@@ -192,13 +200,13 @@ class OomHost(_Frozen):
     message: str
 
 
-class Timeout(_Frozen):
+class Timeout(FrozenModel):
     kind: Literal["timeout"] = "timeout"
     limit_seconds: float
     phase: PhaseName | None = None  # that it hung in
 
 
-class Error(_Frozen):
+class Error(FrozenModel):
     kind: Literal["error"] = "error"
     phase: PhaseName | None = None
     error_type: str
@@ -206,7 +214,7 @@ class Error(_Frozen):
     traceback: str | None = None
 
 
-class Interrupted(_Frozen):
+class Interrupted(FrozenModel):
     """Stopped by a signal or, ``by_limit``, by the sweep's own time or money."""
 
     kind: Literal["interrupted"] = "interrupted"
@@ -214,7 +222,7 @@ class Interrupted(_Frozen):
     by_limit: bool = False
 
 
-class Skipped(_Frozen):
+class Skipped(FrozenModel):
     """Not run, because it would certainly have run out of memory; ``evidence`` names what says so."""
 
     kind: Literal["skipped"] = "skipped"
@@ -223,14 +231,14 @@ class Skipped(_Frozen):
     evidence_attempt_id: str | None = None  # the attempt that ran out of memory, where one did
 
 
-class Invalid(_Frozen):
+class Invalid(FrozenModel):
     """Measured, but it must not be believed: the ledger did not close or steady steps did not repeat."""
 
     kind: Literal["invalid"] = "invalid"
     reasons: list[str]
 
 
-class Contaminated(_Frozen):
+class Contaminated(FrozenModel):
     """Someone else's memory on the device moved while the cell ran."""
 
     kind: Literal["contaminated"] = "contaminated"
@@ -247,7 +255,7 @@ Outcome = Annotated[
 MAX_READS = 40
 
 
-class ValueRead(_Frozen):
+class ValueRead(FrozenModel):
     """Reads, by one line of Python, of values that the emulated GPU did not compute."""
 
     line: str | None  # file:line, innermost outside torch; null on a thread of autograd's
@@ -263,7 +271,7 @@ class ValueRead(_Frozen):
     could_have_steered: bool
 
 
-class Verification(_Frozen):
+class Verification(FrozenModel):
     """Further steps under other contents of what is not computed: whether they allocate as the first does."""
 
     contents: list[str]
@@ -272,7 +280,7 @@ class Verification(_Frozen):
     parted_at: str | None = None  # the first place where two sequences part: its number, both events, the line
 
 
-class Emulation(_Frozen):
+class Emulation(FrozenModel):
     """Basis of an emulated record: the card, the emulator, and the uncomputed values.
 
     ``context_bytes`` is assumed, and so is what it adds to the device tier; ``graph_bytes`` too: the most
@@ -308,7 +316,7 @@ CollectiveKind = Literal[
 ]
 
 
-class Moved(_Frozen):
+class Moved(FrozenModel):
     """Collectives of one kind that a rank issued in one phase of a step (traffic.py says which bytes these are)."""
 
     phase: str
@@ -319,7 +327,7 @@ class Moved(_Frozen):
     link_bytes: Amount  # that this rank sends over its link, by the ring's formula: predicted
 
 
-class RankRecord(_Frozen):
+class RankRecord(FrozenModel):
     """Observations of one of several ranks on its card and in its process; null where that is not known.
 
     Under device-map, ``rank`` is a card's number: one process has them all, and what is a process's own is null.
@@ -328,7 +336,7 @@ class RankRecord(_Frozen):
     rank: Amount
     modules: list[str] | None = None  # under device-map, the parts of the model on this card, as the map names them
     peak: Peak | None = None
-    ledger: Ledger | None = None
+    ledger: MemoryLedger | None = None
     phases: list[PhaseMemory] = []
     context_bytes: int | None = None
     num_alloc_retries: int | None = None
@@ -338,7 +346,7 @@ class RankRecord(_Frozen):
     traffic: list[Moved] | None = None  # of the steady step, all micro-steps; null where nobody counts, as on real GPUs
 
 
-class RunRecord(_Frozen):
+class RunRecord(FrozenModel):
     """One attempt at one cell. ``peak``, ``ledger`` and ``facts`` are null where the run did not get that far.
 
     Of several ranks, or cards of one process, ``peak``, ``ledger``, ``phases`` and what else is one card's are those
@@ -358,7 +366,7 @@ class RunRecord(_Frozen):
     environment: Environment
     emulation: Emulation | None = None  # what an emulated record rests on; null for every other instrument
     peak: Peak | None = None
-    ledger: Ledger | None = None
+    ledger: MemoryLedger | None = None
     phases: list[PhaseMemory] = []
     facts: ModelFacts | None = None
     timing: Timing | None = None
@@ -372,7 +380,7 @@ class RunRecord(_Frozen):
         return self.model_dump_json()
 
 
-class Started(_Frozen):
+class Started(FrozenModel):
     """An attempt has begun; its record, with the same ``attempt_id``, is still to come. One without is interrupted."""
 
     format: Literal[1] = FORMAT

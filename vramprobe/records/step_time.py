@@ -6,14 +6,10 @@ optimizer step with all its micro-steps, on one GPU; nothing here was measured.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from vramprobe.records.record import FrozenModel
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class LineSeconds(_Frozen):
+class LineSeconds(FrozenModel):
     """Seconds of one line of Python, its backward included; without launches' and the host's time."""
 
     line: str  # file:line, innermost outside torch
@@ -21,14 +17,14 @@ class LineSeconds(_Frozen):
     seconds: float
 
 
-class UnclaimedLaunches(_Frozen):
+class UnclaimedLaunches(FrozenModel):
     """Launches between two operators, by no kernel that is known: ``forward, before aten::add``."""
 
     where: str
     num_launches: int
 
 
-class StepTime(_Frozen):
+class StepTime(FrozenModel):
     """``low_seconds`` to ``high_seconds``: where 80 % of the truths should lie. ``by_class`` overlaps, and adds up to
     more than ``seconds``. ``tokens_per_second`` is of one GPU, null where no embedding says how many tokens there are.
     """
@@ -67,7 +63,7 @@ class StepTime(_Frozen):
         return (stages - 1) / (self.num_micro_steps * self.parallel.get("virtual", 1))
 
 
-class CardTime(_Frozen):
+class CardTime(FrozenModel):
     """Seconds of the same step on another card, and its cost there by one offer: predicted.
 
     ``tokens_per_second`` is of one GPU; dollars are of the whole machines that ``provider`` rents

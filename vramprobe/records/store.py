@@ -55,7 +55,7 @@ class StoreContents:
     files: tuple[Path, ...]
 
 
-class Entry(Protocol):
+class JournalLine(Protocol):
     """Interface of a journal's line."""
 
     @property
@@ -64,7 +64,7 @@ class Entry(Protocol):
     def to_json_line(self) -> str: ...
 
 
-def append(path: str | Path, entry: Entry) -> str | None:
+def append(path: str | Path, entry: JournalLine) -> str | None:
     """Add ``entry`` as one whole line, synced to disk; null, or a warning when a torn tail was moved away first.
 
     A write that fails half-way is cut off again, so the file stays clean. Raises StoreError (a full disk, no
@@ -278,7 +278,7 @@ def require_journal(path: str | Path) -> None:
         )
 
 
-def _rescued(line: bytes, entry: Entry) -> str:
+def _rescued(line: bytes, entry: JournalLine) -> str:
     """Save a record that could not be stored to the temporary folder; return a sentence that names the file."""
     if isinstance(entry, Started):
         return ""  # nothing was measured yet

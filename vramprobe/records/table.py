@@ -128,10 +128,10 @@ def peak_columns(peak: rec.Peak | None) -> dict[str, Any]:
     return {column: peak and getattr(peak, field) for column, field in names.items()}
 
 
-def ledger_columns(ledger: rec.Ledger | None) -> dict[str, int | None]:
+def ledger_columns(ledger: rec.MemoryLedger | None) -> dict[str, int | None]:
     """A ledger as column → bytes, with ``at_peak_`` before the parts of the peak."""
     at_peak = _fields(rec.Composition, ledger and ledger.at_peak)
-    values = _fields(rec.Ledger, ledger)
+    values = _fields(rec.MemoryLedger, ledger)
     del values["at_peak"]
     return values | {f"at_peak_{name}": value for name, value in at_peak.items()}
 

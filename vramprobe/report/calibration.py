@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from vramprobe.literature.calibrate import Calibration, Constant, Quantity, Score
+from vramprobe.literature.calibrate import Calibration, Constant, FormulaScore, Quantity
 from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.spec import Method
 
@@ -34,7 +34,7 @@ def calibration_document(calibration: Calibration, origin: Sequence[str] = (), c
     """formulas: a table of scores for each quantity, then one for each constant; the CSV has every score."""
     import pandas as pd
 
-    names = list(Score.model_fields)
+    names = list(FormulaScore.model_fields)
     scores = pd.DataFrame([score.model_dump() for score in calibration.scores], columns=names)
     by_quantity = dict(list(scores.groupby("quantity")))
     tables = []

@@ -15,7 +15,7 @@ from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.recommend.recipes import without_bf16
 from vramprobe.records.record import RunRecord
 from vramprobe.report.by_size import details_in_words, params_in_words
-from vramprobe.report.columns import Unit
+from vramprobe.report.columns import ByteUnit
 from vramprobe.report.definition import UNKNOWN, Column, Document, Table, rows_of
 from vramprobe.spec import CellSpec, Method, resolve
 from vramprobe.units import GIB
@@ -31,7 +31,7 @@ SEQ_LEN, BATCH_SIZE = 2048, 1
 #: What stands where not even one fits.
 NO = "no"
 _MARK = "≈ "
-_GIB = Unit("GiB", GIB, 2)
+_GIB = ByteUnit("GiB", GIB, 2)
 #: The columns of fits.csv.
 _DATA = (
     *("model", "num_params", "method", "card", "verdict", "basis"),

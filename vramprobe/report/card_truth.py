@@ -19,13 +19,13 @@ from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.report import publish
-from vramprobe.report.columns import Unit, provenance, shortened, signed_percent
+from vramprobe.report.columns import ByteUnit, provenance, shortened, signed_percent
 from vramprobe.report.definition import Column, Document, Table
 from vramprobe.report.formats import files_of
 from vramprobe.speed.step import estimate
 from vramprobe.units import KIB, MIB, format_bytes
 
-_MIB = Unit("MiB", MIB, 1)
+_MIB = ByteUnit("MiB", MIB, 1)
 _TIERS = ("allocated", "reserved", "context")
 _BOTH_EMULATED = (
     "Both sides are emulated: the first ran where a real GPU would. This shows that the command works and repeats, and "

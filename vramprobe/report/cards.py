@@ -17,7 +17,7 @@ from vramprobe.records.record import RunRecord
 from vramprobe.report.by_size import details_in_words, params_in_words
 from vramprobe.report.card_fits import ByCard, fits
 from vramprobe.report.card_largest import largest
-from vramprobe.report.columns import Unit, size_in_words, yes_no
+from vramprobe.report.columns import ByteUnit, size_in_words, yes_no
 from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from vramprobe.model.memory_model import MemoryModel
 
-_GIB = Unit("GiB", GIB, 2)
+_GIB = ByteUnit("GiB", GIB, 2)
 
 
 def are_of_several_cards(records: Sequence[RunRecord]) -> bool:

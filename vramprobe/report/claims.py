@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vramprobe.catalog import Claim
 from vramprobe.literature.claims import VERDICTS, Judgement
 from vramprobe.literature.claims.judge import TOLERANCE, amount, text_of
-from vramprobe.literature.claims.rules import Case
+from vramprobe.literature.claims.rules import ClaimCase
 from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.report.formats import files_of, markdown
 from vramprobe.units import plural, published
@@ -163,7 +163,7 @@ def _between(one: Judgement) -> str:
     return f"{amount(figure)} (from {text_of(figure.low, figure.unit)} {high})"
 
 
-def _words(case: Case) -> str:
+def _words(case: ClaimCase) -> str:
     return ", ".join(case.conditions.values())
 
 

@@ -22,7 +22,7 @@ _LONGEST_DETAIL = 200  # characters of a failure or a remark for people; the CSV
 
 
 @dataclass(frozen=True)
-class Unit:
+class ByteUnit:
     """The unit of one table, so that its numbers compare."""
 
     name: str
@@ -38,10 +38,10 @@ class Unit:
         return Column(name, heading and f"{heading}, {self.name}", text=self.text, is_number=True)
 
 
-def unit_for(amounts: Iterable[int | None]) -> Unit:
+def unit_for(amounts: Iterable[int | None]) -> ByteUnit:
     """GiB where the smallest of these bytes fills one, else MiB."""
     known = [amount for amount in amounts if amount is not None]
-    return Unit("GiB", GIB, 2) if min(known, default=0) >= GIB else Unit("MiB", MIB, 1)
+    return ByteUnit("GiB", GIB, 2) if min(known, default=0) >= GIB else ByteUnit("MiB", MIB, 1)
 
 
 def method_in_words(spec: CellSpec) -> str:

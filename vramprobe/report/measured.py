@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from vramprobe.report.cells import Cell, summaries
 from vramprobe.report.columns import (
-    Unit,
+    ByteUnit,
     cell_columns,
     cell_row,
     shortened,
@@ -61,7 +61,7 @@ _ABOUT = (
 )
 
 
-def _columns(unit: Unit, *, is_predicted: bool) -> list[Column]:
+def _columns(unit: ByteUnit, *, is_predicted: bool) -> list[Column]:
     columns = [
         *cell_columns(),
         Column("outcome"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vramprobe.records.profile import ProfileRecord
-from vramprobe.report.columns import Unit, unit_for
+from vramprobe.report.columns import ByteUnit, unit_for
 from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.units import word_for
 
@@ -60,7 +60,7 @@ def _origin(records: Sequence[ProfileRecord]) -> list[str]:
     ]
 
 
-def _columns(unit: Unit) -> list[Column]:
+def _columns(unit: ByteUnit) -> list[Column]:
     return [
         Column("attempt_id"),
         Column("command", "command"),

@@ -34,7 +34,7 @@ _MIN_SHARE = 0.07  # of the width for each phase, so that an optimizer's step of
 
 
 @dataclass(frozen=True)
-class Span:
+class TimelineSpan:
     """One phase: its columns, from ``first`` up to, not including, ``stop``, and its amounts."""
 
     name: str
@@ -88,7 +88,7 @@ class Timeline:
     events: np.ndarray
     num_events: int
     edges: np.ndarray
-    phases: tuple[Span, ...]
+    phases: tuple[TimelineSpan, ...]
     largest: tuple[tuple[Alike, ...], ...]
 
     @property
@@ -116,7 +116,7 @@ class Timeline:
         totals = self.total_bytes.tolist()
         return [(phase.stop, min(totals[phase.stop - 1 : phase.stop + 1])) for phase in self.phases[:-1]]
 
-    def phase_at(self, column: int) -> Span:
+    def phase_at(self, column: int) -> TimelineSpan:
         """The phase that a column belongs to."""
         return next(phase for phase in self.phases if column < phase.stop)
 
@@ -207,12 +207,12 @@ def _spans(
     reserved_peaks: Sequence[int | None],
     *,
     has_micro_steps: bool,
-) -> tuple[Span, ...]:
+) -> tuple[TimelineSpan, ...]:
     spans, first = [], 0
     for mark, count, reserved in zip(marks, counts, reserved_peaks, strict=True):
         moments = _moments(mark)
         spans.append(
-            Span(
+            TimelineSpan(
                 name=mark.name,
                 micro_step=mark.micro_step if has_micro_steps else None,
                 first=first,

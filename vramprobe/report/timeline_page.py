@@ -12,7 +12,7 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from vramprobe.report.timeline import SAID, Span, Timeline
+from vramprobe.report.timeline import SAID, Timeline, TimelineSpan
 from vramprobe.units import format_bytes, unit_of
 
 _SIZE = 10_000  # of the drawing, both ways; it is stretched to the page
@@ -39,7 +39,7 @@ def page(timeline: Timeline) -> str:
     """The whole page; the same bytes each time."""
     peak, column = timeline.peak_bytes, timeline.peak_column
     unit, unit_bytes = unit_of(peak)
-    scale, words = timeline.scale_bytes, _Words(timeline)
+    scale, words = timeline.scale_bytes, _ColumnTexts(timeline)
     fields = {
         "title": escape(timeline.subject.name),
         "word": timeline.subject.word,
@@ -79,7 +79,7 @@ def ticks(scale: float, unit_bytes: int) -> list[float]:
     return [number * step for number in range(int(scale / step) + 1)]
 
 
-class _Words:
+class _ColumnTexts:
     """Texts about each column."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -103,7 +103,7 @@ class _Words:
         ]
 
 
-def phase_name(phase: Span) -> str:
+def phase_name(phase: TimelineSpan) -> str:
     """The phase, with its micro step under gradient accumulation."""
     return phase.name if phase.micro_step is None else f"{phase.name} {phase.micro_step}"
 
@@ -244,7 +244,7 @@ def _phase_rows(timeline: Timeline) -> str:
     return "".join(f"<tr>{row}</tr>" for row in rows)
 
 
-def _data(timeline: Timeline, words: _Words) -> str:
+def _data(timeline: Timeline, words: _ColumnTexts) -> str:
     """Return the data of the page's script as JSON, each text once.
 
     ``moments``: per column, the positions in ``texts`` of what it is and of the amounts by cause, from the stack's top.

@@ -51,7 +51,7 @@ Line = tuple[str, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CountRow:
     """Calls of one operator with the same shapes from one line, summed up. Bytes and FLOPs are of all calls."""
 
     phase: str  # forward, recompute, backward, optimizer
@@ -78,7 +78,7 @@ class Count:
     step: int
     num_launches: int
     num_claimed: int
-    rows: tuple[Row, ...]
+    rows: tuple[CountRow, ...]
     unclaimed: tuple[tuple[str, int], ...] = ()
     link_bytes: tuple[tuple[str, int, int], ...] = ()
     message_bytes: tuple[float, ...] = ()
@@ -107,7 +107,7 @@ class CountedTime:
     num_kernels: int
 
 
-def class_of(row: Row) -> str:
+def class_of(row: CountRow) -> str:
     """products, attention, optimizer, dequantize, memory-bound, copies or collectives."""
     if row.what in ("host_to_device", "device_to_host"):
         return "copies"
@@ -187,7 +187,7 @@ def row_seconds(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> list[
     return [seconds_of.row(row) for row in count.rows]
 
 
-def _phase_of(row: Row) -> int:
+def _phase_of(row: CountRow) -> int:
     return next((at for at, names in enumerate(PHASES) if row.phase in names), 0)
 
 
@@ -221,11 +221,11 @@ class _Roofline:
         self._link = gpu.pcie_gb_s / 2 * 1e9
         self._link_share = rates.link
 
-    def row(self, row: Row) -> float:
+    def row(self, row: CountRow) -> float:
         """Seconds of all its calls; a collective's are counted by its bytes."""
         return max(self.parts(row))
 
-    def parts(self, row: Row) -> tuple[float, float]:
+    def parts(self, row: CountRow) -> tuple[float, float]:
         """(seconds of its FLOPs, seconds of its bytes), of which the longer counts."""
         moved, what = row.read + row.written, class_of(row)
         if what == "copies":
@@ -238,12 +238,12 @@ class _Roofline:
             return row.flops / rate, moved / self._stream
         return 0.0, moved / (self._packed if what == "dequantize" else self._stream)
 
-    def _product_rate(self, row: Row) -> float:
+    def _product_rate(self, row: CountRow) -> float:
         """FLOPs per second by the product's shape; the measured share holds its bytes, too."""
         m, n, k = product_shape(row)
         return self._product * product_share(self.gpu, m, n, k) * times_faster(self.gpu, row.dtype, m)
 
-    def _attention_rate(self, row: Row) -> float:
+    def _attention_rate(self, row: CountRow) -> float:
         length, width = attention_shape(row)
         return self._attention * attention_share(self.gpu, length, width, backward="backward" in row.name)
 
@@ -257,7 +257,7 @@ class _Roofline:
         return link_bytes / (sent_bytes_per_second(self.gpu, kind, num_ranks, message_bytes) * self._link_share)
 
 
-def product_shape(row: Row) -> tuple[int, int, int]:
+def product_shape(row: CountRow) -> tuple[int, int, int]:
     """(m, n, k) of one product: its result's rows, of a batch all together, and columns, and by its FLOPs what it sums
     over; without shapes those of a cube of as many FLOPs.
     """
@@ -269,7 +269,7 @@ def product_shape(row: Row) -> tuple[int, int, int]:
     return math.prod(rows), n, max(1, flops // (2 * math.prod(shapes[0])))
 
 
-def attention_shape(row: Row) -> tuple[int, int]:
+def attention_shape(row: CountRow) -> tuple[int, int]:
     """(keys, width of a head) of one attention; queries, keys and values come first, after a backward's gradient."""
     shapes = [one for one in _shapes(row.shapes.partition(" -> ")[0]) if len(one) in (3, 4)]
     at = 2 if "backward" in row.name else 1
@@ -281,7 +281,7 @@ def attention_shape(row: Row) -> tuple[int, int]:
     return key[0], key[2]
 
 
-def _tokens(rows: Iterable[Row]) -> tuple[int | None, int | None, int | None]:
+def _tokens(rows: Iterable[CountRow]) -> tuple[int | None, int | None, int | None]:
     """(tokens, samples, tokens of one micro-step) by what the largest embedding of the forward looks up."""
     found: dict[tuple[int, ...], list[tuple[int, Sequence[int]]]] = {}
     for row in rows:

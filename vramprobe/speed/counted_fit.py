@@ -35,9 +35,9 @@ class CountedStep:
         return self.tokens / self.tokens_per_second
 
     @cached_property
-    def ideal(self) -> Ideal:
+    def ideal(self) -> IdealStep:
         """At full rates."""
-        return Ideal(self)
+        return IdealStep(self)
 
     def seconds(self, rates: Rates) -> float:
         return self.ideal.seconds(rates)
@@ -46,7 +46,7 @@ class CountedStep:
         return time_of(self.count, self.gpu, fit=fit).condition
 
 
-class Ideal:
+class IdealStep:
     """A step at full rates; ``seconds`` by any rates are those of :func:`~vramprobe.speed.counted.time_of`, without a
     walk over its rows.
     """

@@ -1,7 +1,7 @@
 """Fit: published steps -> Rates, and how far they are off on sources and cards that the fit has not seen.
 
-In: Steps, by arithmetic (Observation) or counted (counted_fit.py). Out: a SpeedFit. Least squares on the logarithm of a
-step's seconds, a large error counted by its size and not its square, and each rate held to what is known of such
+In: Steps, by arithmetic (StepObservation) or counted (counted_fit.py). Out: a SpeedFit. Least squares on the logarithm
+of a step's seconds, a large error counted by its size and not its square, and each rate held to what is known of such
 kernels anywhere, so that few rows move it little. Loads numpy and scipy, as model/fit.py does; what it leaves behind is
 read without them.
 """
@@ -73,7 +73,7 @@ S = TypeVar("S", bound=Step)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class StepObservation:
     """One published configuration: its work, on what it ran, and tokens per second of one GPU."""
 
     source: str

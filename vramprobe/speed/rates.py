@@ -9,10 +9,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
+from vramprobe.records.record import FiniteModel
 
 #: What an interval depends on: whether the card has published rows, and whether the step is long enough to hide the
 #: host's launches and stays within one machine. ``measured``: records of the card replace it.
@@ -23,14 +24,10 @@ SHORT_TOKENS = 4096
 GPUS_PER_MACHINE = 8
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+_Read = TypeVar("_Read", bound=FiniteModel)
 
 
-_Read = TypeVar("_Read", bound=_Frozen)
-
-
-class Rates(_Frozen):
+class Rates(FiniteModel):
     """Shares of what measured kernels reach by shape (products, attention, link), of the bandwidth (stream, dequantised
     weights); seconds of a kernel's launch and of what an optimizer step takes besides. Arithmetic's alone: the share of
     the bandwidth in GPTQ's dequantisation, and of the network's rate between machines.
@@ -47,7 +44,7 @@ class Rates(_Frozen):
     network: float | None = None
 
 
-class SpeedFit(_Frozen):
+class SpeedFit(FiniteModel):
     """Rates, and what they rest on. ``half_widths``: of 80 % of what was left out, |log(predicted / published)|."""
 
     rates: Rates
@@ -59,7 +56,7 @@ class SpeedFit(_Frozen):
     data: str  # the file, and the digest of its text
 
 
-class KernelTables(_Frozen):
+class KernelTables(FiniteModel):
     """Measured kernels. Shares are per mille of a card's 16-bit peak; speeds GB/s of a whole message."""
 
     source: str

@@ -19,8 +19,8 @@ from vramprobe.records.record import Instrument, Outcome, RunRecord, Started, at
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.duration import Pace
-from vramprobe.sweep.limits import Clock, Limits
-from vramprobe.sweep.plan import START_SECONDS, Plan, Policy, Row, with_evidence
+from vramprobe.sweep.limits import Clock, SweepLimits
+from vramprobe.sweep.plan import START_SECONDS, Plan, PlanRow, SweepPolicy, with_evidence
 from vramprobe.sweep.progress import Progress, RunSummary, log_path
 from vramprobe.sweep.signals import Signals
 
@@ -34,8 +34,8 @@ class Bookkeeping:
 
     sweep: Sweep
     summary: RunSummary
-    policy: Policy
-    limits: Limits
+    policy: SweepPolicy
+    limits: SweepLimits
     clock: Clock
     signals: Signals
     instrument_of: Callable[[CellSpec], Instrument]
@@ -49,7 +49,7 @@ class Bookkeeping:
     def plan(self) -> Plan:
         return self.summary.plan
 
-    def due(self, index: int, row: Row) -> Progress | None:
+    def due(self, index: int, row: PlanRow) -> Progress | None:
         """The event of a cell that is to be started now; None where it is not run, which is then told and recorded."""
         if row.is_run or row.action == "skip":
             row = with_evidence(row, self.ooms, self.plan.card, self.policy)
@@ -119,7 +119,7 @@ class Bookkeeping:
     def tell(self, event: Progress) -> None:
         self.on_event(replace(event, seconds=self.clock.elapsed_seconds))
 
-    def forbidden(self, row: Row, *, is_loaded: bool = False) -> str | None:
+    def forbidden(self, row: PlanRow, *, is_loaded: bool = False) -> str | None:
         """The limit that keeps this cell from being started."""
         if self.limits.max_cells is not None and self.clock.num_cells >= self.limits.max_cells:
             return "limit"
@@ -135,7 +135,7 @@ class Bookkeeping:
         if text not in self.summary.notes:
             self.summary.notes.append(text)
 
-    def _was(self, row: Row, outcome: str | None = None) -> bool:
+    def _was(self, row: PlanRow, outcome: str | None = None) -> bool:
         """Return True if an attempt at the row's cell has ended, with this outcome if one is given."""
         records = [*self.summary.records, *([row.record] if row.record else [])]
         return any(

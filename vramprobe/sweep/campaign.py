@@ -29,10 +29,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from vramprobe import catalog
 from vramprobe.errors import SpecError
+from vramprobe.records.record import FrozenModel
 from vramprobe.sweep.boundary import Question
 from vramprobe.sweep.definition import Sweep, load_sweep, sweep_of
 from vramprobe.sweep.yaml_file import parsed
@@ -41,11 +42,7 @@ _NAME = r"[A-Za-z0-9][\w.-]*"
 _Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Stage(_Frozen):
+class Stage(FrozenModel):
     """One stage: ``fit`` names those whose records are fitted; otherwise ``sweep`` is run, or its boundaries sought."""
 
     sweep: str | dict[str, Any] | None = None
@@ -71,7 +68,7 @@ class Stage(_Frozen):
         return (*self.fit, *self.after, *([self.predict_with] if self.predict_with else []))
 
 
-class Campaign(_Frozen):
+class Campaign(FrozenModel):
     """``stages`` by name, in the order of running."""
 
     path: Path

@@ -16,8 +16,8 @@ from vramprobe.measure.isolation import Ticket, new_ticket
 from vramprobe.records.record import Environment, Interrupted, RunRecord, record_from_json
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.bookkeeping import Bookkeeping
-from vramprobe.sweep.nodes import Lost, Needs, Node, Pool
-from vramprobe.sweep.plan import Row
+from vramprobe.sweep.nodes import Lost, Needs, Node, NodePool
+from vramprobe.sweep.plan import PlanRow
 from vramprobe.sweep.progress import Progress
 from vramprobe.sweep.resume import MAX_RETRIES, differing
 
@@ -28,7 +28,7 @@ _SILENCE_SECONDS = 420.0
 
 
 @dataclass
-class Attempt:
+class RunningAttempt:
     """An attempt under way."""
 
     event: Progress
@@ -50,23 +50,23 @@ class Series(Protocol):
     def refresh(self) -> list[Node]:
         """The nodes that are there now."""
 
-    def needs_of(self, row: Row) -> Needs:
+    def needs_of(self, row: PlanRow) -> Needs:
         """CPUs, GPUs and bytes that a cell takes on a node."""
 
     def context_of(self, spec: CellSpec) -> Environment:
         """The environment that its record must have."""
 
-    def interrupted(self, attempt: Attempt, by: str, *, by_limit: bool) -> RunRecord:
+    def interrupted(self, attempt: RunningAttempt, by: str, *, by_limit: bool) -> RunRecord:
         """The record of a cell that a signal or the sweep's own limit stopped."""
 
 
 class Dispatch:
     """One sweep on a fleet, from its first cell to its last."""
 
-    def __init__(self, fleet: Series, pool: Pool, books: Bookkeeping, scratch: Path) -> None:
+    def __init__(self, fleet: Series, pool: NodePool, books: Bookkeeping, scratch: Path) -> None:
         self._fleet, self._pool, self._books, self._scratch = fleet, pool, books, scratch
         self._waiting = deque(enumerate(books.plan.rows, start=1))
-        self._running: dict[str, Attempt] = {}
+        self._running: dict[str, RunningAttempt] = {}
         self._lost: dict[int, int] = {}  # attempts that were lost, by row
         self._nodes = list(fleet.series)
         self._looked_at = self._had_nodes_at = time.monotonic()
@@ -96,7 +96,7 @@ class Dispatch:
             for attempt in list(self._running.values()):
                 self._stop(attempt, stopped_by)
 
-    def _stop(self, attempt: Attempt, by: str, *, by_limit: bool = False) -> None:
+    def _stop(self, attempt: RunningAttempt, by: str, *, by_limit: bool = False) -> None:
         """End an attempt by a signal or a limit."""
         self._pool.cancel(attempt.ticket.attempt_id)
         self._finish(attempt, self._fleet.interrupted(attempt, by, by_limit=by_limit), 0.0)
@@ -149,7 +149,7 @@ class Dispatch:
         memory = sum(node.memory_bytes for node in self._nodes) - sum(one.memory_bytes for one in used)
         return cpus >= needs.cpus and gpus >= needs.gpus and memory >= needs.memory_bytes
 
-    def _is_running(self, row: Row) -> bool:
+    def _is_running(self, row: PlanRow) -> bool:
         return any(one.event.row.spec.fingerprint == row.spec.fingerprint for one in self._running.values())
 
     def _start(self, event: Progress, needs: Needs) -> None:
@@ -168,7 +168,7 @@ class Dispatch:
             "log": str(event.log),
         }
         gives_up_at = time.monotonic() + limit_seconds + _SILENCE_SECONDS
-        self._running[ticket.attempt_id] = Attempt(event, ticket, needs, limit_seconds, gives_up_at)
+        self._running[ticket.attempt_id] = RunningAttempt(event, ticket, needs, limit_seconds, gives_up_at)
         self._pool.submit(request, needs, self._nodes, self._model_types)
 
     def _take(self, ended: list[tuple[str, dict[str, Any] | Lost]]) -> None:
@@ -193,13 +193,13 @@ class Dispatch:
             attempt.event = replace(attempt.event, node=answer["node"])
             self._finish(attempt, record, answer["seconds"])
 
-    def _finish(self, attempt: Attempt, record: RunRecord, seconds: float) -> None:
+    def _finish(self, attempt: RunningAttempt, record: RunRecord, seconds: float) -> None:
         del self._running[attempt.ticket.attempt_id]
         if record.environment.isolation_reason is not None:
             self._books.note(f"each cell loads the libraries anew: {record.environment.isolation_reason}")
         self._books.finish(attempt.event, attempt.ticket, record, seconds)
 
-    def _try_again(self, attempt: Attempt, why: str) -> None:
+    def _try_again(self, attempt: RunningAttempt, why: str) -> None:
         """Put the cell of a lost attempt first again, unless it was lost too often."""
         index, row = attempt.event.index, attempt.event.row
         lost = self._lost[index] = self._lost.get(index, 0) + 1

@@ -24,9 +24,9 @@ from vramprobe.spec import CellSpec
 from vramprobe.sweep.bookkeeping import Bookkeeping
 from vramprobe.sweep.card import Card, Rate, card_seen
 from vramprobe.sweep.definition import Sweep
-from vramprobe.sweep.dispatch import Attempt, Dispatch
-from vramprobe.sweep.nodes import Needs, Node, Pool, difference, identity_of, needs_of, series_of
-from vramprobe.sweep.plan import Row
+from vramprobe.sweep.dispatch import Dispatch, RunningAttempt
+from vramprobe.sweep.nodes import Needs, Node, NodePool, difference, identity_of, needs_of, series_of
+from vramprobe.sweep.plan import PlanRow
 
 #: Slurm jobs at once, unless --jobs says otherwise.
 _JOBS = 16
@@ -59,7 +59,7 @@ def fleet_on(on: str, *, cards: str | None = None, gpu: str | None = None, jobs:
 class Fleet:
     """The nodes of an engine; see executor.Executor. ``card_of`` comes before all else: it looks at the nodes."""
 
-    def __init__(self, pool: Pool, *, cards: str | None = None, gpu: str | None = None) -> None:
+    def __init__(self, pool: NodePool, *, cards: str | None = None, gpu: str | None = None) -> None:
         self._pool, self._cards, self._gpu = pool, cards, gpu
         self._kinds: dict[tuple[str, bool], str] = {}
         self.series: list[Node] = []
@@ -127,7 +127,7 @@ class Fleet:
         """A line for each node that is left out."""
         return list(self._left_out.values())
 
-    def needs_of(self, row: Row) -> Needs:
+    def needs_of(self, row: PlanRow) -> Needs:
         """CPUs, GPUs and bytes that a cell takes on a node; bytes at most those of the largest node, where the cell
         runs alone.
         """
@@ -147,7 +147,7 @@ class Fleet:
         fields = attempt_fields(spec, ticket.attempt_id, ticket.started_at, self.instrument_of(spec))
         return RunRecord(**fields, spec=spec, environment=self.context_of(spec), outcome=outcome)
 
-    def interrupted(self, attempt: Attempt, by: str, *, by_limit: bool) -> RunRecord:
+    def interrupted(self, attempt: RunningAttempt, by: str, *, by_limit: bool) -> RunRecord:
         """The record of a cell that a signal or the sweep's own limit stopped."""
         spec, outcome = attempt.event.row.spec, Interrupted(message=f"stopped by {by}", by_limit=by_limit)
         return self._describe(spec, attempt.ticket, outcome)

@@ -20,7 +20,7 @@ _TIME_MARGIN = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class SweepLimits:
     """Limits of a sweep: per cell, and in total. ``limited_by`` names the source of ``max_seconds``."""
 
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
@@ -36,7 +36,7 @@ def limits(
     max_seconds: float = math.inf,
     max_dollars: float | None = None,
     max_cells: int | None = None,
-) -> Limits:
+) -> SweepLimits:
     """Limits from a user's words; what is left out does not limit. Raises SpecError for what cannot be."""
     if timeout_seconds is None:
         timeout_seconds = DEFAULT_TIMEOUT_SECONDS
@@ -53,13 +53,15 @@ def limits(
         seconds = max_dollars / rate.usd_per_hour * 3600
         if seconds < max_seconds:
             max_seconds, limited_by = seconds, "budget"
-    return Limits(timeout_seconds=timeout_seconds, max_seconds=max_seconds, limited_by=limited_by, max_cells=max_cells)
+    return SweepLimits(
+        timeout_seconds=timeout_seconds, max_seconds=max_seconds, limited_by=limited_by, max_cells=max_cells
+    )
 
 
 class Clock:
     """The time a sweep has and has used."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SweepLimits) -> None:
         self._timeout_seconds = limits.timeout_seconds
         self._began = time.monotonic()
         self._deadline = self._began + limits.max_seconds

@@ -58,7 +58,7 @@ class Lost:
     why: str
 
 
-class Pool(Protocol):
+class NodePool(Protocol):
     """Interface of an engine to a fleet: it finds a node for each cell, and reports which attempts ended."""
 
     def nodes(self, specs: Sequence[str], *, wait: bool = False) -> list[Node]:

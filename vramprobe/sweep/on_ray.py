@@ -32,7 +32,7 @@ _REASONS = {
 
 
 class RayPool:
-    """See nodes.Pool. ``address``: ray (the cluster that this machine knows, else a new one), or ray://HOST:PORT."""
+    """See nodes.NodePool. ``address``: ray (the cluster that this machine knows, else a new one), or ray://HOST:PORT."""
 
     def __init__(self, address: str = "ray", cards: str | None = None) -> None:
         require_extra("ray", "--on ray")

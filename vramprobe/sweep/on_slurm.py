@@ -38,7 +38,7 @@ _FOR_SUBMITIT = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SlurmPool:
-    """See nodes.Pool. At most ``jobs`` cells are queued or running; ``cluster`` is submitit's name of the engine."""
+    """See nodes.NodePool. At most ``jobs`` cells are queued or running; ``cluster`` is submitit's engine."""
 
     def __init__(self, jobs: int, cards: str | None = None, *, cluster: str = "slurm", folder: Path = FOLDER) -> None:
         require_extra("slurm", "--on slurm")

@@ -39,7 +39,7 @@ _MOST_RESERVED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class SweepPolicy:
     """Rules that choose the cells to run: whether to skip certain out-of-memory cells and quarantined ones, and which
     to run twice.
     """
@@ -65,7 +65,7 @@ def _is_among(spec: CellSpec, share: float) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PlanRow:
     """One cell of a plan. ``prediction`` is null where there is none (``note`` says why) or the cell is not run."""
 
     spec: CellSpec
@@ -91,7 +91,7 @@ class Row:
 class Plan:
     """Rows in the order of running; those that are not run come first."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PlanRow, ...]
     card: Card | None
     rate: Rate | None
     fit: MemoryModel | None
@@ -100,7 +100,7 @@ class Plan:
     data: Mapping[str, PaddedData] = field(default_factory=dict)  # by fingerprint, of a sweep on a data set
 
     @property
-    def to_run(self) -> list[Row]:
+    def to_run(self) -> list[PlanRow]:
         """The rows that are going to be measured."""
         return [row for row in self.rows if row.is_run]
 
@@ -130,7 +130,7 @@ def plan_sweep(
     card: Card | None,
     context_of: Callable[[CellSpec], Environment | None],
     fit: MemoryModel | None = None,
-    policy: Policy | None = None,
+    policy: SweepPolicy | None = None,
     rate: Rate | None = None,
     recording: Recording | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -142,7 +142,7 @@ def plan_sweep(
     ``context_of`` gives the environment that a cell would be measured in, null where that is not known: what was
     measured in another is stale.
     """
-    policy = policy or Policy()
+    policy = policy or SweepPolicy()
     cells = resume(sweep.cells, journal, context_of, retry_quarantined=policy.retry_quarantined)
     known = [cell.record for cell in cells if cell.record is not None and cell.action != "stale"]  # of this machine
     made = make_plan(
@@ -187,14 +187,14 @@ def make_plan(
     fit: MemoryModel | None = None,
     pace: Pace | None = None,
     ooms: Iterable[RunRecord] = (),
-    policy: Policy | None = None,
+    policy: SweepPolicy | None = None,
     rate: Rate | None = None,
     recording: Recording | None = None,
     stop: Callable[[], bool] = lambda: False,
     num_slots: int = 1,
 ) -> Plan:
     """The plan of ``cells``. ``ooms`` are out-of-memory records of this very card; ``card`` is null on a CPU."""
-    policy, ooms, pace = policy or Policy(), tuple(ooms), pace or Pace()
+    policy, ooms, pace = policy or SweepPolicy(), tuple(ooms), pace or Pace()
     predicted = _predictions([cell.spec for cell in cells if _is_to_run(cell)], card, fit, recording, stop)
     rows = [_row(cell, predicted, card, pace, ooms, policy) for cell in cells]
     rows = _in_order(rows)
@@ -202,7 +202,7 @@ def make_plan(
     return Plan(rows=every, card=card, rate=rate, fit=fit, ooms=ooms, num_slots=num_slots)
 
 
-def _second_attempts(rows: list[Row], policy: Policy) -> list[Row]:
+def _second_attempts(rows: list[PlanRow], policy: SweepPolicy) -> list[PlanRow]:
     """A row more for each cell to replicate that ended well, or is run and may."""
     chosen = [row for row in rows if policy.replicates(row.spec) and row.num_ok < 2 and row.verdict != "certain oom"]
     again = [row for row in chosen if row.is_run or (row.record is not None and row.record.outcome.kind == "ok")]
@@ -218,7 +218,7 @@ def _second_attempts(rows: list[Row], policy: Policy) -> list[Row]:
     ]
 
 
-def with_evidence(row: Row, ooms: Iterable[RunRecord], card: Card | None, policy: Policy) -> Row:
+def with_evidence(row: PlanRow, ooms: Iterable[RunRecord], card: Card | None, policy: SweepPolicy) -> PlanRow:
     """The row once more when its turn has come: an OOM of this run may have made it certain."""
     skipped = certain_oom(row.spec, ooms, row.prediction, card_bytes(row.spec, card))
     if skipped is None or row.verdict == "certain oom":  # the latter: judged already
@@ -243,9 +243,9 @@ def _row(
     card: Card | None,
     pace: Pace,
     ooms: list[RunRecord],
-    policy: Policy,
-) -> Row:
-    row = Row(
+    policy: SweepPolicy,
+) -> PlanRow:
+    row = PlanRow(
         spec=cell.spec,
         num_params=cell.spec.num_params,
         action=cell.action,
@@ -324,7 +324,7 @@ def card_bytes(spec: CellSpec, card: Card | None) -> int | None:
     return min(known, default=None)
 
 
-def _in_order(rows: list[Row]) -> list[Row]:
+def _in_order(rows: list[PlanRow]) -> list[PlanRow]:
     at_rest = [row for row in rows if row.action in ("kept", "quarantined")]
     waiting = sorted((row for row in rows if row.action not in ("kept", "quarantined")), key=_by_weights_then_size)
     risky = sorted((row for row in waiting if row.verdict == "risky" and row.is_run), key=lambda row: row.seconds)
@@ -333,7 +333,7 @@ def _in_order(rows: list[Row]) -> list[Row]:
     return [*at_rest, *boundary, *(row for row in waiting if row.spec.fingerprint not in early)]
 
 
-def _by_weights_then_size(row: Row) -> tuple[int, str, str, str, int, int]:
+def _by_weights_then_size(row: PlanRow) -> tuple[int, str, str, str, int, int]:
     spec = row.spec
     peak = row.prediction.peak_allocated_bytes.value if row.prediction else 0
     return (row.num_params, spec.model_label, spec.quant, spec.dtype, peak, spec.num_tokens)

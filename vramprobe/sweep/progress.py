@@ -13,8 +13,8 @@ from typing import Literal
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
-from vramprobe.sweep.limits import Limits
-from vramprobe.sweep.plan import Plan, Row
+from vramprobe.sweep.limits import SweepLimits
+from vramprobe.sweep.plan import Plan, PlanRow
 
 LOGS = "logs"
 
@@ -29,7 +29,7 @@ class Progress:
     kind: Literal["planned", "kept", "quarantined", "skipped", "started", "finished", "left"]
     plan: Plan
     index: int = 0
-    row: Row | None = None
+    row: PlanRow | None = None
     reason: str = ""  # why the cell is run, kept, skipped or left
     record: RunRecord | None = None
     log: Path | None = None
@@ -38,7 +38,7 @@ class Progress:
     expected_seconds: float | None = None  # for that cell, at the pace so far
     left_seconds: float | None = None  # expected for the rest, this cell included where it has just started
     seconds: float = 0.0  # used since the sweep began
-    limits: Limits = field(default_factory=Limits)
+    limits: SweepLimits = field(default_factory=SweepLimits)
     node: str | None = None  # that runs the cell, where it is not this machine
 
     @property

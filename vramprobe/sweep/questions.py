@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vramprobe.sweep.definition import Sweep
     from vramprobe.sweep.fleet import Fleet
     from vramprobe.sweep.on_data import Data
-    from vramprobe.sweep.plan import Plan, Policy
+    from vramprobe.sweep.plan import Plan, SweepPolicy
     from vramprobe.sweep.progress import Progress, RunSummary
     from vramprobe.sweep.stages import StageResult
 
@@ -42,7 +42,7 @@ def plan(
     skip: str | Sequence[str] = (),
     shard: str | None = None,
     engine: PlanEngine = "auto",
-    policy: Policy | None = None,
+    policy: SweepPolicy | None = None,
     data: Data | None = None,
     **overrides: Any,
 ) -> Plan:
@@ -88,7 +88,7 @@ def run(
     skip: str | Sequence[str] = (),
     shard: str | None = None,
     engine: PlanEngine = "formula",
-    policy: Policy | None = None,
+    policy: SweepPolicy | None = None,
     data: Data | None = None,
     on: str | Fleet = "here",
     jobs: int | None = None,

@@ -22,8 +22,8 @@ from vramprobe.sweep.card import Card, Rate
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.executor import Executor
 from vramprobe.sweep.here import Here
-from vramprobe.sweep.limits import DEFAULT_TIMEOUT_SECONDS, Clock, Limits
-from vramprobe.sweep.plan import Policy, Recording, plan_sweep
+from vramprobe.sweep.limits import DEFAULT_TIMEOUT_SECONDS, Clock, SweepLimits
+from vramprobe.sweep.plan import Recording, SweepPolicy, plan_sweep
 from vramprobe.sweep.progress import LOGS, Progress, RunSummary
 from vramprobe.sweep.resume import Journal, open_journal
 from vramprobe.sweep.signals import Signals
@@ -56,8 +56,8 @@ def run(
     card: Card | None = None,
     fit: MemoryModel | None = None,
     rate: Rate | None = None,
-    policy: Policy | None = None,
-    limits: Limits | None = None,
+    policy: SweepPolicy | None = None,
+    limits: SweepLimits | None = None,
     recording: Recording | None = None,
     executor: Executor | None = None,
     on_event: Callable[[Progress], None] = lambda event: None,
@@ -68,7 +68,7 @@ def run(
     where cells run, this machine by default. Raises StoreError before running anything where the folder cannot be read
     or written, or another sweep writes to it, MissingDependency where a package or the GPU is not there.
     """
-    policy, limits = policy or Policy(), limits or Limits()
+    policy, limits = policy or SweepPolicy(), limits or SweepLimits()
     logs = folder / LOGS
     with store.lock(folder), Signals().caught() as signals:
         clock = Clock(limits)

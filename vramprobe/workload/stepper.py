@@ -17,7 +17,7 @@ from vramprobe.workload.loss import fuse_head
 from vramprobe.workload.model import build_model, counted
 from vramprobe.workload.optimizer import build_optimizer
 from vramprobe.workload.storages import Storages, gradient_storages, optimizer_storages, weight_storages
-from vramprobe.workload.trainer import Trainer, trainer_of
+from vramprobe.workload.trainer import LossTrainer, trainer_of
 
 
 class Stepper:
@@ -26,7 +26,7 @@ class Stepper:
     autocasts = False  # in the model itself
     host_tensors_bytes = 0  # of the model, its gradients and the optimizer's state in host memory, at most
     host_pinned_bytes: int | None = None  # what torch's allocator of pinned memory took at most; null: not known
-    trainer: Trainer | None = None  # what computes the loss, of a prepared model; null: the model itself
+    trainer: LossTrainer | None = None  # what computes the loss, of a prepared model; null: the model itself
     modules_by_card: list[list[str]] | None = None  # where one process has several cards
 
     def __init__(self, spec: CellSpec) -> None:

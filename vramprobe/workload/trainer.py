@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PRECISION = {"none": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
-class Trainer(Protocol):
+class LossTrainer(Protocol):
     """Interface of an object that computes a cell's loss in place of its model."""
 
     reference: nn.Module | None  # a second model; null where the trained one stands for it, or none is needed
@@ -38,7 +38,7 @@ class Trainer(Protocol):
         """Compute the loss of a micro-batch."""
 
 
-def trainer_of(spec: CellSpec, model: nn.Module, accelerator: Accelerator | None = None) -> Trainer | None:
+def trainer_of(spec: CellSpec, model: nn.Module, accelerator: Accelerator | None = None) -> LossTrainer | None:
     """The cell's trainer, made before anything wraps or divides the model; None where the model computes its own loss.
 
     ``accelerator``: a rank's, which prepares the model afterwards; on one GPU there is none yet, and the model is
@@ -50,12 +50,12 @@ def trainer_of(spec: CellSpec, model: nn.Module, accelerator: Accelerator | None
     if accelerator is not None:
         return _MADE[spec.trainer](spec, model, accelerator)
     alone = _accelerator(spec)
-    trainer: Trainer = _MADE[spec.trainer](spec, model, alone)
+    trainer: LossTrainer = _MADE[spec.trainer](spec, model, alone)
     trainer.take(alone.prepare_model(model, device_placement=False))
     return trainer
 
 
-def reference_storages(trainer: Trainer | None) -> Storages:
+def reference_storages(trainer: LossTrainer | None) -> Storages:
     """The weights of the second model."""
     return Storages() if trainer is None or trainer.reference is None else weight_storages(trainer.reference)
 

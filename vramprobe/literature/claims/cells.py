@@ -59,7 +59,7 @@ class Fact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
+class CellPeak:
     """The peak of one cell in bytes: what tensors take, up to ``high``, which is what nvidia-smi may show for it."""
 
     source: Source
@@ -133,7 +133,7 @@ class Cells:
                 return Fact(rate.value, f"{rate.value:.4g}", rate.low, rate.high, "estimate")
         raise KeyError(name)
 
-    def peak(self, options: Options) -> Peak:
+    def peak(self, options: Options) -> CellPeak:
         """The peak: measured or emulated where a record is comparable, else by arithmetic."""
         spec = self.spec(options)
         if (record := self._seen.get(_identity(spec))) is not None:
@@ -145,10 +145,10 @@ class Cells:
             high = found.device_bytes or found.allocated_bytes + CONTEXT_ALLOWANCE_BYTES
             device = record.environment.device_name
             engine = f"emulated {device}" if record.instrument == "emulated" else f"cuda on {device}"
-            return Peak(source=source, low=found.allocated_bytes, high=high, engine=engine)
+            return CellPeak(source=source, low=found.allocated_bytes, high=high, engine=engine)
         return _peak_of(self._predicted(options), options, aside_bytes=CONTEXT_ALLOWANCE_BYTES)
 
-    def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> Peak:
+    def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> CellPeak:
         """The allocated peak of one rank of several, as predict counts it."""
         ranks = {"sharding": sharding, "num_gpus": num_gpus}
         return _peak_of(self._predicted(options, ranks), {**options, **ranks}, aside_bytes=0)
@@ -193,13 +193,13 @@ def _step(spec: CellSpec, run: Options) -> Estimate:
     return estimate_work(work, spec.grad_accum, run["gpu"], num_gpus=run["num_gpus"], sharding=run["sharding"])
 
 
-def _peak_of(predicted: Prediction, options: Options, *, aside_bytes: int) -> Peak:
+def _peak_of(predicted: Prediction, options: Options, *, aside_bytes: int) -> CellPeak:
     interval = predicted.peak_allocated_bytes
     source = Source(command=_predict_command(options), reads="peak_allocated_bytes.value", value=interval.value)
     # Weights, gradients and state are counted, not estimated: only the rest may be less than predicted.
     counted = sum(predicted.terms.get(name, 0) for name in STATES)
     low = counted + round(ARITHMETIC_SPREAD["cuda"][0] * (interval.value - counted))
-    return Peak(source=source, low=low, high=interval.high + aside_bytes, engine="formula")
+    return CellPeak(source=source, low=low, high=interval.high + aside_bytes, engine="formula")
 
 
 def _predict_command(options: Options) -> str:

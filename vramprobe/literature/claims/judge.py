@@ -14,7 +14,7 @@ from typing import Literal
 
 from vramprobe.catalog import Claim
 from vramprobe.literature.claims.cells import Source
-from vramprobe.literature.claims.rules import Case, Figure, Reading
+from vramprobe.literature.claims.rules import ClaimCase, ClaimFigure, Reading
 from vramprobe.predict.verdict import TIGHT_SHARE
 
 Verdict = Literal["holds", "understates", "overstates", "impossible", "depends", "not about memory"]
@@ -36,10 +36,10 @@ class Judgement:
     claim: Claim
     verdict: Verdict
     depends_on: tuple[str, ...]
-    figure: Figure | None  # under the most usual conditions; the bound, where that decides or is all there is
+    figure: ClaimFigure | None  # under the most usual conditions; the bound, where that decides or is all there is
     conditions: dict[str, str]  # of that figure
-    least: Case | None
-    most: Case | None
+    least: ClaimCase | None
+    most: ClaimCase | None
     num_agreeing: int
     num_above: int  # usual conditions whose figure is above the claim's
     num_below: int
@@ -98,13 +98,13 @@ def bounds_of(claim: Claim) -> tuple[float, float]:
     return low - TOLERANCE * abs(low) - _TINY, high + TOLERANCE * abs(high) + _TINY
 
 
-def describe(case: Case, keys: Sequence[str]) -> str:
+def describe(case: ClaimCase, keys: Sequence[str]) -> str:
     """The conditions that vary, and the figure they give: ``checkpointing on, 2,048 tokens: 15.1 GB``."""
     words = ", ".join(case.conditions[key] for key in keys if key in case.conditions)
     return f"{words}: {amount(case.figure)}" if words else amount(case.figure)
 
 
-def amount(figure: Figure) -> str:
+def amount(figure: ClaimFigure) -> str:
     """The value with its unit, in three digits (four from a thousand on)."""
     return text_of(figure.value, figure.unit)
 
@@ -121,7 +121,7 @@ def text_of(value: float, unit: str) -> str:
     return f"{digits}×" if unit == "x" else digits if unit in ("exponent", "ratio") else f"{digits} {unit}"
 
 
-def _beyond(claim: Claim, reading: Reading, low: float, high: float) -> Figure | None:
+def _beyond(claim: Claim, reading: Reading, low: float, high: float) -> ClaimFigure | None:
     """The bound that rules the claim out; a minimum must not be below the floor, whatever is recommended."""
     if reading.ruled_out is not None:
         return reading.ruled_out
@@ -140,7 +140,7 @@ def _most_claimed(claim: Claim, high: float) -> float:
 
 
 def _verdict(
-    cases: Sequence[Case], agreeing: Sequence[Case], beyond: Figure | None, low: float, high: float
+    cases: Sequence[ClaimCase], agreeing: Sequence[ClaimCase], beyond: ClaimFigure | None, low: float, high: float
 ) -> Verdict:
     if beyond is not None:
         return "impossible"
@@ -157,12 +157,12 @@ def _verdict(
     return "depends"  # too much under some conditions, too little under the others
 
 
-def _varying(cases: Sequence[Case]) -> list[str]:
+def _varying(cases: Sequence[ClaimCase]) -> list[str]:
     keys = dict.fromkeys(key for case in cases for key in case.conditions)
     return [key for key in keys if len({case.conditions.get(key) for case in cases}) > 1]
 
 
-def _decisive(cases: Sequence[Case], agreeing: Sequence[Case]) -> tuple[str, ...]:
+def _decisive(cases: Sequence[ClaimCase], agreeing: Sequence[ClaimCase]) -> tuple[str, ...]:
     """The conditions that decide, most decisive first: by how often changing one alone turns yes into no."""
     flips: dict[str, list[bool]] = {}
     for one, other in itertools.combinations(cases, 2):
@@ -174,8 +174,8 @@ def _decisive(cases: Sequence[Case], agreeing: Sequence[Case]) -> tuple[str, ...
 
 
 def _examples(
-    cases: Sequence[Case], agreeing: Sequence[Case], low: float, high: float
-) -> tuple[Case | None, Case | None]:
+    cases: Sequence[ClaimCase], agreeing: Sequence[ClaimCase], low: float, high: float
+) -> tuple[ClaimCase | None, ClaimCase | None]:
     """(the most usual case that agrees, the one farthest outside)."""
     failing = [case for case in cases if case not in agreeing]
     farthest = max(failing, key=lambda case: max(case.figure.low - high, low - case.figure.high), default=None)
@@ -185,9 +185,9 @@ def _examples(
 def _reason(
     verdict: Verdict,
     reading: Reading,
-    beyond: Figure | None,
-    examples: tuple[Case | None, Case | None],
-    ends: tuple[Case | None, Case | None],
+    beyond: ClaimFigure | None,
+    examples: tuple[ClaimCase | None, ClaimCase | None],
+    ends: tuple[ClaimCase | None, ClaimCase | None],
     varying: Sequence[str],
 ) -> str:
     """One sentence: what decided, with the figures at both ends where it depends."""

@@ -28,7 +28,7 @@ _FIRST = ("model", "method", "batch_size", "seq_len", "gradient_checkpointing")
 
 
 @dataclass
-class Names:
+class ExpressionNames:
     """Names for a row's expressions: a setting, a fact of the claim, of a card or of a cell (``after.peak``)."""
 
     claim: Claim

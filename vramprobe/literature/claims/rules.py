@@ -19,7 +19,7 @@ from vramprobe import catalog
 from vramprobe.catalog import Claim
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.literature.claims.cells import Cells, Source
-from vramprobe.literature.claims.names import ANY_SIZE, Names, Row, settings
+from vramprobe.literature.claims.names import ANY_SIZE, ExpressionNames, Row, settings
 from vramprobe.literature.expressions import ExpressionError, evaluate, expression
 from vramprobe.predict.bisection import first_of
 from vramprobe.predict.fewest import MAX_GPUS
@@ -29,7 +29,7 @@ Mode = Literal["value", "low", "high"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class ClaimFigure:
     """Result ``arithmetic`` of an expression, in ``unit``; the truth should lie from ``low`` to ``high``."""
 
     value: float
@@ -42,11 +42,11 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Case:
+class ClaimCase:
     """The figure under one set of conditions: what varies → how it is here, in words."""
 
     conditions: dict[str, str]
-    figure: Figure
+    figure: ClaimFigure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +60,13 @@ class Reading:
     ``note``: why the figure is what it is.
     """
 
-    cases: tuple[Case, ...]
+    cases: tuple[ClaimCase, ...]
     note: str
-    floor: Figure | None = None
+    floor: ClaimFigure | None = None
     floor_is: str = ""
-    ceiling: Figure | None = None
-    ruled_out: Figure | None = None
-    others: Callable[[], Iterator[Case]] = lambda: iter(())
+    ceiling: ClaimFigure | None = None
+    ruled_out: ClaimFigure | None = None
+    others: Callable[[], Iterator[ClaimCase]] = lambda: iter(())
 
 
 def reading_of(claim: Claim, claims: Sequence[Claim], cells: Cells) -> Reading:
@@ -101,7 +101,7 @@ class _Rule:
             raise ExpressionError(f"claim {self.claim.id} has the rule {self.claim.rule!r}; there is no such row")
         return [row for row in found if row["part"] in parts]
 
-    def cases(self, part: str, axes: str = "axes") -> Iterator[Case]:
+    def cases(self, part: str, axes: str = "axes") -> Iterator[ClaimCase]:
         parts = (part, "fewest") if part == "case" else (part,)
         for row in self.rows(*parts):
             if not row[axes] and axes != "axes":
@@ -111,9 +111,9 @@ class _Rule:
                     if row["where"] and not expression(row["where"]).value(names.value):
                         continue
                     made = _fewest(row, names) if row["part"] == "fewest" else _figure(row, names)
-                yield Case(words, made)
+                yield ClaimCase(words, made)
 
-    def figures(self, part: str) -> Iterator[tuple[Figure, str]]:
+    def figures(self, part: str) -> Iterator[tuple[ClaimFigure, str]]:
         """Yield the figures of a bound, one for each of its conditions, with the sentence about it."""
         for row in self.rows(part):
             for _, names in self.conditions(row, "axes"):
@@ -129,10 +129,10 @@ class _Rule:
         with _naming(row):
             return _filled(row["note"], names)
 
-    def _names(self, row: Row, sets: dict[str, Any], more: dict[str, Any] | None = None) -> Names:
-        return Names(self.claim, self.claims, self.cells, row, sets, more or {})
+    def _names(self, row: Row, sets: dict[str, Any], more: dict[str, Any] | None = None) -> ExpressionNames:
+        return ExpressionNames(self.claim, self.claims, self.cells, row, sets, more or {})
 
-    def conditions(self, row: Row, axes: str) -> Iterator[tuple[Words, Names]]:
+    def conditions(self, row: Row, axes: str) -> Iterator[tuple[Words, ExpressionNames]]:
         """Every set of conditions of a row, the last axis changing first; the words of ``^`` ones stand before all."""
         names = row[axes].split()
         with _naming(row):
@@ -163,8 +163,8 @@ class _naming:
             ) from error
 
 
-def _figure(row: Row, names: Names) -> Figure:
-    """The Figure of a row's expression; without ``low`` and ``high`` its interval is that of its facts."""
+def _figure(row: Row, names: ExpressionNames) -> ClaimFigure:
+    """The ClaimFigure of a row's expression; without ``low`` and ``high`` its interval is that of its facts."""
     line, used = expression(row["expression"]), {}
 
     def text_of(name: str) -> str:
@@ -183,7 +183,7 @@ def _figure(row: Row, names: Names) -> Figure:
 
     exact = not row["low"] and all(fact.low == fact.value == fact.high for fact in used.values())
     engines = dict.fromkeys(fact.engine for fact in used.values() if fact.engine)
-    return Figure(
+    return ClaimFigure(
         value=value,
         low=value if exact else end("low"),
         high=value if exact else end("high"),
@@ -194,11 +194,11 @@ def _figure(row: Row, names: Names) -> Figure:
     )
 
 
-def _fewest(row: Row, names: Names) -> Figure:
+def _fewest(row: Row, names: ExpressionNames) -> ClaimFigure:
     """The least number of GPUs on which a rank's need fits, written as what is true of it and of one fewer."""
     line, made = expression(row["expression"]), {}
 
-    def of(num_gpus: int) -> Names:
+    def of(num_gpus: int) -> ExpressionNames:
         if num_gpus not in made:
             made[num_gpus] = replace(names, sets=names.sets | {"num_gpus": num_gpus})
         return made[num_gpus]
@@ -221,14 +221,14 @@ def _fewest(row: Row, names: Names) -> Figure:
 
     least = fewest("value")
     if least == math.inf:
-        return Figure(value=least, low=least, high=least, unit="GPUs", engine="arithmetic", arithmetic="1e999")
+        return ClaimFigure(value=least, low=least, high=least, unit="GPUs", engine="arithmetic", arithmetic="1e999")
     many = int(least)
     text, *sources = written(many, "<=")
     if many > 1:
         fewer, source = written(many - 1, ">")
         text, sources = f"{text}) * ({fewer}", [*sources, source]
     arithmetic = f"{many} * ({text})"
-    return Figure(
+    return ClaimFigure(
         value=evaluate(arithmetic),
         low=fewest("low"),
         high=fewest("high"),
@@ -239,7 +239,7 @@ def _fewest(row: Row, names: Names) -> Figure:
     )
 
 
-def _filled(note: str, names: Names) -> str:
+def _filled(note: str, names: ExpressionNames) -> str:
     """A note with its ``{expression:format}`` filled in."""
 
     def value(found: re.Match[str]) -> str:

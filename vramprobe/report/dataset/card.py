@@ -48,7 +48,7 @@ def card(contents: StoreContents, names: Sequence[str], command: str) -> str:
 
 def _explained(name: str) -> str:
     """The column's row. Raises KeyError for a column without documentation."""
-    kind = columns.Column("string", _WHOLE) if name == RECORD else columns.of_records(name)
+    kind = columns.RecordColumn("string", _WHOLE) if name == RECORD else columns.of_records(name)
     return f"| {name} | {kind.dtype} | {kind.meaning} |\n"
 
 

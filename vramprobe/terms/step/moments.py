@@ -56,7 +56,7 @@ class Moment:
 
 
 def ledger_terms(spec: CellSpec, chip: Chip = A100) -> dict[str, int]:
-    """Bytes of the steady step's ledger by cause, as :class:`vramprobe.records.record.Ledger` defines them.
+    """Bytes of the steady step's ledger by cause, as :class:`vramprobe.records.record.MemoryLedger` defines them.
 
     ``chip``: whose attention kernels run. Raises UnsupportedArchitecture for what the formula engine has no
     arithmetic for.

@@ -15,7 +15,7 @@ _RESERVED = frozenset({
     "function", "instanceof", "let", "new", "null", "package", "static", "super", "switch", "this", "throw", "typeof",
     "var", "void",
 })  # fmt: skip
-_RECORD_BASES = ("NamedTuple", "BaseModel", "_Frozen", "Frozen")
+_RECORD_BASES = ("NamedTuple", "BaseModel", "_Frozen", "Frozen", "FrozenModel", "FiniteModel")
 
 
 class TranslationError(Exception):

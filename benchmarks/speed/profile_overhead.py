@@ -73,7 +73,7 @@ if told["site"]:
     from vramprobe_profile import phases, watch
     clocked(phases.Phases, "mark")
     for name in ("_forward", "_backward_ended", "_optimizer_stepped"):
-        clocked(watch.Watch, name)
+        clocked(watch.ValuesWatch, name)
 from transformers import AutoConfig, AutoModelForCausalLM
 config = AutoConfig.from_pretrained(told["config"])
 torch.set_default_dtype(torch.bfloat16)

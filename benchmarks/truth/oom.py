@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.tables import as_csv, as_markdown, write_or_check
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.ledger import Device
-from vramprobe.allocator.ledger import OomMessage as Full
+from vramprobe.allocator.ledger import OutOfMemory as Full
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.explain.messages import OomMessage

@@ -23,7 +23,7 @@ from vramprobe.records.profile import (
     ProfileRecord,
     RankProfile,
 )
-from vramprobe.records.record import Moved, Oom, PhaseMemory, RankRecord, RunRecord
+from vramprobe.records.record import CollectiveTraffic, Oom, PhaseMemory, RankRecord, RunRecord
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +54,9 @@ def two_ranks() -> RunRecord:
     """A cell of two GPUs, whose ranks keep their own phases; the second sends 5 and 7 bytes."""
     record = make_record()
     moved = [
-        Moved(phase="backward", kind="all_reduce", num_ranks=2, num_calls=1, payload_bytes=5, link_bytes=sent)
+        CollectiveTraffic(
+            phase="backward", kind="all_reduce", num_ranks=2, num_calls=1, payload_bytes=5, link_bytes=sent
+        )
         for sent in (5, 7)
     ]
     ranks = [

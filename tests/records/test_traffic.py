@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vramprobe.records.record import CollectiveKind, Moved
+from vramprobe.records.record import CollectiveKind, CollectiveTraffic
 from vramprobe.records.traffic import KINDS, added_up, link_bytes, moved_since
 
 
@@ -39,8 +39,12 @@ def test_what_came_between_two_readings_is_the_phases() -> None:
     before = {(0, 2): (3, 300), (3, 8): (1, 80)}
     now = {(0, 2): (5, 500), (3, 8): (1, 80), (4, 8): (1, 800)}
     assert moved_since(before, now, "backward") == [
-        Moved(phase="backward", kind="all_reduce", num_ranks=2, num_calls=2, payload_bytes=200, link_bytes=200),
-        Moved(phase="backward", kind="reduce_scatter", num_ranks=8, num_calls=1, payload_bytes=800, link_bytes=700),
+        CollectiveTraffic(
+            phase="backward", kind="all_reduce", num_ranks=2, num_calls=2, payload_bytes=200, link_bytes=200
+        ),
+        CollectiveTraffic(
+            phase="backward", kind="reduce_scatter", num_ranks=8, num_calls=1, payload_bytes=800, link_bytes=700
+        ),
     ]
 
 
@@ -48,6 +52,10 @@ def test_micro_steps_add_up_by_phase() -> None:
     forward = moved_since({}, {(3, 4): (2, 64)}, "forward")
     backward = moved_since({}, {(3, 4): (1, 32)}, "backward")
     assert added_up([*forward, *backward, *forward, *backward]) == [
-        Moved(phase="forward", kind="all_gather", num_ranks=4, num_calls=4, payload_bytes=128, link_bytes=96),
-        Moved(phase="backward", kind="all_gather", num_ranks=4, num_calls=2, payload_bytes=64, link_bytes=48),
+        CollectiveTraffic(
+            phase="forward", kind="all_gather", num_ranks=4, num_calls=4, payload_bytes=128, link_bytes=96
+        ),
+        CollectiveTraffic(
+            phase="backward", kind="all_gather", num_ranks=4, num_calls=2, payload_bytes=64, link_bytes=48
+        ),
     ]

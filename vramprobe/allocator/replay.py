@@ -75,7 +75,7 @@ class ReplayTimeline:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayResult:
     """Result of a trace's replay."""
 
     phases: list[PhaseUsage]
@@ -101,7 +101,7 @@ def replay(
     device: Device | None = None,
     *,
     keep_timeline: bool = False,
-) -> Replay:
+) -> ReplayResult:
     """Replay a trace from an empty allocator; an OOM ends it."""
     allocator = counting_allocator(config, device)
     ledger = allocator.ledger
@@ -128,7 +128,7 @@ def replay(
             timeline.active.append(ledger.active)
             timeline.reserved.append(ledger.reserved)
     phases.append(PhaseUsage(phase, ledger.now(), ledger.peak()))
-    return Replay(phases, num_events, ledger.num_alloc_retries, oom, timeline)
+    return ReplayResult(phases, num_events, ledger.num_alloc_retries, oom, timeline)
 
 
 def apply(allocator: CachingAllocator, event: Alloc | Free | FreeRequested | FreeCompleted | EmptyCache) -> None:

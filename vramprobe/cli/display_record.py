@@ -18,7 +18,7 @@ from vramprobe.units import format_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vramprobe.records.record import Emulation, Moved, RunRecord
+    from vramprobe.records.record import CollectiveTraffic, Emulation, RunRecord
 
 _BAR_WIDTH = 36
 _MAX_READS = 5  # lines that read what was not computed
@@ -121,7 +121,7 @@ def _in_short(modules: Sequence[str]) -> str:
     return ", ".join(name if first == last else f"{name} to {last}" for name, first, last in named)
 
 
-def print_traffic(console: Console, whose: str, traffic: Sequence[Moved]) -> None:
+def print_traffic(console: Console, whose: str, traffic: Sequence[CollectiveTraffic]) -> None:
     """Print the bytes that a rank's collectives move in a step, and those sent over its link."""
     total = format_bytes(sum(one.link_bytes for one in traffic))
     console.print(f"\n{whose} sends {total} per step over its link (ring algorithm):")

@@ -24,7 +24,7 @@ from vramprobe.emulate.values import allocations
 from vramprobe.measure.cuda import CudaInstrument
 from vramprobe.measure.environment import emulator_here
 from vramprobe.measure.observation import Observation
-from vramprobe.records.record import MAX_READS, Emulation, Moved, PhaseName, ValueRead, Verification
+from vramprobe.records.record import MAX_READS, CollectiveTraffic, Emulation, PhaseName, ValueRead, Verification
 from vramprobe.records.traffic import added_up, moved_since
 
 
@@ -38,7 +38,7 @@ class EmulatedInstrument(CudaInstrument):
         self._watch: Any = None
         self.verified_cards = [ordinal]  # those whose allocations :meth:`verify` compares
         self._verification: Verification | None = None
-        self._traffic: dict[int, list[Moved]] = {}  # by step
+        self._traffic: dict[int, list[CollectiveTraffic]] = {}  # by step
 
     def start(self) -> None:
         """As on a real card, with small values computed and the others known for what they are."""

@@ -10,7 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vramprobe.log.trace import Event, Owned, composition, lifetimes
-from vramprobe.records.record import TRAINING_PHASES, Composition, MemoryLedger, ModelFacts, Moved, Peak, PhaseMemory
+from vramprobe.records.record import (
+    TRAINING_PHASES,
+    CollectiveTraffic,
+    Composition,
+    MemoryLedger,
+    ModelFacts,
+    Peak,
+    PhaseMemory,
+)
 from vramprobe.rules.cell import not_quantized
 from vramprobe.spec import CellSpec
 
@@ -32,7 +40,7 @@ class Observation:
     context_bytes: int | None = None
     num_alloc_retries: int | None = None
     inconsistencies: list[str] = field(default_factory=list)
-    traffic: list[Moved] | None = None
+    traffic: list[CollectiveTraffic] | None = None
     cards: list[Observation] = field(default_factory=list)
 
 

@@ -18,7 +18,7 @@ from vramprobe.profile.lifetimes import Lives, PhaseSpan, lives_of, spans_of
 from vramprobe.profile.places import Location, Places, pattern
 from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
 from vramprobe.records.profile import BlocksAlike, Live, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile
-from vramprobe.records.record import Moved
+from vramprobe.records.record import CollectiveTraffic
 from vramprobe.records.traffic import added_up, moved_since
 from vramprobe.units import MIB, format_bytes
 
@@ -136,7 +136,7 @@ def _tell_of_kept_batches(raw: RawRank, remarks: Remarks) -> None:
     )
 
 
-def traffic_of(raw: RawRank) -> list[Moved]:
+def traffic_of(raw: RawRank) -> list[CollectiveTraffic]:
     """Return the traffic that the last whole step requested of its collectives; nothing where no step is whole."""
     own = [one for one in raw.moved if one.step is not None and one.step == raw.num_steps]
     counts = [(one.phase, {(kind, ranks): (calls, size) for kind, ranks, calls, size in one.counts}) for one in own]

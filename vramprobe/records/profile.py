@@ -16,7 +16,7 @@ from vramprobe.errors import StoreError
 from vramprobe.records import store
 from vramprobe.records.data_batches import DataBatches
 from vramprobe.records.engine import EngineMemory, RequestAnswer, ServedOn
-from vramprobe.records.record import Amount, Composition, Emulation, FrozenModel, Moved
+from vramprobe.records.record import Amount, CollectiveTraffic, Composition, Emulation, FrozenModel
 from vramprobe.records.step_time import CardTime, StepTime
 
 #: Raise it when a field changes its meaning or goes, and keep reading the old one.
@@ -161,7 +161,7 @@ class RankProfile(FrozenModel):
     batches: DataBatches | None = None  # of the run's own data; their steps are not in num_steps, and are in the peak
     growth: MemoryGrowth | None = None  # null where steps leave nothing behind, and without their history
     doing: str | None = None  # when it was last heard of, of a process that did not end by itself
-    traffic: list[Moved] | None = None  # of the last whole step; null where nobody counts, as on real GPUs
+    traffic: list[CollectiveTraffic] | None = None  # of the last whole step; null where nobody counts, as on real GPUs
 
     @property
     def repeats_said(self) -> str:

@@ -316,7 +316,7 @@ CollectiveKind = Literal[
 ]
 
 
-class Moved(FrozenModel):
+class CollectiveTraffic(FrozenModel):
     """Collectives of one kind that a rank issued in one phase of a step (traffic.py says which bytes these are)."""
 
     phase: str
@@ -343,7 +343,7 @@ class RankRecord(FrozenModel):
     host_peak_bytes: Amount | None = None  # resident at most, what processes share counted in each
     host_tensors_bytes: Amount | None = None  # of the model, its gradients and the optimizer's state there, at most
     host_pinned_bytes: Amount | None = None  # what torch's allocator of pinned memory took of it, in powers of two
-    traffic: list[Moved] | None = None  # of the steady step, all micro-steps; null where nobody counts, as on real GPUs
+    traffic: list[CollectiveTraffic] | None = None  # of the steady step; null where nobody counts, as on real GPUs
 
 
 class RunRecord(FrozenModel):

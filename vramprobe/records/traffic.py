@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from vramprobe.records.record import CollectiveKind, Moved
+from vramprobe.records.record import CollectiveKind, CollectiveTraffic
 
 #: By the driver's number (emulate/driver/nccl.h).
 KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
@@ -37,7 +37,7 @@ def link_bytes(kind: CollectiveKind, num_ranks: int, payload_bytes: int) -> int:
             return payload_bytes
 
 
-def moved_since(before: Counts, now: Counts, phase: str) -> list[Moved]:
+def moved_since(before: Counts, now: Counts, phase: str) -> list[CollectiveTraffic]:
     """Return the traffic counted between two readings, as ``phase``'s."""
     found = []
     for (number, num_ranks), (num_calls, payload_bytes) in sorted(now.items()):
@@ -48,7 +48,7 @@ def moved_since(before: Counts, now: Counts, phase: str) -> list[Moved]:
     return found
 
 
-def added_up(parts: Iterable[Moved]) -> list[Moved]:
+def added_up(parts: Iterable[CollectiveTraffic]) -> list[CollectiveTraffic]:
     """Parts of one phase, kind and number of ranks as one, in the order in which these come first."""
     sums: dict[tuple[str, CollectiveKind, int], tuple[int, int]] = {}
     for one in parts:
@@ -58,8 +58,8 @@ def added_up(parts: Iterable[Moved]) -> list[Moved]:
     return [_moved(*key, *counted) for key, counted in sums.items()]
 
 
-def _moved(phase: str, kind: CollectiveKind, num_ranks: int, num_calls: int, payload_bytes: int) -> Moved:
-    return Moved(
+def _moved(phase: str, kind: CollectiveKind, num_ranks: int, num_calls: int, payload_bytes: int) -> CollectiveTraffic:
+    return CollectiveTraffic(
         phase=phase,
         kind=kind,
         num_ranks=num_ranks,

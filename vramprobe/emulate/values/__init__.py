@@ -12,8 +12,8 @@ __all__ = ["NoEmulatedDriver", "Policy", "enable", "enabled", "verification_poli
 
 
 def enable(policy=None):
-    """Values on, in this process, from now on; -> ``Watch`` with ``report()`` and ``disable()``. Needs the emulated
-    driver.
+    """Turn values on, in this process, from now on; -> ``ValuesWatch`` with ``report()`` and ``disable()``. Needs the
+    emulated driver.
 
     Raises NoEmulatedDriver (a RuntimeError, one line) where this process has no emulated GPU, ValueError for a wrong
     policy, and RuntimeError where values are on already under another policy.
@@ -24,7 +24,7 @@ def enable(policy=None):
 
 
 def enabled():
-    """The ``Watch`` that is on in this process, or None."""
+    """The ``ValuesWatch`` that is on in this process, or None."""
     from .watch import current
 
     return current()

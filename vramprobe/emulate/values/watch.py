@@ -1,6 +1,6 @@
 """Values on and off in a process: the mode on its threads, the driver's callback, Dynamo's hook, a report.
 
-In: a policy. Out: a ``Watch``. One at a time per process; it needs the emulated driver and never loads one.
+In: a policy. Out: a ``ValuesWatch``. One at a time per process; it needs the emulated driver and never loads one.
 """
 
 import atexit
@@ -14,7 +14,7 @@ _current = None
 _bootstrap = threading.Thread._bootstrap_inner
 
 
-class Watch:
+class ValuesWatch:
     """Values are on. ``report()`` at any time, ``clear()`` forgets the reads so far (a warm-up's), ``disable()`` ends
     it."""
 
@@ -110,10 +110,10 @@ def start(policy=None):
         if _current.policy != policy:
             raise RuntimeError(f"values are on already, under {_current.policy}; call disable() first")
         return _current
-    _current = Watch(policy)
+    _current = ValuesWatch(policy)
     return _current
 
 
 def current():
-    """The ``Watch`` that is on, or None."""
+    """The ``ValuesWatch`` that is on, or None."""
     return _current

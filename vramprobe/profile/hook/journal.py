@@ -14,7 +14,7 @@ import threading
 FOLDER_VARIABLE = "VRAMPROBE_PROFILE"
 
 
-class Journal:
+class ProcessJournal:
     """Lines of this process."""
 
     def __init__(self, folder):

@@ -15,7 +15,7 @@ from vramprobe_values.imports import when_imported
 
 from . import engine_log, generation, loading_threads, settle
 from .doing import note_doing
-from .journal import FOLDER_VARIABLE, Journal, complain
+from .journal import FOLDER_VARIABLE, ProcessJournal, complain
 from .uncaught import note_uncaught
 
 _is_installed, _after_steps, _own_batches = False, None, None
@@ -78,7 +78,7 @@ def _watch(folder, asked):
     try:
         from .watch import Watch
 
-        journal = Journal(folder)
+        journal = ProcessJournal(folder)
         watch = Watch(journal, asked, _after_steps, _own_batches)
         one_rank.on_leave.append(journal.discard)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Decide when a run may stop: after the requested steps, once two of them are byte-identical; one rank of several does
 not wait for that, as it would go on alone where another's steps repeat.
 
-In: a Watch, ``steps``, a Verification that comes before the end, or None; an AfterSteps and an OwnBatches, or None.
+In: a Watch, ``steps``, a StepVerification that comes before the end, or None; an AfterSteps and an OwnBatches, or None.
 Out: steps on batches that decide (own_batches.py); then the loop ends after one more step and the run goes on to its
 end (after_steps.py); or SystemExit(0) at the beginning of the next step, which frameworks let through and launchers
 take for a clean end; whoever catches it is ended all the same, a little later.

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import torch
 
 
-class Verification:
+class StepVerification:
     """``begin`` at the beginning of a step, then ``step_ended`` at each one's end until it says that it is done."""
 
     def __init__(self, watch, values):

@@ -24,7 +24,7 @@ from .parallel import missing_kernels, parallel_sizes
 from .phases import Phases, rank, used_bytes
 from .stop import Stop
 from .trace import Trace
-from .verify import Verification
+from .verify import StepVerification
 
 _LIBRARIES = (
     "transformers",
@@ -79,7 +79,7 @@ class Watch:
 
             StepCount(self._values, self.phases, self.line)
         verifies = asked["verify"] and self._values is not None
-        self._verification = Verification(self, self._values) if verifies else None
+        self._verification = StepVerification(self, self._values) if verifies else None
         self._stop = Stop(self, asked["steps"], self._verification, after_steps, own_batches)
         self._goes_on = False  # after its steps, to its own end
         self.is_listening, self.on_end = False, None  # settle.py; called once this process has written its end

@@ -1,4 +1,4 @@
-"""What the API's pages read of a docstring: Sphinx's roles (``:func:`name```) are code, as the builder knows none."""
+"""Docstrings as the API pages' builder takes them: Markdown, where a role of Sphinx is text and <x> is HTML."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 import griffe
 
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`~?([^`]+)`")
+_CODE_OR_ANGLE = re.compile(r"(?P<code>(`+).+?\2)|<", re.DOTALL)
 
 
-class RolesAsCode(griffe.Extension):
+class AsMarkdown(griffe.Extension):
+    """``:func:`name``` becomes code, and < outside of code is escaped."""
+
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = _ROLE.sub(r"``\1``", obj.docstring.value)
+            text = _ROLE.sub(r"``\1``", obj.docstring.value)
+            obj.docstring.value = _CODE_OR_ANGLE.sub(lambda match: match["code"] or "&lt;", text)

@@ -75,12 +75,6 @@ def test_what_is_planned_can_be_run_with_the_same_words() -> None:
     }
 
 
-def test_the_words_name_every_verb() -> None:
-    words = (Path(__file__).parents[2] / "docs" / "words.md").read_text()
-    for verb in {name.split()[0] for name in VERBS}:
-        assert f"| `vramprobe {verb}`" in words or f", `vramprobe {verb}` |" in words, verb
-
-
 def test_measure_prints_a_breakdown_and_saves(tmp_path: Path) -> None:
     journal = tmp_path / "one.jsonl"
     done = vramprobe("measure", *TINY, "--timing-steps", "0", "--save", str(journal))

@@ -113,6 +113,8 @@ def test_the_site_is_built_without_a_warning_and_every_link_leads_somewhere(tmp_
     assert lost == []
     functions = pages[top / "api.html"]
     assert {f"vramprobe.api.{name}" for name in api.__all__} <= functions.anchors
-    assert not re.search(r":(?:func|class|mod):", (top / "api.html").read_text())
+    text = (top / "api.html").read_text()
+    assert not re.search(r":(?:func|class|mod):|results//", text)
+    assert "results/&lt;" in text
     drawn = [page for page in pages if page.parent == top]
     assert [page.name for page in drawn if re.search(r"<p>[^<]*\n- |<p>\|", page.read_text())] == []

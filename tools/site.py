@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _DOCS = ROOT / "docs"
 #: A fenced block, whose text is kept as it is; or the target of a link.
 _LINK = re.compile(r"^```.*?^```$|(?<=\]\()(?P<target>[^)\s#:]+)(?=[)#])", re.MULTILINE | re.DOTALL)
+#: Characters of a line of a code block that a page of usual width shows.
+_COLUMNS = 110
 #: A link of a page that is HTML already, as `vramprobe report` writes it, to one that will be.
 _LINK_OF_HTML = re.compile(r"(?<=href=\")(?P<target>[^\"\s#:]+\.md)(?=[\"#])")
 
@@ -27,13 +29,26 @@ def site_path(path: Path) -> Path:
     return path.relative_to(_DOCS if path.is_relative_to(_DOCS) else ROOT)
 
 
+def folded(line: str) -> str:
+    """A command of a code block that is too long for a page, before options on further lines, as a shell takes it."""
+    if len(line) <= _COLUMNS or not line.startswith(("vramprobe ", "$ vramprobe ")):
+        return line
+    lines = [""]
+    for word in re.split(r" (?=-)", line):
+        if lines[-1] and len(f"{lines[-1]} {word} \\") > _COLUMNS:
+            lines.append(f"  {word}")
+        else:
+            lines[-1] = f"{lines[-1]} {word}".lstrip(" " if len(lines) == 1 else "")
+    return " \\\n".join(lines)
+
+
 def relinked(page: Path) -> tuple[str, list[Path]]:
     """The text of ``page`` with its links as the site has them, and the files that they lead to."""
     linked: list[Path] = []
 
     def on_the_site(match: re.Match[str]) -> str:
         if match["target"] is None:
-            return match[0]
+            return "\n".join(map(folded, match[0].splitlines()))
         path = (page.parent / match["target"]).resolve()
         if not path.is_file():
             sys.exit(f"{page.relative_to(ROOT)} links to {match['target']}: give a file of the repository")

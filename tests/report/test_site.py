@@ -73,6 +73,15 @@ def test_a_link_to_nothing_ends_the_build(tmp_path: Path, monkeypatch: pytest.Mo
     assert "[back](../index.md)" in (tmp_path / "out" / "elsewhere" / "gone.md").read_text()
 
 
+def test_a_long_command_is_folded_before_an_option_and_stays_the_same() -> None:
+    long = f"vramprobe profile --emulate {'H' * 40} --lengths 'p50=250 max=4096' -- trl sft {' '.join(['--flag'] * 20)}"
+    lines = site.folded(long).split(" \\\n")
+    assert max(map(len, lines)) <= 110
+    assert len(lines) == 3
+    assert " ".join(line.strip() for line in lines) == long
+    assert site.folded("note " * 40) == "note " * 40
+
+
 class Anchors(HTMLParser):
     """A page's anchors, and the targets of its links, pictures, scripts and styles."""
 

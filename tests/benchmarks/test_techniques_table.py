@@ -6,9 +6,6 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
-from grids import exhaustive
-
-from benchmarks.tables import read_csv
 
 Script = Callable[[str], ModuleType]
 
@@ -31,38 +28,6 @@ def test_another_gpu_or_argument_is_another_run(script: Script) -> None:
     bases, sgd = registry.bases(), registry.techniques()["sgd"]
     marks = {runs.fingerprint(base, several) for base in bases.values() for several in ([], [sgd])}
     assert len(marks) == 2 * len(bases)
-
-
-def test_arithmetic_says_of_each_technique_what_the_table_has(script: Script) -> None:
-    """Of a few; the test below has them all."""
-    assert_predicted_as_before(script, ("full-8b", ""), ("lora-8b", "nf4_double"), ("lora-8b", "nf4 + dora"))
-
-
-@exhaustive
-def test_arithmetic_says_of_every_technique_what_the_table_has(script: Script) -> None:
-    predicted = script("techniques.predicted")
-    rows = read_csv(predicted.TABLE)
-    assert len(rows) >= 20
-    assert_predicted_as_before(script, *((row["base"], row["techniques"]) for row in rows))
-
-
-def assert_predicted_as_before(script: Script, *runs: tuple[str, str]) -> None:
-    predicted = script("techniques.predicted")
-    rows = {(row["base"], row["techniques"]): row for row in read_csv(predicted.TABLE)}
-    found = {(run[0], " + ".join(run[1])): run for run in predicted.known()}
-    assert set(found) == set(rows)
-    for run in runs:
-        now = predicted.row_of(*found[run])
-        assert {name: str(value) for name, value in now.items()} == rows[run], run
-
-
-def test_the_page_of_predicted_techniques_is_of_its_table(script: Script) -> None:
-    predicted = script("techniques.predicted")
-    rows = [
-        {name: int(value) if value and name.endswith("_bytes") else value for name, value in row.items()}
-        for row in read_csv(predicted.TABLE)
-    ]
-    assert predicted.TABLE.with_suffix(".md").read_text() == predicted.page(rows)
 
 
 def test_the_page_of_lengths_is_of_the_registry_and_the_journal(script: Script) -> None:

@@ -1,15 +1,14 @@
 """Freeze what predict says today, beside the runs that are kept: ``python tests/oracles/freeze.py`` (about 10 minutes).
 
-It asks predict of the cells that the rows have (``--choose``: chosen anew, by rule) and writes cells.jsonl.xz and
-questions.jsonl.xz; the same repository gives the same rows. ``--check`` writes nothing and names what predict says
-otherwise now. Loads no torch, records nothing.
+It asks predict of the cells that the rows have and writes cells.jsonl.xz and questions.jsonl.xz; the same repository
+gives the same rows. ``--check`` writes nothing and names what predict says otherwise now. Loads no torch, records
+nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import os
 import sys
@@ -19,8 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, then tests/
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.oracles import oracles
 from tests.oracles.inverse import answered, asked
@@ -35,8 +33,6 @@ from vramprobe.predict.verdict import verdict
 from vramprobe.spec import CellSpec
 from vramprobe.terms.sharding.ranks import is_logged
 
-#: Of these kinds of runs so many are kept, of the others all.
-SAMPLES = {"held out": 350, "fitted": 150}
 Row = dict[str, Any]
 
 
@@ -88,38 +84,6 @@ def _load_bytes(spec: CellSpec, card: Any) -> int | None:
     return replayed(spec, card).load_bytes
 
 
-def _place(kind: str, gpu: str | None, spec: CellSpec) -> str:
-    """A number that decides whether a cell is among a sample, the same whatever else there is."""
-    return hashlib.sha256(f"{kind} {gpu} {spec.fingerprint}".encode()).hexdigest()
-
-
-def chosen() -> Iterator[tuple[str, str | None, CellSpec, Row | None]]:
-    """Each cell on each GPU once, first those that ran."""
-    from tests.oracles.recorded import recorded
-    from tests.oracles.unrecorded import drawn, listed
-
-    by_kind: dict[str, list] = {}
-    for one in recorded():
-        by_kind.setdefault(one.kind, []).append(one)
-    found: dict[tuple[str | None, str], tuple] = {}
-    for kind, several in by_kind.items():
-        sample = sorted(several, key=lambda one: _place(kind, one.gpu, one.spec))[: SAMPLES.get(kind)]
-        for one in sample:
-            found.setdefault((one.gpu, one.spec.fingerprint), tuple(one))
-    for kind, gpu, spec in [*listed(), *drawn(_is_counted)]:
-        found.setdefault((gpu, spec.fingerprint), (kind, gpu, spec, None))
-    yield from sorted(found.values(), key=lambda one: (one[0], one[1] or "", one[2].cell_id, one[2].fingerprint))
-
-
-def _is_counted(spec: CellSpec, gpu: str | None) -> bool:
-    """Whether arithmetic answers."""
-    try:
-        predicted(spec, None, engine="formula", gpu=gpu and find_gpu(gpu), allow_extrapolation=False)
-    except VramprobeError:
-        return False
-    return True
-
-
 def frozen() -> Iterator[tuple[str, str | None, CellSpec, Row | None]]:
     """The cells that the rows have now."""
     for row, one in zip(oracles.rows(oracles.CELLS), oracles.cells(), strict=True):
@@ -155,7 +119,6 @@ def changed_answers(questions: list[oracles.Question]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--choose", action="store_true", help="choose the cells anew, too")
     parser.add_argument("--only", choices=("cells", "questions"), help="these alone")
     parser.add_argument("--check", action="store_true", help="name what predict says otherwise now")
     words = parser.parse_args()
@@ -166,7 +129,7 @@ def main() -> None:
         found += [] if words.only == "cells" else changed_answers(oracles.questions())
         sys.exit("\n".join(found) if found else 0)
     if words.only != "questions":
-        made = answered_rows(chosen() if words.choose else frozen())
+        made = answered_rows(frozen())
         oracles.write(oracles.CELLS, made)
         print(json.dumps(Counter(row["kind"] for row in made), indent=1), len(made))
     if words.only != "cells":

@@ -39,7 +39,7 @@ SIXTEEN = {
     "grad_accum": 2,
 }
 NF4 = {"model": "llama-3.2-1b", "num_layers": 8, "method": "qlora", "kbit_prep": "none", "gradient_checkpointing": True}
-#: The peak of an emulated rank: allocated and reserved bytes (benchmarks/ranks/ranks_replayed.csv).
+#: The peak of an emulated rank: allocated and reserved bytes (tests/oracles).
 EMULATED: list[tuple[dict[str, Any], int, dict[str, tuple[int, int]]]] = [
     (
         MIXED,

@@ -2,7 +2,7 @@
 
 In: a spec with its ranks, whose batch is one rank's. Out: Counted of the rank that holds the most, or SpecError for
 what no library runs, UnsupportedArchitecture for what is run and not counted. What is counted is said in
-terms/sharding/ranks.py; benchmarks/ranks/sharding.md holds it against torch's own FSDP and DDP.
+terms/sharding/ranks.py; benchmarks/truth/recipes.md holds it against emulated ranks.
 """
 
 from __future__ import annotations
@@ -129,6 +129,6 @@ def _doubts(spec: CellSpec, chip: Chip) -> list[str]:
     if rules.module == "zero3":
         found.append(
             "what ZeRO-3 gathers is counted layer by layer: 35 emulated ranks are off by 0.1 % on average and 0.7 % at "
-            "worst (benchmarks/ranks/ranks.md), one of 405B by 3 %"
+            "worst (benchmarks/truth/recipes.md), one of 405B by 3 %"
         )
     return found

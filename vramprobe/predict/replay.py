@@ -18,7 +18,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment
 from vramprobe.units import format_bytes
 
-#: (low, high) of emulated / replayed, beyond the worst of the ranks in benchmarks/ranks/ranks_replayed.md.
+#: (low, high) of emulated / replayed, beyond the worst of the ranks in benchmarks/truth/recipes.md.
 ALLOCATED_RATIOS, RESERVED_RATIOS = (0.995, 1.005), (0.965, 1.035)
 #: What ZeRO-3 gathers is replayed by itself, as it has a stream of its own: what stands at once is the arithmetic's.
 ZERO3_ALLOCATED_RATIOS, ZERO3_RESERVED_RATIOS = (0.98, 1.035), (0.95, 1.045)
@@ -119,9 +119,7 @@ def load_note(load_bytes: int) -> str:
 
 
 def _notes(spec: CellSpec) -> list[str]:
-    notes = [
-        "reserved memory by the allocator's replay, held against emulated ranks (benchmarks/ranks/ranks_replayed.md)"
-    ]
+    notes = ["reserved memory by the allocator's replay, held against emulated ranks (benchmarks/truth/recipes.md)"]
     if rules_of(spec.sharding).module in ("fsdp1", "zero3"):
         notes.append(
             "what other streams use is free again as soon as they are done, which the replay takes to be at once: a "

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from vramprobe.report.definition import Document
 
 
-#: What predictions name: published runs beside emulated ones, and ranks by arithmetic and by the replay.
-NAMED = ("benchmarks/truth/reproduce.md", "benchmarks/ranks/ranks_replayed.md", "benchmarks/ranks/ranks.md")
+#: Pages that predictions name: published runs beside emulated ones, and predictions beside emulated runs.
+NAMED = ("benchmarks/truth/reproduce.md", "benchmarks/truth/recipes.md")
 
 
 @dataclass(frozen=True, kw_only=True)

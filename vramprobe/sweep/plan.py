@@ -34,7 +34,7 @@ PlanVerdict = Literal["fits", "risky", "certain oom", "unknown"]
 START_SECONDS = 8.0
 #: Of the cells to run, how many of those that may or may not fit are run first: what they show corrects all others.
 _BOUNDARY_SHARE, _MAX_BOUNDARY_CELLS = 0.1, 6
-#: No rank of benchmarks/ranks/ranks_replayed.md reserves so many times what it has allocated.
+#: No rank of benchmarks/truth/recipes.md reserves so many times what it has allocated.
 _MOST_RESERVED = 2
 
 

@@ -64,7 +64,7 @@ def test_ranks_that_divide_without_a_rest_share_a_walk() -> None:
 
 
 def test_the_embeddings_gradient_stands_until_its_shard_is_made() -> None:
-    """``foreach_reduce`` has the last gradient of a unit in a variable (benchmarks/ranks/ranks.md has such a rank)."""
+    """``foreach_reduce`` has the last gradient of a unit in a variable (tests/oracles has such a rank)."""
     spec = cell("tinyllama-1.1b", "full", num_layers=2, dtype="fp32", autocast="bf16", batch_size=1, seq_len=64)
     found = {(one.phase, one.label): one for one in rank_moments(spec, 2, "fsdp", all_buffers=False)}
     embedding, layer, norm = 32_000 * 2048, 2 * 2048 * 2048 + 2 * 2048 * 256 + 3 * 2048 * 5632 + 2 * 2048, 2048

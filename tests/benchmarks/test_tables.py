@@ -33,13 +33,13 @@ def test_a_check_writes_nothing_and_names_what_is_stale(script: Script, tmp_path
     write_or_check = script("tables").write_or_check
     page, table = tmp_path / "page.md", tmp_path / "table.csv"
     made = {page: "new\n", table: b"cell\n"}
-    with pytest.raises(SystemExit, match=r"stale: page\.md, table\.csv; .* python benchmarks/ranks/ranks.py"):
-        write_or_check(made, "ranks/ranks.py", check=True)
+    with pytest.raises(SystemExit, match=r"stale: page\.md, table\.csv; .* python benchmarks/truth/catalog.py"):
+        write_or_check(made, "truth/catalog.py", check=True)
     assert not page.exists()
-    write_or_check(made, "ranks/ranks.py", check=False)
+    write_or_check(made, "truth/catalog.py", check=False)
     with pytest.raises(SystemExit) as stopped:
-        write_or_check(made, "ranks/ranks.py", check=True)
+        write_or_check(made, "truth/catalog.py", check=True)
     assert stopped.value.code == 0
     page.write_text("old\n")
     with pytest.raises(SystemExit, match=r"stale: page\.md;"):
-        write_or_check(made, "ranks/ranks.py", check=True)
+        write_or_check(made, "truth/catalog.py", check=True)

@@ -22,6 +22,15 @@ ROOT = Path(__file__).parents[2]
 #: In ``make test`` one of so many cells is predicted anew.
 PART = 60
 MOST_BYTES = 1_500_000
+#: Tables that only compared with arithmetic, last at commit 16bca3ca: their rows are kept here alone.
+GONE = {
+    "benchmarks/ranks/ranks.csv",
+    "benchmarks/ranks/ranks_replayed.csv",
+    "benchmarks/truth/emulated.csv",
+    "benchmarks/truth/llama4.csv",
+    "benchmarks/truth/losses.csv",
+    "benchmarks/truth/vision.csv",
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +63,10 @@ def numbers(row: dict[str, Any]) -> set[str]:
 def test_each_run_is_in_the_file_that_it_names_with_these_figures(cells: list[oracles.Oracle]) -> None:
     runs = [one.run for one in cells if one.run is not None]
     assert len(runs) > 2000
+    assert {run.origin["file"] for run in runs if not (ROOT / run.origin["file"]).exists()} == GONE
     for run in runs:
+        if run.origin["file"] in GONE:
+            continue
         found = kept(run)
         assert found, run.origin
         figures = {str(size) for size in (run.allocated_bytes, run.reserved_bytes, run.load_bytes) if size is not None}

@@ -7,8 +7,6 @@ reproduce.csv, all published rows with the reason where one is not run, and the 
 and writes the table; ``--check`` says whether the table is what the journal says; ``--rerun 10`` runs ten of the
 journal's rows again, of every stack and number of ranks in turn, and says whether each comes out as it did;
 ``--profile --line 22`` runs the source's own 100 steps under ``vramprobe profile``, which ends them when they repeat.
-``--busy`` runs the rows of several cards whose nvidia-smi is published on cards that are always busy, for what they
-reserve, into a journal of their own (reproduce_busy.jsonl).
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from benchmarks.truth.reproduction.rows import NUM_STEPS, Recipe, num_params, re
 from benchmarks.truth.reproduction.run import profile, run
 
 JOURNAL, TABLE = (Path(__file__).resolve().with_suffix(suffix) for suffix in (".jsonl", ".csv"))
-BUSY_JOURNAL = JOURNAL.with_stem("reproduce_busy")
 PUBLISHED_STEPS = 100
 SPARE_BYTES = 3 << 30  # of this machine's memory, beside what a run's weights take
 
@@ -45,7 +42,7 @@ def recipes(num_steps: int = NUM_STEPS) -> list[Recipe]:
     return sorted(found, key=lambda one: (one.host_bytes > 0, one.num_ranks * num_params(one), one.stack, one.line))
 
 
-def campaign(todo: list[Recipe], *, path: Path, uv: str, limit_seconds: float, is_busy: bool = False) -> None:
+def campaign(todo: list[Recipe], *, path: Path, uv: str, limit_seconds: float) -> None:
     """Run them one after the other; each is in the journal when the next begins."""
     seconds = {entry["line"]: entry["seconds"] for entry in journal.read(path) if "seconds" in entry}
     published = {row.line: row for row in list_published()}
@@ -55,7 +52,7 @@ def campaign(todo: list[Recipe], *, path: Path, uv: str, limit_seconds: float, i
             say(f"{at}: left for later, it takes {recipe.host_bytes >> 30} GiB of this machine's memory")
             continue
         try:
-            entry = run(recipe, uv=uv, limit_seconds=limit_seconds, say=say, is_busy=is_busy)
+            entry = run(recipe, uv=uv, limit_seconds=limit_seconds, say=say)
         except RuntimeError as error:
             entry = {"line": recipe.line, "fingerprint": recipe.fingerprint, "outcome": "error", "said": str(error)}
         journal.append(path, entry)
@@ -96,7 +93,6 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run rows anew that the journal has")
     parser.add_argument("--errors", action="store_true", help="run rows again that ended with an error")
     parser.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="for one row")
-    parser.add_argument("--busy", action="store_true", help="run rows of several cards on cards that are always busy")
     parser.add_argument("--journal", type=Path, help="another than the published one; no table is written then")
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
     parser.add_argument("--uv", default="uv", help="uv's command, for stacks that are not there yet")
@@ -117,32 +113,24 @@ def main() -> None:
     if not given.table:
         run_what_is_left(given)
     if given.journal is None:
-        entries = current(JOURNAL)
-        table.write(table.rows(entries, current(BUSY_JOURNAL)), TABLE)
+        table.write(table.rows(current(JOURNAL)), TABLE)
 
 
 def run_what_is_left(given: argparse.Namespace) -> None:
     """Every row that was asked for and that the journal has not."""
-    path = given.journal or (BUSY_JOURNAL if given.busy else JOURNAL)
-    done, several = journal.latest(journal.read(path)), lines_of_several_cards()
+    path = given.journal or JOURNAL
+    done = journal.latest(journal.read(path))
     todo = [
         one
         for one in recipes(given.steps)
-        if (not given.busy or one.line in several)
-        and (not given.line or one.line in given.line)
+        if (not given.line or one.line in given.line)
         and (not given.stack or one.stack in given.stack)
         and (given.again or not _is_done(one, done, given.errors))
     ]
     say(f"{len(todo)} rows to run")
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background has them ignored
         signal.signal(number, _interrupted)
-    campaign(todo, path=path, uv=given.uv, limit_seconds=given.limit, is_busy=given.busy)
-
-
-def lines_of_several_cards() -> set[int]:
-    """Lines of published.csv of which nvidia-smi's figure is published, too."""
-    devices = table.device_bytes()
-    return {row.line for row in list_published() if row.url_or_path in devices and (row.num_gpus or 1) > 1}
+    campaign(todo, path=path, uv=given.uv, limit_seconds=given.limit)
 
 
 def rerun(number: int, path: Path, *, uv: str, limit_seconds: float) -> str | None:

@@ -1,4 +1,4 @@
-"""When the host learns that work is done: on a card that is done at once, and on one that is always busy."""
+"""When the host learns that work is done: at once before its process trains, then once it waits or a queue is full."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ class Recorded:
         return [code == 0 for code in codes]
 
 
-@pytest.mark.parametrize(("policy", "blocking"), [(0, "0"), (1, "1")])
-def test_a_card_that_is_done_at_once(policy: int, blocking: str, make_machine, in_process, monkeypatch) -> None:
+@pytest.mark.parametrize(("blocking", "ready"), [("0", False), ("1", True)])
+def test_a_host_whose_launches_block(blocking: str, ready: bool, make_machine, in_process, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
-    machine = make_machine(late_completion=policy)
-    assert in_process(lambda driver: Recorded(driver).ready(), machine) == [True] * 3
+    assert in_process(lambda driver: Recorded(driver).ready(), make_machine()) == [ready] * 3
 
 
 def wait_for_the_second(driver: Driver, seen: Recorded) -> None:
@@ -98,7 +97,7 @@ def test_a_busy_card_is_done_with_what_the_host_waits_for(act: Callable, ready, 
         act(driver, seen)
         return before, seen.ready()
 
-    assert in_process(run, make_machine(late_completion=1)) == ([False] * 3, ready)
+    assert in_process(run, make_machine()) == ([False] * 3, ready)
 
 
 def test_a_time_between_events_that_are_not_done(make_machine, in_process) -> None:
@@ -108,7 +107,7 @@ def test_a_time_between_events_that_are_not_done(make_machine, in_process) -> No
         driver.check("cudaEventSynchronize", last)
         return [*codes, driver.call("cudaEventElapsedTime", c_float_pointer(), first, last)]
 
-    assert in_process(run, make_machine(late_completion=1)) == [NOT_READY, 0]
+    assert in_process(run, make_machine()) == [NOT_READY, 0]
 
 
 def test_a_busy_card_is_done_at_once_before_its_process_trains(make_machine, in_process) -> None:
@@ -122,7 +121,20 @@ def test_a_busy_card_is_done_at_once_before_its_process_trains(make_machine, in_
             codes.append(driver.call("cudaEventQuery", event))  # what was recorded before is done
         return codes
 
-    assert in_process(run, make_machine(late_completion=1)) == [0, 0, NOT_READY, 0]
+    assert in_process(run, make_machine()) == [0, 0, NOT_READY, 0]
+
+
+def test_a_queue_of_launches_is_never_longer(make_machine, in_process) -> None:
+    def run(driver: Driver) -> list[list[bool]]:
+        seen, answers = Recorded(driver), []
+        for num_launches in (1021, 1, 1, 1):  # a launch before each event counts for those before it
+            for _ in range(num_launches):
+                driver.launch()
+            answers.append(seen.ready())
+        return answers
+
+    later = [[False] * 3, [True, False, False], [True, True, False], [True] * 3]
+    assert in_process(run, make_machine()) == later
 
 
 def test_an_event_that_was_never_recorded_is_done(make_machine, in_process) -> None:
@@ -130,7 +142,7 @@ def test_an_event_that_was_never_recorded_is_done(make_machine, in_process) -> N
         Recorded(driver)
         return driver.call("cudaEventQuery", c_void_p(driver.pointer("cudaEventCreate")))
 
-    assert in_process(run, make_machine(late_completion=1)) == 0
+    assert in_process(run, make_machine()) == 0
 
 
 def test_a_host_that_does_nothing_but_ask_is_answered(make_machine, in_process) -> None:
@@ -138,7 +150,7 @@ def test_a_host_that_does_nothing_but_ask_is_answered(make_machine, in_process) 
         """-> of one who launches between: ready; who only asks: how often in vain."""
         seen = Recorded(driver)
         event = c_void_p(seen.events[0])
-        for _ in range(5000):
+        for _ in range(1000):
             driver.launch()
             driver.call("cudaEventQuery", event)
         busy = seen.ready()[0]
@@ -147,7 +159,7 @@ def test_a_host_that_does_nothing_but_ask_is_answered(make_machine, in_process) 
             num_polls += 1
         return busy, num_polls
 
-    assert in_process(run, make_machine(late_completion=1)) == (False, 255)
+    assert in_process(run, make_machine()) == (False, 255)
 
 
 def c_float_pointer() -> object:
@@ -165,4 +177,4 @@ def test_a_thread_beside_the_program_that_waits_makes_nothing_done_for_it(make_m
         asks.join()
         return answers[-1] == 0, seen.ready()
 
-    assert in_process(run, make_machine(late_completion=1)) == (True, [False] * 3)
+    assert in_process(run, make_machine()) == (True, [False] * 3)

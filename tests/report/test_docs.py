@@ -167,7 +167,6 @@ HOW = {
     ),
     "python benchmarks/truth/published.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/truth/reproduce.py": Way(more="--check", why="its environments take minutes, its rows more"),
-    "python benchmarks/truth/reproduce.py --busy": Way(more="--check", why="its rows take an hour"),
     "python benchmarks/truth/reproduce.py --line 22": Way(
         elsewhere="tests/benchmarks/test_reproduce.py", why="its environment takes a minute"
     ),

@@ -36,7 +36,6 @@ class Entrance:
     python: Path
     environment: dict[str, str]
     machine: Path
-    is_busy: bool = False  # the cards always have work before them (driver/completion.c)
 
     def command(self, *words: str) -> list[str]:
         """This package's command line in there."""
@@ -56,7 +55,7 @@ def entrance(
     seconds. ``total_bytes``: of each card, in place of its own. Raises UnknownName or SpecError for the cards,
     NotEmulatable where no CUDA build of torch is at hand, NoCompiler, BuildError.
     """
-    python, machine, environment = _new_machine(cards, None, policy, say, is_busy=False, total_bytes=total_bytes)
+    python, machine, environment = _new_machine(cards, None, policy, say, total_bytes=total_bytes)
     # This very package, whichever interpreter runs it, and before what the working folder has.
     searched = [str(package_home(machine)), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
@@ -72,22 +71,20 @@ def entrance_for_command(
     policy: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
     also: Iterable[tuple[str, str, str]] = (),
-    is_busy: bool = False,
 ) -> Entrance:
     """As :func:`entrance`, for somebody else's command under the interpreter ``python`` and what that starts.
 
     Each of its processes that imports torch leaves ``values-<pid>.json`` in the machine's folder (values/hook.py). What
     the command imports from is left as it is, but for one folder before all else, with the hooks ``also`` in it
-    (values/hook.py, site_folder). ``is_busy``: its cards always have work before them, as those that train have
-    (driver/completion.c), but under CUDA_LAUNCH_BLOCKING=1. Raises NotEmulatable for ``python``.
+    (values/hook.py, site_folder). Raises NotEmulatable
+    for ``python``.
     """
     from vramprobe.emulate.values import hook
 
-    python, machine, environment = _new_machine(cards, python, policy, say, is_busy=is_busy)
+    python, machine, environment = _new_machine(cards, python, policy, say)
     searched = [hook.site_folder(machine, also=also), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(searched)
-    is_busy = is_busy and environment.get("CUDA_LAUNCH_BLOCKING") != "1"
-    return Entrance(python=python, environment=environment, machine=machine, is_busy=is_busy)
+    return Entrance(python=python, environment=environment, machine=machine)
 
 
 def _new_machine(
@@ -96,7 +93,6 @@ def _new_machine(
     policy: Mapping[str, Any] | None,
     say: Callable[[str], None],
     *,
-    is_busy: bool,
     total_bytes: int | None = None,
 ) -> tuple[Path, Path, dict[str, str]]:
     """An interpreter (None: the one to use), a machine's folder, this process's environment changed so as to see it."""
@@ -112,7 +108,7 @@ def _new_machine(
     installation = installation_to_use() if python is None else find_installation(python)
     build = ensure_build(installation, say)
     folder = _new_folder(cache_folder() / "machines")
-    machine = write_machine(folder, [card] * count, MachinePolicy(late_completion=int(is_busy)))
+    machine = write_machine(folder, [card] * count, MachinePolicy())
     _write_programs(machine, installation.python)
     return (
         installation.python,

@@ -55,7 +55,6 @@ class MachinePolicy:
     copy_max_bytes: int = 4 * MIB  # larger copies to a device move nothing
     collective_max_bytes: int = 256 * 1024  # larger payloads are not moved
     collective_timeout_seconds: int = 600
-    late_completion: int = 0  # 1: work is done once the host waits for it, as on a card that is always busy
     trace: int = 0
     driver_version: int = 13000  # the newest CUDA that the driver serves
 

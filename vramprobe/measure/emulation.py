@@ -86,7 +86,7 @@ class EmulatedInstrument(CudaInstrument):
             routing=seen["policy"]["routing"],
             context_bytes=machine.context_bytes,
             graph_bytes=seen.get("graph_bytes"),
-            is_busy=bool(machine.late_completion),
+            is_busy=os.environ.get("CUDA_LAUNCH_BLOCKING") != "1",
             num_launches=None if report is None else int(self._watch.mode.driver.launches()),
             num_reads=seen.get("num_reads"),
             num_steering_reads=seen.get("num_reads_that_could_have_steered"),

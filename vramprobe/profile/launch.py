@@ -151,7 +151,7 @@ def _environment(
             "version": emulator_version(),
             "context_bytes": machine.context_bytes,
             "num_cards": num_cards,
-            "is_busy": way.is_busy,
+            "is_busy": way.environment.get("CUDA_LAUNCH_BLOCKING") != "1",
             "policy": dict(policy or {}),
         }
         path = os.pathsep.join([str(programs_folder(way.machine)), path])

@@ -295,7 +295,7 @@ class Emulation(FrozenModel):
     routing: str  # where tokens go whose scores nobody computed
     context_bytes: Amount
     graph_bytes: Amount | None = None  # None: of an emulator that charged nothing for them
-    is_busy: bool = False  # work is done once the host waits for it (emulate/driver/completion.c), else at once
+    is_busy: bool = False  # the host runs ahead of a card that trains (emulate/driver/completion.c); else done at once
     num_launches: Amount | None = None
     num_reads: Amount | None = None  # by the host, of values that nobody computed
     num_steering_reads: Amount | None = None  # of those, the ones that could have steered the program

@@ -31,15 +31,13 @@ _REMAINDERS = {("powerlm-3b", 2): 1_013_760}
 Row = dict[str, Any]
 
 
-def rows(entries: dict[int, Entry], busy: dict[int, Entry]) -> list[Row]:
-    """One for each published row, in file order. ``entries``: by line, of recipes as they are now; ``busy``: of several
-    cards that are always busy."""
+def rows(entries: dict[int, Entry]) -> list[Row]:
+    """One for each published row, in file order. ``entries``: by line, of recipes as they are now."""
     devices = device_bytes()
     found = [_row(row, entries.get(row.line), devices) for row in list_published()]
     for row in found:
         if row.get("emulated_bytes"):
-            entry = (entries if row["num_gpus"] == 1 else busy).get(row["line"])
-            row["reserved_emulated_bytes"] = _reserved_bytes(entry, row["num_gpus"])
+            row["reserved_emulated_bytes"] = _reserved_bytes(entries.get(row["line"]), row["num_gpus"])
     return found
 
 
@@ -87,8 +85,10 @@ def _row(row: PublishedRow, entry: Entry | None, devices: dict[str, int | None])
 
 def _reserved_bytes(entry: Entry | None, num_gpus: int) -> int | None:
     """Mean over the cards, of all processes, after a step where blocks had to be given back; None of runs that did not
-    say whether, and of those on busy cards that were full."""
-    if entry is None or "rank_num_retries" not in entry or (entry.get("is_busy") and any(entry["rank_num_retries"])):
+    say whether, and of those of several cards by an emulator whose cards were done at once."""
+    if entry is None or "rank_num_retries" not in entry or (num_gpus > 1 and not entry.get("is_busy")):
+        return None
+    if any(entry["rank_num_retries"]) and "rank_stepped_reserved_bytes" not in entry:
         return None
     return round(sum(entry.get("rank_stepped_reserved_bytes", entry["rank_reserved_bytes"])) / num_gpus)
 
@@ -254,9 +254,8 @@ did not see. The stack of 2025-02 has 1.3 GiB more: unexplained (kernels that ar
 would do it).
 
 On several cards NCCL's buffers are in it, and reserved memory depends on when the card is done with what FSDP frees
-on one stream while another uses it. The runs here are on cards that are always busy from the first backward on
-(`python benchmarks/truth/reproduce.py --busy`; docs/emulated.md). On cards that are done at once a Mixtral by LoRA
-reserves 2.7 GiB less, about a layer's weights in bf16, and nvidia-smi saw 2.6 GiB more beside it than beside one by
-QLoRA; beside busy ones it is 0.6. What is left between methods, 1.3 GiB more beside QLoRA of a dense model than beside
-LoRA, is unexplained: kept while the model is loaded, what FSDP sends from rank 0 comes to as much, on the other rank.
-Rows that fill the card are not among them, nor those that have not been run so yet."""
+on one stream while another uses it: from the first backward on once the host has waited for it (docs/emulated.md). On
+cards that were done at once a Mixtral by LoRA reserved 2.7 GiB less, about a layer's weights in bf16, and nvidia-smi
+saw 2.6 GiB more beside it than beside one by QLoRA; now it is 0.6. What is left between methods, 1.3 GiB more beside
+QLoRA of a dense model than beside LoRA, is unexplained: kept while the model is loaded, what FSDP sends from rank 0
+comes to as much, on the other rank. Rows that fill the card are not among them, nor those that have not been run so yet."""

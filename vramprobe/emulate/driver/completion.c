@@ -1,24 +1,31 @@
 /* When work is done, as the host learns of it.
  *
- * True of it: nothing is computed, so how long work takes is a choice (machine.txt's key late_completion). 0, or
- * CUDA_LAUNCH_BLOCKING=1, is a card that is done at once: every stream and event is ready when it is asked for. 1 is a
- * card that always has work before it, from the moment when its process trains (emu_control_trains; before, while a
- * model is loaded, the card waits for the host): work is done once the host waits for it, or for any that was submitted
- * after it, on whichever stream, and not before; so an allocator keeps what other streams still use. A host that asks
- * for one moment again and again, launching nothing between, waits for it as well. Left out: streams that overtake each
- * other, and a host that a card that trains outruns. */
+ * Nothing is computed, so the clock of a card is what its process has submitted. Once that process trains
+ * (emu_control_trains; before, while a model is loaded, the card waits for the host), the host runs ahead of the card:
+ * work is done when the host has waited for it, or for any that was submitted after it, on whichever stream, or when
+ * LAUNCH_QUEUE launches have followed, because a real launch waits where so many are queued. No time of this machine is
+ * in it, so what an allocator keeps for other streams is the same on a fast, a slow and a loaded one. A host that asks
+ * for one moment again and again, launching nothing between, waits for it as well. CUDA_LAUNCH_BLOCKING=1 is a card that
+ * is done at once. Left out: streams that overtake each other, and a host that a card that trains outruns (small steps):
+ * there a real card is done earlier. */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
 
-enum { LAST_POLL = 256 }; /* of a host that does nothing but ask: a number, not a time, which would be this machine's */
+enum {
+  LAST_POLL = 256, /* of a host that does nothing but ask: a number, not a time, which would be this machine's */
+  LAUNCH_QUEUE = 1024,
+};
 
 static bool trains;
-static uint64_t submitted, done; /* moments: an event's is the number of events that were recorded before it, and 1 */
+static uint64_t submitted, done; /* numbers of moments: an event's is how many were recorded before it, and 1 */
 
-uint64_t moment_next(void) { return __atomic_add_fetch(&submitted, 1, __ATOMIC_RELAXED); }
-uint64_t moment_now(void) { return __atomic_load_n(&submitted, __ATOMIC_RELAXED); }
-void moment_awaited(uint64_t moment) {
+struct moment moment_next(void) {
+  return (struct moment){__atomic_add_fetch(&submitted, 1, __ATOMIC_RELAXED), launches()};
+}
+struct moment moment_now(void) { return (struct moment){__atomic_load_n(&submitted, __ATOMIC_RELAXED), launches()}; }
+void moment_awaited(struct moment moment) {
   uint64_t known = __atomic_load_n(&done, __ATOMIC_RELAXED);
-  while (known < moment && !__atomic_compare_exchange_n(&done, &known, moment, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  while (known < moment.number &&
+         !__atomic_compare_exchange_n(&done, &known, moment.number, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }
 void all_work_awaited(void) { moment_awaited(moment_now()); }
@@ -29,18 +36,20 @@ API void emu_control_trains(void) {
 }
 
 /* Whether this thread does nothing but ask. */
-static bool host_waits(uint64_t moment) {
+static bool host_waits(struct moment moment) {
   static __thread struct {
     uint64_t moment, launches;
     int num_polls;
   } last;
-  if (last.moment != moment || last.launches != launches()) last.num_polls = 0;
-  last.moment = moment, last.launches = launches();
+  if (last.moment != moment.number || last.launches != launches()) last.num_polls = 0;
+  last.moment = moment.number, last.launches = launches();
   return ++last.num_polls >= LAST_POLL;
 }
-bool moment_was_awaited(uint64_t moment) { return __atomic_load_n(&done, __ATOMIC_RELAXED) >= moment; }
-bool moment_is_done(uint64_t moment, bool only_asks) {
-  if (!machine.late_completion || !trains || moment_was_awaited(moment)) return true;
+bool moment_is_over(struct moment moment) {
+  return __atomic_load_n(&done, __ATOMIC_RELAXED) >= moment.number || launches() - moment.launches >= LAUNCH_QUEUE;
+}
+bool moment_is_done(struct moment moment, bool only_asks) {
+  if (machine.blocking || !trains || !moment.number || moment_is_over(moment)) return true;
   if (!host_waits(moment)) return false;
   if (!only_asks) moment_awaited(moment); /* else a thread beside the program has waited, as torch's watchdog */
   return true;

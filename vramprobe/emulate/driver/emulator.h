@@ -78,7 +78,7 @@ struct machine {
   enum fill fill;
   uint64_t fill_seed, copy_max_bytes, collective_max_bytes, graph_bytes, graph_node_bytes;
   int trace, driver_version, collective_timeout_seconds;
-  bool late_completion;
+  bool blocking; /* CUDA_LAUNCH_BLOCKING=1 */
 };
 extern struct machine machine;
 bool machine_load(void); /* false, after one line on stderr, where there is none */
@@ -232,16 +232,19 @@ void stream_submitted(void *stream); /* work that the host may wait for */
 void stream_awaited(void *stream);   /* by the host, in a call that waits for its own work */
 
 /* ---- when work is done (completion.c) ---------------------------------------------------------------------------- */
-uint64_t moment_next(void); /* of an event that is recorded */
-uint64_t moment_now(void);  /* of the last one: what is submitted now is behind it */
-void moment_awaited(uint64_t moment); /* by the host */
+struct moment { /* of the card's work */
+  uint64_t number, launches;
+};
+struct moment moment_next(void); /* of an event that is recorded */
+struct moment moment_now(void);  /* of the last one: what is submitted now is behind it */
+void moment_awaited(struct moment moment); /* by the host */
 void all_work_awaited(void);
-bool moment_is_done(uint64_t moment, bool only_asks); /* only_asks: a thread that submits nothing */
-bool moment_was_awaited(uint64_t moment);
+bool moment_is_done(struct moment moment, bool only_asks); /* only_asks: a thread that submits nothing */
+bool moment_is_over(struct moment moment); /* awaited, or behind a full queue of launches */
 
 /* ---- what torch's watchdog thread is told of collectives (watchdog.c) --------------------------------------------- */
 struct watched;
-void watched_begin(struct watched **slot, uint64_t moment); /* of the event that a collective ends with */
+void watched_begin(struct watched **slot, struct moment moment); /* of the event that a collective ends with */
 void watched_end(struct watched **slot); /* it is waited for, or recorded anew */
 bool watched_asked(struct watched **slot, bool *done); /* false: it is not watched */
 void collective_begins(void);

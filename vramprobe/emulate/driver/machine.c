@@ -154,8 +154,6 @@ static void read_head_key(struct reading *r, const char *key, const char *value,
     machine.collective_max_bytes = number(r, key, value, 0, GIB);
   } else if (!strcmp(key, "collective_timeout_seconds")) {
     machine.collective_timeout_seconds = (int)number(r, key, value, 1, 1000000);
-  } else if (!strcmp(key, "late_completion")) {
-    machine.late_completion = number(r, key, value, 0, 1);
   } else if (!strcmp(key, "trace")) {
     machine.trace = (int)number(r, key, value, 0, 2);
   } else if (!strcmp(key, "driver_version")) {
@@ -240,7 +238,7 @@ bool machine_load(void) {
   const char *level = getenv("VRAMPROBE_EMULATOR_TRACE");
   if (level && *level) machine.trace = atoi(level);
   const char *blocking = getenv("CUDA_LAUNCH_BLOCKING");
-  if (blocking && !strcmp(blocking, "1")) machine.late_completion = false;
+  machine.blocking = blocking && !strcmp(blocking, "1");
   if (r.failed) machine.num_devices = 0;
   return !r.failed;
 }

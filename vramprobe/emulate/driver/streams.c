@@ -1,6 +1,6 @@
 /* Streams, events, host functions.
  *
- * True of it: work is done as completion.c has it, at once or once it is waited for; a stream knows its device,
+ * True of it: work is done as completion.c has it; a stream knows its device,
  * flags and priority; an event that was made with timing measures the host's clock. Waiting for a stream gives idle
  * pool memory back, as a real driver does. While a stream captures, work on it becomes nodes of a graph; waiting for it
  * spoils the capture (900, then 901 at its end). Left out: overlap, ordering across streams. */
@@ -24,7 +24,7 @@ struct stream {
   int ordinal, priority;
   unsigned flags;
   uint64_t id;
-  uint64_t moment; /* of its newest work */
+  struct moment moment; /* of its newest work */
   struct capture *capture;
 };
 struct event {
@@ -32,7 +32,7 @@ struct event {
   int ordinal;
   bool timed, recorded;
   double milliseconds;
-  uint64_t moment; /* 0: it was never recorded */
+  struct moment moment; /* number 0: it was never recorded */
   struct capture *capture;
   struct watched *watched; /* it ends a collective that the watchdog looks at */
 };

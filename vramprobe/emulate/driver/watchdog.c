@@ -3,8 +3,8 @@
  * A collective beside the computation (async_op) keeps its tensors until its work is waited for; a future's wait() is
  * not that. Such a work ends as the watchdog, which looks every 100 ms, finds its event done; its tensors are given back
  * at the process group's next collective (workEnqueue). How often a program calls before the watchdog has looked is the
- * pace of this machine, so the next collective decides: there the watchdog is told of what the host has waited for, or
- * LAUNCH_QUEUE launches have followed (a real queue holds no more), and the call waits until it has looked.
+ * pace of this machine, so the next collective decides: there the watchdog is told of what is over (completion.c), and the
+ * call waits until it has looked.
  * True of it: a step that is longer than 100 ms. Left out: shorter ones, which keep what 100 ms of them call. */
 #include "emulator.h" /* first: it asks for GNU's interfaces */
 
@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { LAUNCH_QUEUE = 1024, LAST_POLL = 4096, SILENCE_MILLISECONDS = 20000 };
+enum { LAST_POLL = 4096, SILENCE_MILLISECONDS = 20000 };
 #define NAME "pt_nccl_watchdg"
 
 struct watched { /* an event that a work ends with */
   struct watched **slot, *next;
-  uint64_t moment, launches;
+  struct moment moment;
   bool told;
   int num_polls;
 };
@@ -37,11 +37,11 @@ void watched_end(struct watched **slot) {
   if (*slot) end(*slot);
   pthread_mutex_unlock(&lock);
 }
-void watched_begin(struct watched **slot, uint64_t moment) {
+void watched_begin(struct watched **slot, struct moment moment) {
   struct watched *w = calloc(1, sizeof *w);
   if (!w) abort();
   pthread_mutex_lock(&lock);
-  *w = (struct watched){.slot = slot, .next = all, .moment = moment, .launches = launches()};
+  *w = (struct watched){.slot = slot, .next = all, .moment = moment};
   *slot = all = w;
   pthread_mutex_unlock(&lock);
 }
@@ -62,7 +62,7 @@ static int tell(bool everything) {
   int num_told = 0;
   pthread_mutex_lock(&lock);
   for (struct watched *w = all; w; w = w->next) {
-    w->told = w->told || everything || moment_was_awaited(w->moment) || launches() - w->launches >= LAUNCH_QUEUE;
+    w->told = w->told || everything || moment_is_over(w->moment);
     num_told += w->told;
   }
   pthread_mutex_unlock(&lock);

@@ -72,6 +72,12 @@ for _ in range(3):
     optimizer.step()
     for q in masters: q.grad = None
 """
+#: Made after the first backward, which has looked for those that are there.
+_LATER = """
+model(torch.randn(1, 1024, device="cuda", dtype=torch.bfloat16)).float().sum().backward()
+for p in model.parameters(): p.grad = None
+zero = ZeROOptimizer()
+"""
 #: A program without a module.
 _BARE = """
 import torch
@@ -89,9 +95,13 @@ for _ in range(3):
         (_MASTERS + _OWN + _STEPS, (WEIGHTS, 2 * WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS)),
         (_MASTERS + _SHARDS + _IN_THE_OPTIMIZER + _STEPS, (2 * WEIGHTS, 2 * WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS)),
         (_MASTERS + _AVERAGED, (WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS, 4 * WEIGHTS)),  # averaged, and flat for the step
+        (
+            _MASTERS + _AVERAGED.replace("zero = ZeROOptimizer()\n", _LATER),
+            (WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS, 4 * WEIGHTS),
+        ),
         (_BARE, (WEIGHTS, 0, WEIGHTS, 2 * WEIGHTS)),
     ],
-    ids=["masters", "in the optimizer", "averaged", "no module"],
+    ids=["masters", "in the optimizer", "averaged", "made later", "no module"],
 )
 def test_a_framework_s_own_tensors(tmp_path: Path, script: str, expected: tuple[int, ...]) -> None:
     """Weights, masters, gradients and state at the peak, but for the few bytes of a step's count."""

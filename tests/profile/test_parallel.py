@@ -47,14 +47,14 @@ def test_a_pipeline_has_the_tokens_of_its_first_stage_and_the_time_of_the_slowes
 
 
 def test_a_pipelines_waiting_is_in_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """(4 − 1) / 6 of the micro-batches' time; interleaved by two, half of it."""
+    """(4 − 1) / 6 of the micro-batches' time; interleaved by two, half of it, and two backwards for each of the six."""
     alone = step_time(tmp_path / "alone", sizes={}, num_micro_steps=6)
     once = alone.by_class["rest"] + alone.by_class.get("optimizer", 0.0)
     for virtual, share, schedule in (
         (1, 0.5, "1F1B adds 50%"),
         (2, 0.25, "interleaved 1F1B (2 chunks a stage) adds 25%"),
     ):
-        found = step_time(tmp_path / str(virtual), sizes={"pipeline": 4, "virtual": virtual}, num_micro_steps=6)
+        found = step_time(tmp_path / str(virtual), sizes={"pipeline": 4, "virtual": virtual}, num_micro_steps=6 * virtual)
         assert found.bubble_share == share
         print_step_time(Console(width=300), found)
         said = capsys.readouterr().out
@@ -77,6 +77,13 @@ def test_groups_are_those_of_megatron_of_meshes_and_of_models(monkeypatch: pytes
     mesh = DeviceMesh()
     monkeypatch.setitem(sys.modules, "torch.distributed.device_mesh", SimpleNamespace(DeviceMesh=DeviceMesh))
     assert parallel_sizes([]) == {"tensor": 2, "context": 4}
+    schedule = type("Schedule", (), {"_stages": [SimpleNamespace(group_size=3)] * 2})
+    monkeypatch.setitem(
+        sys.modules, "torch.distributed.pipelining.schedules", SimpleNamespace(_PipelineSchedule=schedule)
+    )
+    pipeline = schedule()
+    assert parallel_sizes([]) == {"tensor": 2, "context": 4, "pipeline": 3, "virtual": 2}
+    del pipeline
     sizes = {"tensor_model": 4, "context": 1, "pipeline_model": 2, "virtual_pipeline_model": None}
     state = {f"get_{name}_parallel_world_size": (lambda size=size: size) for name, size in sizes.items()}
     state["model_parallel_is_initialized"] = lambda: True

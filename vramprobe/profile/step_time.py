@@ -90,7 +90,7 @@ def time_on(gpu: Gpu, raw: RawRank, folder: str | None) -> StepTime:
         condition=found.condition,
         **_rates(found.tokens, found.samples, found.seconds),
         parallel=dict(raw.parallel),
-        num_micro_steps=max((one.micro_step or 1 for one in raw.phases if one.step == count.step), default=1),
+        num_micro_steps=_num_micro_batches(raw, count.step),
         mfu=found.mfu,
         hfu=found.hfu,
         by_class=found.by_class,
@@ -105,6 +105,12 @@ def time_on(gpu: Gpu, raw: RawRank, folder: str | None) -> StepTime:
         ],
     )
     return _with_waiting(time)
+
+
+def _num_micro_batches(raw: RawRank, step: int) -> int:
+    """Backwards of a step; where chunks of layers are interleaved, each micro-batch has one for each chunk."""
+    backwards = max((one.micro_step or 1 for one in raw.phases if one.step == step), default=1)
+    return max(backwards // raw.parallel.get("virtual", 1), 1)
 
 
 def count_of(content: Mapping[str, Any]) -> Count:

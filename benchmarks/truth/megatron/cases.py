@@ -18,7 +18,7 @@ TESTS = Path("tests/functional_tests/test_cases")
 #: Of files that NVIDIA has and we do not, of checkpoints, and of what is written beside a run.
 _DROPPED = {
     *("--data-path", "--vocab-file", "--merge-file", "--split", "--tokenizer-type", "--data-cache-path"),
-    *("--save", "--load", "--tensorboard-dir", "--log-params-norm", "--log-num-zeros-in-grad"),
+    *("--save", "--load", "--tensorboard-dir"),
     *("--log-validation-ppl-to-tensorboard", "--log-timers-to-tensorboard", "--log-memory-to-tensorboard"),
     *("--async-save", "--use-persistent-ckpt-worker", "--ckpt-format", "--dist-ckpt-strictness", "--save-interval"),
     *("--ckpt-fully-parallel-load", "--dist-ckpt-optim-fully-reshardable", "--attention-backend"),

@@ -9,6 +9,7 @@ wrapper (DTensor, torchao's quantised ones), and what cannot be asked is left ou
 import gc
 import sys
 import time
+import weakref
 from dataclasses import fields, is_dataclass
 
 import torch
@@ -19,6 +20,7 @@ _ENGINES = ("vllm.", "sglang.")  # their models are known as such (engine.py)
 _QUANTISED = ("Params4bit", "Int8Params")
 #: Where DeepSpeed's ZeRO keeps what it has averaged, by group of parameters, until its optimizer steps.
 _ZERO_GRADIENTS = ("averaged_gradients", "all_grad_tensors")
+_zero_kinds, _zero = set(), weakref.WeakSet()
 _SHARD = "ds_tensor"  # ZeRO-3 keeps a parameter's shard in this attribute of it
 
 
@@ -57,9 +59,23 @@ def gradients(modules, optimizers):
 
 
 def _averaged_by_zero():
+    return [getattr(one, name, None) for one in _zero_optimizers() for name in _ZERO_GRADIENTS]
+
+
+def _zero_optimizers():
+    """DeepSpeed's: those that are there when it is first seen, found among all objects once, and each that is made."""
     kind = getattr(sys.modules.get("deepspeed.runtime.base_optimizer"), "ZeROOptimizer", None)
-    optimizers = [one for one in gc.get_objects() if issubclass(type(one), kind)] if kind else []
-    return [getattr(one, name, None) for one in optimizers for name in _ZERO_GRADIENTS]
+    if kind is not None and kind not in _zero_kinds:
+        _zero_kinds.add(kind)
+        _zero.update(one for one in gc.get_objects() if issubclass(type(one), kind))
+
+        def made(cls, *_, **__):
+            one = object.__new__(cls)
+            _zero.add(one)
+            return one
+
+        kind.__new__ = made
+    return list(_zero)
 
 
 def _gradients_of(parameter):

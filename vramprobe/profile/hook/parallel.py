@@ -1,7 +1,7 @@
 """Record how the ranks of a run share a model: sizes of tensor, context and pipeline parallelism, by the program's own
 groups.
 
-In: Megatron's groups, torch's named device meshes, a transformers model's ``tp_size``. Out: a line ``parallel`` at the
+In: Megatron's groups, torch's named device meshes and pipelines, a transformers model's ``tp_size``. Out: a line ``parallel`` at the
 end of the first step; nothing where ranks only replicate or shard.
 """
 
@@ -38,19 +38,30 @@ def missing_kernels():
 def parallel_sizes(modules):
     """By kind, those above 1; ``virtual``: a pipeline rank's chunks of layers, where its schedule interleaves them."""
     found = {}
-    for name, size in (*_of_meshes(), *_of_megatron(), *_of_models(modules)):
+    for name, size in (*_of_meshes(), *_of_schedules(), *_of_megatron(), *_of_models(modules)):
         if size and size > found.get(name, 1):
             found[name] = int(size)
     return found
 
 
+def _objects(module, name):
+    kind = getattr(sys.modules.get(module), name, None)
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)] if kind else []
+
+
 def _of_meshes():
-    module = sys.modules.get("torch.distributed.device_mesh")
-    kind = getattr(module, "DeviceMesh", ())
-    for mesh in [one for one in gc.get_objects() if issubclass(type(one), kind)] if kind else ():
+    for mesh in _objects("torch.distributed.device_mesh", "DeviceMesh"):
         for at, name in enumerate(getattr(mesh, "mesh_dim_names", None) or ()):
             if name in _NAMES:
                 yield _NAMES[name], mesh.size(at)
+
+
+def _of_schedules():
+    """torch's own pipelines, which need no mesh."""
+    for schedule in _objects("torch.distributed.pipelining.schedules", "_PipelineSchedule"):
+        stages = getattr(schedule, "_stages", None) or [schedule._stage]
+        yield "pipeline", stages[0].group_size
+        yield "virtual", len(stages)
 
 
 def _of_megatron():

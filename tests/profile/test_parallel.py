@@ -54,7 +54,8 @@ def test_a_pipelines_waiting_is_in_the_time(tmp_path: Path, capsys: pytest.Captu
         (1, 0.5, "1F1B adds 50%"),
         (2, 0.25, "interleaved 1F1B (2 chunks a stage) adds 25%"),
     ):
-        found = step_time(tmp_path / str(virtual), sizes={"pipeline": 4, "virtual": virtual}, num_micro_steps=6 * virtual)
+        sizes = {"pipeline": 4, "virtual": virtual}
+        found = step_time(tmp_path / str(virtual), sizes=sizes, num_micro_steps=6 * virtual)
         assert found.bubble_share == share
         print_step_time(Console(width=300), found)
         said = capsys.readouterr().out

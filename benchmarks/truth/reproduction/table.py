@@ -258,4 +258,5 @@ on one stream while another uses it: from the first backward on once the host ha
 cards that were done at once a Mixtral by LoRA reserved 2.7 GiB less, about a layer's weights in bf16, and nvidia-smi
 saw 2.6 GiB more beside it than beside one by QLoRA; now it is 0.6. What is left between methods, 1.3 GiB more beside
 QLoRA of a dense model than beside LoRA, is unexplained: kept while the model is loaded, what FSDP sends from rank 0
-comes to as much, on the other rank. Rows that fill the card are not among them, nor those that have not been run so yet."""
+comes to as much, on the other rank. Rows that fill the card are not among them, nor those that have not been run so
+yet."""

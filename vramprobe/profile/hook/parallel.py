@@ -1,8 +1,8 @@
 """Record how the ranks of a run share a model: sizes of tensor, context and pipeline parallelism, by the program's own
 groups.
 
-In: Megatron's groups, torch's named device meshes and pipelines, a transformers model's ``tp_size``. Out: a line ``parallel`` at the
-end of the first step; nothing where ranks only replicate or shard.
+In: Megatron's groups, torch's named device meshes and pipelines, a transformers model's ``tp_size``. Out: a line
+``parallel`` at the end of the first step; nothing where ranks only replicate or shard.
 """
 
 import gc

@@ -174,6 +174,7 @@ HOW = {
         elsewhere="tests/benchmarks/test_reproduce.py", why="its environment takes a minute, the runs three"
     ),
     "python benchmarks/truth/oom.py": Way(elsewhere="tests/benchmarks/test_oom_reports.py", why="half a minute"),
+    "python benchmarks/truth/megatron.py CLONE": Way(more="--check", why="a case takes minutes"),
     "python benchmarks/truth/snapshots.py CLONES": Way(
         elsewhere="tests/benchmarks/test_public_snapshots.py", why="it needs clones of eight repositories"
     ),

@@ -170,7 +170,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
             "vramprobe.cli.serve",
             "vramprobe.emulate.values.hook",
             "vramprobe.profile.hook.journal",
-            "vramprobe.profile.empty.told",
+            "vramprobe.profile.empty.replacements",
         ):  # the hook speaks in the processes of others
             assert "print" not in calls, name
 

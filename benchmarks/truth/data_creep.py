@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 from vramprobe.profile import ranks
-from vramprobe.profile.data_creep import ProfiledRun, courses_of, device_of
+from vramprobe.profile.data_fragmentation import ProfiledRun, courses_of, device_of
 from vramprobe.profile.raw import read_run
 from vramprobe.units import format_bytes
 

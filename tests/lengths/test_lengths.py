@@ -12,7 +12,7 @@ from vramprobe.cli.verbs import app
 from vramprobe.errors import SpecError
 from vramprobe.lengths.answer import answer
 from vramprobe.lengths.batches import Shape, make_batches
-from vramprobe.lengths.creep import creep
+from vramprobe.lengths.fragmentation import reserved_over_steps
 from vramprobe.lengths.padding import padded_data
 from vramprobe.lengths.reading import read_lengths
 from vramprobe.model.replayed import replayed
@@ -132,16 +132,16 @@ def test_a_cut_counts_rows_and_tokens() -> None:
 
 
 def test_the_replay_of_one_shape_is_that_of_predict() -> None:
-    (course,) = creep([Shape(2, 512)], 3, settings=[("", 0)], **CELL)
+    (course,) = reserved_over_steps([Shape(2, 512)], 3, settings=[("", 0)], **CELL)
     played = replayed(cell(device="cuda", **CELL))
     assert course.peak_allocated_bytes == played.allocated_bytes
     assert course.peak_reserved_bytes == played.reserved_bytes
 
 
-def test_varied_shapes_creep_and_expandable_segments_reserve_less() -> None:
+def test_varied_shapes_fragment_and_expandable_segments_reserve_less() -> None:
     shapes = [Shape(2, 100 + (277 * step) % 400) for step in range(20)]
     settings = [("", 0), ("", 1), ("expandable_segments:True", 0)]
-    default, emptied, expandable = creep(shapes, 30, settings=settings, **CELL)
+    default, emptied, expandable = reserved_over_steps(shapes, 30, settings=settings, **CELL)
     assert default.num_steps == len(default.reserved_bytes) == 30
     assert default.peak_reserved_bytes > default.first_reserved_bytes
     assert emptied.last_reserved_bytes < default.last_reserved_bytes
@@ -151,10 +151,10 @@ def test_varied_shapes_creep_and_expandable_segments_reserve_less() -> None:
 
 def test_the_step_that_runs_out_of_memory_is_named() -> None:
     shapes = [Shape(2, 512)] * 5 + [Shape(2, 60_000)]
-    (course,) = creep(shapes, 20, gpu="RTX-4090", settings=[("", 0)], **CELL)
+    (course,) = reserved_over_steps(shapes, 20, gpu="RTX-4090", settings=[("", 0)], **CELL)
     assert (course.num_steps, course.oom_step) == (5, 6)
     with pytest.raises(SpecError, match="--grad-accum 4"):
-        creep(shapes, 2, **CELL | {"grad_accum": 4})
+        reserved_over_steps(shapes, 2, **CELL | {"grad_accum": 4})
 
 
 def test_predict_shows_the_data_the_worst_batch_and_the_replay() -> None:

@@ -12,7 +12,9 @@ from vramprobe.profile import stand_ins
 
 def repositories(empty: types.SimpleNamespace, home: Path, cache: Path) -> Any:
     """Those of a run in ``home``, and huggingface_hub's own names over them, with ``cache`` for the hub's."""
-    found = empty.hub.Repositories(str(home), stand_ins.stand_ins()["models"], empty.told.Told(str(home)))
+    found = empty.hub.Repositories(
+        str(home), stand_ins.stand_ins()["models"], empty.replacements.Replacements(str(home))
+    )
     from huggingface_hub import constants
 
     empty.monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))

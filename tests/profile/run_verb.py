@@ -84,7 +84,7 @@ class Verb:
         return self.ready.read_text()
 
     def left(self, seconds: float = PATIENCE_SECONDS, *, was_starting: bool = False) -> Left:
-        """Wait for its end, and for what it has others end; a keeper that has nothing to keep yet ends by itself."""
+        """Wait for its end, and for what it has others end; a supervisor with nothing to keep ends by itself."""
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -477,7 +477,7 @@ def test_a_kernel_of_the_hub_that_is_not_there_is_said_and_the_program_sees_its_
         return "a kernel"
 
     module = types.SimpleNamespace(get_kernel=get_kernel)
-    empty.hub_kernels.serve(module, told=empty.told.Told(str(tmp_path)))
+    empty.hub_kernels.serve(module, replacements=empty.replacements.Replacements(str(tmp_path)))
     assert module.get_kernel("kernels-community/there") == "a kernel"
     assert replaced(tmp_path) == []
     with pytest.raises(OSError, match="offline mode"):

@@ -71,8 +71,8 @@ def test_only_rows_of_silence_are_read_without_the_librarys_decoder(tmp_path: Pa
         def decode_example(self, value):
             raise ImportError("To support decoding audio data, please install 'torchcodec'.")
 
-    told = empty.told.Told(str(tmp_path))
-    empty.audio.serve(types.SimpleNamespace(Audio=Audio), folder=str(tmp_path), told=told)
+    replacements = empty.replacements.Replacements(str(tmp_path))
+    empty.audio.serve(types.SimpleNamespace(Audio=Audio), folder=str(tmp_path), replacements=replacements)
     made = Audio().decode_example({"path": empty.audio.silence(str(tmp_path), 1), "bytes": None})
     assert len(made["array"]) == 16_000
     with pytest.raises(ImportError, match="torchcodec"):

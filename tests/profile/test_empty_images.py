@@ -100,12 +100,12 @@ def processor_of(empty, folder: Path, slug: str, video_size: str | None = None):
     ):
         for name in names:
             empty.monkeypatch.setattr(kind, name, kind.__dict__[name])  # taken back after the test
-    told = empty.told.Told(str(folder))
+    replacements = empty.replacements.Replacements(str(folder))
     found, _ = repositories(empty, folder, folder / "cache")
     (folder / "model.safetensors").write_text("")
     asked = stand_ins.stand_ins(image_size="1024x768", video_size=video_size)
-    empty.processors.serve(processing_utils, repositories=found, told=told, asked=asked)
-    empty.processors.serve_videos(video_processing_auto, told=told)
+    empty.processors.serve(processing_utils, repositories=found, replacements=replacements, asked=asked)
+    empty.processors.serve_videos(video_processing_auto, replacements=replacements)
     return transformers.AutoProcessor.from_pretrained(folder)
 
 
@@ -113,7 +113,9 @@ def test_a_transformers_that_checks_its_processors_in_init_is_served_too(empty, 
     plain = classmethod(lambda cls, folder: cls)
     module = types.SimpleNamespace(ProcessorMixin=type("ProcessorMixin", (), {"from_pretrained": plain}))  # as of 4.49
     found, _ = repositories(empty, tmp_path, tmp_path / "cache")
-    empty.processors.serve(module, repositories=found, told=empty.told.Told(str(tmp_path)), asked={})
+    empty.processors.serve(
+        module, repositories=found, replacements=empty.replacements.Replacements(str(tmp_path)), asked={}
+    )
     assert module.ProcessorMixin.__dict__["from_pretrained"] is not plain
     assert not hasattr(module.ProcessorMixin, "check_argument_for_proper_class")
 

@@ -92,9 +92,9 @@ def test_only_files_of_the_rows_are_read_without_the_librarys_decoder(empty, tmp
         def fetch_videos(self, video_url_or_urls, sample_indices_fn=None):
             raise ImportError("`torchcodec` is not installed")
 
-    told = empty.told.Told(str(tmp_path))
+    replacements = empty.replacements.Replacements(str(tmp_path))
     module = types.SimpleNamespace(BaseVideoProcessor=Processor)
-    empty.videos.serve(module, folder=str(tmp_path), size=(6, 31, 17), told=told)
+    empty.videos.serve(module, folder=str(tmp_path), size=(6, 31, 17), replacements=replacements)
     path = empty.videos.gray(str(tmp_path), (6, 31, 17))
     frames, about = Processor().fetch_videos(path)
     assert (frames.shape, about.fps, about.total_num_frames, about.duration) == ((6, 17, 31, 3), 1.0, 6, 6.0)
@@ -160,10 +160,10 @@ def test_a_video_of_qwens_is_predicted_as_half_as_many_images() -> None:
 def test_who_cannot_read_videos_says_what_to_do(empty, tmp_path: Path, capsys) -> None:
     processor = types.SimpleNamespace(image_processor=1, chat_template="x", video_processor=None)
     asked = stand_ins.stand_ins(video_size="2x31x17")
-    told = empty.told.Told(str(tmp_path))
-    empty.counts.tell(processor, "google/gemma", told, asked)
+    replacements = empty.replacements.Replacements(str(tmp_path))
+    empty.counts.tell(processor, "google/gemma", replacements, asked)
     processor.video_processor = types.SimpleNamespace(processes_no_videos=True)
-    empty.counts.tell(processor, "Qwen/Qwen", told, asked)
+    empty.counts.tell(processor, "Qwen/Qwen", replacements, asked)
     said = [one["what"] for one in replaced(tmp_path) if one["kind"] == "missing"]
     assert said == [
         "google/gemma: its SimpleNamespace reads no videos; give --image-size instead of --video-size",
@@ -173,5 +173,5 @@ def test_who_cannot_read_videos_says_what_to_do(empty, tmp_path: Path, capsys) -
     with pytest.raises(ImportError, match="videos need torchvision where the command runs: pip install torchvision"):
         empty.processors._no_videos()(videos=[1])
     (tmp_path / "replaced").unlink()
-    empty.counts.tell(processor, "Qwen/Qwen", told, stand_ins.stand_ins())
+    empty.counts.tell(processor, "Qwen/Qwen", replacements, stand_ins.stand_ins())
     assert [one["kind"] for one in replaced(tmp_path)] == ["image tokens"]

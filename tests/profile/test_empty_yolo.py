@@ -32,7 +32,12 @@ def served(empty, folder: Path) -> SimpleNamespace:
         check_file=lambda name: str(folder / name),
         check_det_dataset=lambda dataset: yaml.safe_load((folder / dataset).read_text()),
     )
-    empty.yolo.serve_data(module, folder=str(folder / "run"), size=(64, 48), told=empty.told.Told(str(folder / "run")))
+    empty.yolo.serve_data(
+        module,
+        folder=str(folder / "run"),
+        size=(64, 48),
+        replacements=empty.replacements.Replacements(str(folder / "run")),
+    )
     return module
 
 

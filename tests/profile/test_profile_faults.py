@@ -132,7 +132,7 @@ SIGNALS = {
     "Ctrl-C, twice": ([2, 2], "session", 130),
     "the command is killed": ([9], "command", 137),
     "the command is terminated": ([15], "command", 143),
-    "the keeper is killed": ([9], "keeper", 137),
+    "the supervisor is killed": ([9], "supervisor", 137),
 }
 #: What the command does with a signal that can be caught.
 ANSWERS = {
@@ -157,8 +157,8 @@ def test_a_signal(tmp_path: Path, what: str, answer: str) -> None:
         if whom == "session":
             os.killpg(verb.process.pid, number)
         else:
-            keeper = psutil.Process(command).ppid()
-            os.kill({"verb": verb.process.pid, "command": command, "keeper": keeper}[whom], number)
+            supervisor = psutil.Process(command).ppid()
+            os.kill({"verb": verb.process.pid, "command": command, "supervisor": supervisor}[whom], number)
         time.sleep(0.1)
     left = verb.left()
     if what == "Ctrl-C, twice" and not left.result:  # the second one came when the command had ended
@@ -170,7 +170,7 @@ def test_a_signal(tmp_path: Path, what: str, answer: str) -> None:
 @pytest.mark.parametrize("seconds", grid([0.0, 0.1, 0.3, 0.5, 0.7], 0.3))
 @pytest.mark.parametrize("number", [2, 9, 15])
 def test_a_signal_at_any_moment(tmp_path: Path, number: int, seconds: float) -> None:
-    """While the verb loads, starts its keeper, the command; nothing of it all is left, whatever was said."""
+    """While the verb loads, starts its supervisor, the command; nothing of it all is left, whatever was said."""
     verb = Verb(tmp_path, [sys.executable, "-c", "import time; time.sleep(1000.25)", str(tmp_path)])
     time.sleep(seconds)
     verb.process.send_signal(number)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vramprobe.cli.display_creep import creep_lines
+from vramprobe.cli.display_fragmentation import fragmentation_lines
 from vramprobe.cli.display_run_phases import rank_name
 from vramprobe.units import format_bytes
 
@@ -55,7 +55,7 @@ def print_batches(console: Console, record: ProfileRecord) -> None:
             soft_wrap=True,
         )
     _print_verdict(console, found)
-    for line in creep_lines(found.creep) if found.creep is not None else ():
+    for line in fragmentation_lines(found.creep) if found.creep is not None else ():
         console.print(f"  {line}", soft_wrap=True)
 
 

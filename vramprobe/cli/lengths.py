@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vramprobe.cli.display_creep import course_lines
+from vramprobe.cli.display_fragmentation import course_lines
 from vramprobe.units import format_bytes, short_count
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ def of_data(
         found, batches = answer(lengths, gpu=gpu, engine="formula", **order, **words)
     courses: list[Course] = []
     if num_steps:
-        from vramprobe.lengths.creep import creep
+        from vramprobe.lengths.fragmentation import reserved_over_steps
 
         own = {name: value for name, value in words.items() if name not in ("fit", "allow_extrapolation")}
         with display.working(f"replaying {num_steps:,} steps"):
-            courses = creep([batch.shape for batch in batches], num_steps, gpu=gpu, **own)
+            courses = reserved_over_steps([batch.shape for batch in batches], num_steps, gpu=gpu, **own)
     return Varied(found, courses, gpu)
 
 

@@ -21,7 +21,7 @@ from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.profile import cards, ranks, rollout
 from vramprobe.profile.card_times import with_times
 from vramprobe.profile.causes import causes_seen_from, composition
-from vramprobe.profile.data_creep import batches_and_creep
+from vramprobe.profile.data_fragmentation import batches_and_fragmentation
 from vramprobe.profile.engines import vllm
 from vramprobe.profile.engines.failures import not_served, why_not
 from vramprobe.profile.from_outside import CardSeen
@@ -96,7 +96,7 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
         homes = ranks.homes_of(raw.process, launcher.get("folder"))
         more = {
             "rollout": rollout.stages(raw, seen),
-            "batches": batches_and_creep(raw, seen, context_bytes, replay_steps, len(run.ranks)),
+            "batches": batches_and_fragmentation(raw, seen, context_bytes, replay_steps, len(run.ranks)),
             "repeats": repeats(raw.phases, raw.num_steps),
             "step_peaks": step_peaks(raw.phases, raw.num_steps, seen),
             "growth": growth_of(raw, seen, context_bytes, homes),

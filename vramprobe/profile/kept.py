@@ -1,8 +1,8 @@
 """A command that is kept: it has ended when this says so, and with it all that it had started.
 
 In: a command's words, its environment, a run's folder, where its stderr goes. Out: its status and how many processes it
-had left behind. On Linux through a keeper (keeper.py), which ends the command where this process is killed; elsewhere
-the processes are found by the run's mark in their environment alone.
+had left behind. On Linux through a supervisor (supervisor.py), which ends the command where this process is killed;
+elsewhere the processes are found by the run's mark in their environment alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import psutil
 from vramprobe.errors import SpecError
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _DYING_SECONDS = 10.0
 
 
@@ -45,7 +45,7 @@ class Kept:
             try:
                 descriptors = (theirs.fileno(), ours_on_stderr)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_KEEPER), *map(str, descriptors)],
+                    [sys.executable, "-I", "-S", str(_SUPERVISOR), *map(str, descriptors)],
                     stderr=stderr,
                     pass_fds=descriptors,
                 )
@@ -54,7 +54,7 @@ class Kept:
         self._lines = self._socket.makefile("rb")
         try:
             told = {"command": words, "environment": environment, "folder": str(folder)}
-            with suppress(OSError):  # a keeper that was killed is heard of below
+            with suppress(OSError):  # a supervisor that was killed is heard of below
                 self._socket.sendall(json.dumps(told).encode() + b"\n")
             heard = self._heard()
             if "errno" in heard:
@@ -93,7 +93,7 @@ class Kept:
             self._end_marked()
 
     def _heard(self) -> dict[str, Any]:
-        """One line of the keeper's; empty where it was killed."""
+        """One line of the supervisor's; empty where it was killed."""
         line = b""
         with suppress(OSError):
             line = self._lines.readline()

@@ -288,7 +288,7 @@ def _engine_logs(said: Iterable[Mapping[str, Any]]) -> dict[int, EngineLog]:
 
 
 def _lines_of(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Read the lines that all processes wrote into one file: replacements (empty/told.py), or an engine's log
+    """Read the lines that all processes wrote into one file: replacements (empty/replacements.py), or an engine's log
     (hook/engine_log.py). A line that a killed process left torn is skipped.
     """
     found = []

@@ -59,7 +59,7 @@ class HeldOutRequests(FrozenModel):
         return self.bytes_different / max(self.bytes_requested, 1)
 
 
-class CreepCourse(FrozenModel):
+class ReservedCourse(FrozenModel):
     """Reserved memory over the run's steps under one allocator setting, predicted; steps are counted from 1."""
 
     alloc_conf: str
@@ -73,7 +73,7 @@ class CreepCourse(FrozenModel):
     oom_step: int | None = None
 
 
-class DataCreep(FrozenModel):
+class DataFragmentation(FrozenModel):
     """The run's batches, one after the other, through the caching allocator. ``why_not``: all else is empty."""
 
     why_not: str | None = None
@@ -83,7 +83,7 @@ class DataCreep(FrozenModel):
     inexact_at: list[str] = []  # the lines that make most of them
     held_out: list[HeldOutRequests] = []
     replay_error_bytes: int | None = None  # reserved by the replay of the run's own steps, less what the run reserved
-    courses: list[CreepCourse] = []  # the run's own setting first
+    courses: list[ReservedCourse] = []  # the run's own setting first
 
 
 class DataBatches(FrozenModel):
@@ -102,4 +102,4 @@ class DataBatches(FrozenModel):
     fits: bool | None = None  # the largest batch; null where that is not known
     max_length: DataLimit | None = None  # only where it does not fit
     max_batch_size: DataLimit | None = None  # at the largest batch's width
-    creep: DataCreep | None = None
+    creep: DataFragmentation | None = None

@@ -25,7 +25,7 @@ def silence(folder, seconds):
     return path
 
 
-def serve(module, *, folder, told):
+def serve(module, *, folder, replacements):
     """datasets.features.audio: rows of silence are read here where torchcodec is missing."""
     plain = module.Audio.decode_example
 
@@ -37,7 +37,7 @@ def serve(module, *, folder, told):
             path = value.get("path") or ""
             if os.path.dirname(path) != folder:
                 raise
-        told.replaced("audio decoder", "datasets", "none is needed for silence; real files need torchcodec")
+        replacements.replaced("audio decoder", "datasets", "none is needed for silence; real files need torchcodec")
         return _read(path, self.sampling_rate)
 
     module.Audio.decode_example = decode_example

@@ -1,18 +1,24 @@
 """Count the tokens of an image or a video with the model's own processor.
 
-In: a processor of transformers', sizes. Out: numbers, and lines of told.py. Those around an image are not counted.
+In: a processor of transformers', sizes. Out: numbers, and lines of replacements.py. Those around an image are not
+counted.
 """
 
 from . import videos
 
 
-def tell(processor, name, told, asked):
+def tell(processor, name, replacements, asked):
     """Record the number of tokens of an image of the rows' size, and of a video if requested, by the processor."""
     if getattr(processor, "image_processor", None) is None or not getattr(processor, "chat_template", None):
         return
     width, height = asked["image_size"]
     _say_count(
-        "image", f"{width} × {height} pixels", processor, name, told, lambda: tokens_per_image(processor, width, height)
+        "image",
+        f"{width} × {height} pixels",
+        processor,
+        name,
+        replacements,
+        lambda: tokens_per_image(processor, width, height),
     )
     if not asked["counts_videos"]:
         return
@@ -20,23 +26,25 @@ def tell(processor, name, told, asked):
     size = f"{frames} frames of {width} × {height} pixels"
     reader = getattr(processor, "video_processor", None)
     if reader is None:
-        told.missing(
+        replacements.missing(
             f"{name}: its {type(processor).__name__} reads no videos; give --image-size instead of --video-size"
         )
     elif getattr(reader, "processes_no_videos", False):
-        told.missing(
+        replacements.missing(
             f"{name}: videos need torchvision where the command runs; pip install torchvision, and run it again"
         )
     else:
-        _say_count("video", size, processor, name, told, lambda: tokens_per_video(processor, asked["video_size"]))
+        _say_count(
+            "video", size, processor, name, replacements, lambda: tokens_per_video(processor, asked["video_size"])
+        )
 
 
-def _say_count(kind, size, processor, name, told, count):
+def _say_count(kind, size, processor, name, replacements, count):
     try:
         said = f"{count():,} for {size}, counted by {type(processor).__name__}"
     except Exception as error:  # of a processor that is made otherwise; the command goes on
         said = f"not counted: {type(error).__name__}: {error}"
-    told.replaced(f"{kind} tokens", name, said)
+    replacements.replaced(f"{kind} tokens", name, said)
 
 
 def tokens_per_image(processor, width, height):

@@ -13,7 +13,7 @@ import os
 import re
 
 from . import checkpoint, processors, quantised, sentences, tokenizer
-from .told import complain, locked
+from .replacements import complain, locked
 
 _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)(\.index\.json)?$")
 _TOKENIZERS = (
@@ -45,8 +45,8 @@ model_names = _load_names()
 class Repositories:
     """Those of one run. ``known``: lower-case id or slug → {hf_id, config: a path, dtype or None}."""
 
-    def __init__(self, folder, known, told):
-        self._home, self._known, self._told = os.path.join(folder, "hub"), known, told
+    def __init__(self, folder, known, replacements):
+        self._home, self._known, self._replacements = os.path.join(folder, "hub"), known, replacements
         self._made = {}
 
     def serve(self, module):
@@ -108,7 +108,7 @@ class Repositories:
         try:
             return make()
         except Refused as error:
-            self._told.missing(str(error))
+            self._replacements.missing(str(error))
         except Exception as error:  # the command goes on to its own error
             complain(error)
         return None
@@ -191,9 +191,9 @@ class Repositories:
             with open(folder + ".whole", "w"):
                 pass
         if origin:
-            self._told.replaced("config", name, origin)
+            self._replacements.replaced("config", name, origin)
         for kind, by in made.items():
-            self._told.replaced(kind, name, by)
+            self._replacements.replaced(kind, name, by)
 
 
 def fill(folder, config, source, entry):

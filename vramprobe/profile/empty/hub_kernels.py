@@ -7,7 +7,7 @@ the program sees the same exception.
 import functools
 
 
-def serve(module, *, told):
+def serve(module, *, replacements):
     """kernels.get_kernel."""
     plain = module.get_kernel
 
@@ -16,7 +16,7 @@ def serve(module, *, told):
         try:
             return plain(repo_id, *words, **options)
         except Exception as error:
-            told.missing(
+            replacements.missing(
                 f"the kernel {repo_id} of the hub was not loaded ({type(error).__name__}): the hub is offline under "
                 "--empty-weights, and a program that takes another kernel instead (SDPA for FlashAttention 3) needs "
                 f"other memory; fetch it once: hf download {repo_id}"

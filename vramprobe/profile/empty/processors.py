@@ -225,7 +225,7 @@ def _patches(vision):
 # -- in the command's processes ----------------------------------------------------------------------------------------
 
 
-def serve(module, *, repositories, told, asked):
+def serve(module, *, repositories, replacements, asked):
     """transformers.processing_utils: local folders that lack a processor; tokens of an image or video, counted once."""
     kind = module.ProcessorMixin
     folders.serve(module, kind="ProcessorMixin", repositories=repositories)
@@ -236,7 +236,7 @@ def serve(module, *, repositories, told, asked):
     def from_pretrained(cls, *words, **options):
         found = plain(cls, *words, **options)
         name = repositories.name_of(str([*words, options.get("pretrained_model_name_or_path")][0]))
-        counts.tell(found, name, told, asked)
+        counts.tell(found, name, replacements, asked)
         return found
 
     def check_argument(self, name, argument):
@@ -247,7 +247,7 @@ def serve(module, *, repositories, told, asked):
         kind.check_argument_for_proper_class = check_argument
 
 
-def serve_videos(module, *, told):
+def serve_videos(module, *, replacements):
     """transformers.models.auto.video_processing_auto: none where torchvision is missing, said once."""
     kind = module.AutoVideoProcessor
     plain = kind.from_pretrained.__func__
@@ -259,7 +259,7 @@ def serve_videos(module, *, told):
         except ImportError as error:
             if "torchvision" not in str(error).lower():
                 raise
-            told.replaced("video processor", str(name), "none: torchvision is not installed; images need none")
+            replacements.replaced("video processor", str(name), "none: torchvision is not installed; images need none")
             return _no_videos()
 
     kind.from_pretrained = classmethod(from_pretrained)

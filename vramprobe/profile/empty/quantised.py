@@ -129,13 +129,13 @@ def _fp8(weight, config, kept):
 def _compressed(weight, config, kept):
     outputs, inputs = weight.shape
     (group,) = config["config_groups"].values()
-    told = group["weights"]
-    rows = {"channel": (outputs, 1), "tensor": (1,)}.get(told["strategy"])
-    if told["strategy"] == "block":
-        rows = _blocks(weight, told["block_structure"])
+    scheme = group["weights"]
+    rows = {"channel": (outputs, 1), "tensor": (1,)}.get(scheme["strategy"])
+    if scheme["strategy"] == "block":
+        rows = _blocks(weight, scheme["block_structure"])
     found = {
-        "weight": _empty("int8" if told["type"] == "int" else "float8_e4m3fn", outputs, inputs),
-        "weight_scale": _empty(kept, *(rows or (outputs, _groups(inputs, told)))),
+        "weight": _empty("int8" if scheme["type"] == "int" else "float8_e4m3fn", outputs, inputs),
+        "weight_scale": _empty(kept, *(rows or (outputs, _groups(inputs, scheme)))),
     }
     activations = group.get("input_activations")
     return {**found, "input_scale": _empty(kept, 1)} if activations and not activations.get("dynamic") else found
@@ -144,10 +144,10 @@ def _compressed(weight, config, kept):
 def _compressed_packed(weight, config, kept):
     outputs, inputs = weight.shape
     (group,) = config["config_groups"].values()
-    told = group["weights"]
+    scheme = group["weights"]
     return {
-        "weight_packed": _empty("int32", outputs, math.ceil(inputs * told["num_bits"] / 32)),
-        "weight_scale": _empty(kept, outputs, 1 if told["strategy"] == "channel" else _groups(inputs, told)),
+        "weight_packed": _empty("int32", outputs, math.ceil(inputs * scheme["num_bits"] / 32)),
+        "weight_scale": _empty(kept, outputs, 1 if scheme["strategy"] == "channel" else _groups(inputs, scheme)),
         "weight_shape": _empty("int64", 2),
     }
 

@@ -35,7 +35,7 @@ _NOT_THERE = {
 }
 
 
-def serve(module, asked, told):
+def serve(module, asked, replacements):
     """datasets.load."""
     plain = module.load_dataset
 
@@ -47,8 +47,8 @@ def serve(module, asked, told):
             options = inspect.signature(plain).bind(path, *words, **options).arguments
             if not _is_missing(path, options, error):
                 raise
-            made, said = _made(path, options, asked, told.folder)
-        told.replaced("dataset", path, said)
+            made, said = _made(path, options, asked, replacements.folder)
+        replacements.replaced("dataset", path, said)
         return made
 
     module.load_dataset = load_dataset

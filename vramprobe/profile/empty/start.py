@@ -10,7 +10,7 @@ import os
 
 from vramprobe_values.imports import when_imported
 
-from .told import Told, complain
+from .replacements import Replacements, complain
 
 FOLDER_VARIABLE = "VRAMPROBE_PROFILE"
 #: transformers' modules, and the class in each that reads a folder.
@@ -44,25 +44,29 @@ def install():
     from . import audio, folders, hub, hub_kernels, processors, rows, torch_hub, videos, yolo
 
     os.environ |= {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "true"}
-    told = Told(folder)
-    repositories = hub.Repositories(folder, asked["models"], told)
+    replacements = Replacements(folder)
+    repositories = hub.Repositories(folder, asked["models"], replacements)
     serve = {
         "huggingface_hub.file_download": repositories.serve,
         "huggingface_hub.hf_api": repositories.serve_listing,
-        "kernels": lambda module: hub_kernels.serve(module, told=told),
-        "datasets.load": lambda module: rows.serve(module, asked, told),
-        "datasets.features.audio": lambda module: audio.serve(module, folder=folder, told=told),
+        "kernels": lambda module: hub_kernels.serve(module, replacements=replacements),
+        "datasets.load": lambda module: rows.serve(module, asked, replacements),
+        "datasets.features.audio": lambda module: audio.serve(module, folder=folder, replacements=replacements),
         "transformers.processing_utils": lambda module: processors.serve(
-            module, repositories=repositories, told=told, asked=asked
+            module, repositories=repositories, replacements=replacements, asked=asked
         ),
-        "transformers.models.auto.video_processing_auto": lambda module: processors.serve_videos(module, told=told),
+        "transformers.models.auto.video_processing_auto": lambda module: processors.serve_videos(
+            module, replacements=replacements
+        ),
         "transformers.video_processing_utils": lambda module: videos.serve(
-            module, folder=folder, size=asked["video_size"], told=told
+            module, folder=folder, size=asked["video_size"], replacements=replacements
         ),
-        "torch.hub": lambda module: torch_hub.serve(module, told=told),
-        "ultralytics.utils.downloads": lambda module: yolo.serve_weights(module, folder=folder, told=told),
+        "torch.hub": lambda module: torch_hub.serve(module, replacements=replacements),
+        "ultralytics.utils.downloads": lambda module: yolo.serve_weights(
+            module, folder=folder, replacements=replacements
+        ),
         "ultralytics.data.utils": lambda module: yolo.serve_data(
-            module, folder=folder, size=asked["image_size"], told=told
+            module, folder=folder, size=asked["image_size"], replacements=replacements
         ),
         **{name: functools.partial(folders.serve, kind=kind, repositories=repositories) for name, kind in _KINDS},
     }

@@ -16,7 +16,7 @@ class _FirstWeights(OrderedDict):
     name = ""
 
 
-def serve(module, *, told):
+def serve(module, *, replacements):
     """torch.hub."""
     import torch
 
@@ -37,7 +37,7 @@ def serve(module, *, told):
             return load(model, state_dict, *words, **options)
         number = sum(one.numel() for one in model.parameters())
         by = f"the first ones of {type(model).__name__}, {number / 1e6:.2f} million parameters"
-        told.replaced("weights", state_dict.name, by)
+        replacements.replaced("weights", state_dict.name, by)
         return load(model, model.state_dict(), *words, **options)
 
     module.load_state_dict_from_url = load_state_dict_from_url

@@ -52,7 +52,7 @@ def _list(kind, *parts):
     return _chunk(b"LIST", kind + b"".join(parts))
 
 
-def serve(module, *, folder, size, told):
+def serve(module, *, folder, size, replacements):
     """transformers.video_processing_utils: a file of :func:`gray` needs no decoder; others are the library's affair."""
     kind = module.BaseVideoProcessor
     plain = kind.fetch_videos
@@ -62,7 +62,9 @@ def serve(module, *, folder, size, told):
         asked = video_url_or_urls if isinstance(video_url_or_urls, list) else [video_url_or_urls]
         if not all(isinstance(path, str) and os.path.dirname(path) == folder for path in asked):
             return plain(self, video_url_or_urls, sample_indices_fn=sample_indices_fn)
-        told.replaced("video decoder", "transformers", "none is needed for gray frames; real files need torchcodec")
+        replacements.replaced(
+            "video decoder", "transformers", "none is needed for gray frames; real files need torchcodec"
+        )
         made = [read(size, sample_indices_fn) for _ in asked]
         return list(zip(*made, strict=True)) if asked is video_url_or_urls else made[0]
 

@@ -15,7 +15,7 @@ _BOXES = 8  # of an image; COCO has 7.3
 _IMAGES = re.compile(r"^(train|val|test):.*?#.*?([\d,]+) images", re.MULTILINE)
 
 
-def serve_weights(module, *, folder, told):
+def serve_weights(module, *, folder, replacements):
     """ultralytics.utils.downloads."""
     plain = module.attempt_download_asset
 
@@ -27,7 +27,7 @@ def serve_weights(module, *, folder, told):
         made = os.path.join(folder, "yolo", name)
         if not os.path.exists(made):
             kind, number = _write_weights(made)
-            told.replaced("weights", name, f"the first ones of {kind}, {number / 1e6:.2f} million parameters")
+            replacements.replaced("weights", name, f"the first ones of {kind}, {number / 1e6:.2f} million parameters")
         return made
 
     module.attempt_download_asset = attempt_download_asset
@@ -55,18 +55,18 @@ def _write_weights(path):
     return kind.__name__, sum(at.numel() for at in model.parameters())
 
 
-def serve_data(module, *, folder, size, told):
+def serve_data(module, *, folder, size, replacements):
     """ultralytics.data.utils. ``size``: width and height of an image in pixels."""
     plain = module.check_det_dataset
 
     @functools.wraps(plain)
     def check_det_dataset(dataset, *more, **options):
-        return plain(_whole(module, str(dataset), folder, size, told), *more, **options)
+        return plain(_whole(module, str(dataset), folder, size, replacements), *more, **options)
 
     module.check_det_dataset = check_det_dataset
 
 
-def _whole(module, dataset, folder, size, told):
+def _whole(module, dataset, folder, size, replacements):
     """The YAML of a data set that is there, or of one in the run's folder."""
     file = str(module.check_file(dataset))
     if not file.endswith((".yaml", ".yml")):
@@ -89,7 +89,7 @@ def _whole(module, dataset, folder, size, told):
             _write_split(root, split, number, size, data)
         module.YAML.save(made, data | {"path": root, "train": "images/train", "val": "images/val", "download": None})
         said = f"{counts['train']} images of {size[0]} × {size[1]} with {_BOXES} objects each"
-        told.replaced("dataset", name, f"{said}, {counts['val']} for validation")
+        replacements.replaced("dataset", name, f"{said}, {counts['val']} for validation")
     return made
 
 

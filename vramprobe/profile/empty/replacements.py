@@ -13,7 +13,7 @@ from contextlib import contextmanager
 FILE = "replaced"
 
 
-class Told:
+class Replacements:
     """The file of one run."""
 
     def __init__(self, folder):

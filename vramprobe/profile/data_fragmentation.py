@@ -1,7 +1,8 @@
 """The batches of a run's own data, step by step through the caching allocator: reserved memory over a long run.
 
-In: a RawRank with its history, the steps on chosen batches, shapes in the run's order. Out: a DataCreep. The requests
-before the first chosen batch are the run's own; those after are learnt (requests_by_shape.py), the result *predicted*.
+In: a RawRank with its history, the steps on chosen batches, shapes in the run's order. Out: a DataFragmentation. The
+requests before the first chosen batch are the run's own; those after are learnt (requests_by_shape.py), the result
+*predicted*.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vramprobe.profile.raw import RawRank
 from vramprobe.profile.requests_by_shape import Learnt, Template
 from vramprobe.profile.size_by_shape import Shape
 from vramprobe.profile.step_requests import RequestLog, log_of, units_of
-from vramprobe.records.data_batches import CreepCourse, DataBatches, DataCreep, HeldOutRequests
+from vramprobe.records.data_batches import DataBatches, DataFragmentation, HeldOutRequests, ReservedCourse
 
 _MOST_LINES = 3
 _FEWEST = 3  # shapes to learn from
@@ -127,20 +128,20 @@ def play(allocator: CachingAllocator, parts: Sequence[list[int]], number: int) -
         number += sum(event > 0 for event in part)
 
 
-def batches_and_creep(
+def batches_and_fragmentation(
     raw: RawRank, seen: AnalyzedRank | None, context_bytes: int | None, num_steps: int | None, num_ranks: int
 ) -> DataBatches | None:
     """Return the memory that the run's own data needs, with reserved memory over its steps; the arguments are those of
-    data_creep.
+    data_fragmentation.
     """
     found = data_batches(raw, context_bytes)
-    creep = None if found is None else data_creep(raw, seen, context_bytes, num_steps, num_ranks)
+    creep = None if found is None else data_fragmentation(raw, seen, context_bytes, num_steps, num_ranks)
     return found and found.model_copy(update={"creep": creep})
 
 
-def data_creep(
+def data_fragmentation(
     raw: RawRank, seen: AnalyzedRank | None, context_bytes: int | None, num_steps: int | None = None, num_ranks: int = 1
-) -> DataCreep | None:
+) -> DataFragmentation | None:
     """Reserved memory over ``num_steps`` steps of the run's batches, under several settings; null: as many as an epoch
     has, within what one of ``num_ranks`` may take, under the run's own. None where the batches were not asked for, or
     are all alike.
@@ -148,16 +149,16 @@ def data_creep(
     if len((raw.batches or {}).get("shapes") or ()) < 2 or not raw.plays:
         return None
     if seen is None:
-        return DataCreep(why_not="no allocations were recorded (--trace all)")
+        return DataFragmentation(why_not="no allocations were recorded (--trace all)")
     try:
         return _predicted(raw, seen, context_bytes, num_steps, num_ranks)
     except Exception as error:  # of a history that is made otherwise: it costs this answer, not the profile
-        return DataCreep(why_not=str(error) or type(error).__name__)
+        return DataFragmentation(why_not=str(error) or type(error).__name__)
 
 
 def _predicted(
     raw: RawRank, seen: AnalyzedRank, context_bytes: int | None, num_steps: int | None, num_ranks: int
-) -> DataCreep:
+) -> DataFragmentation:
     run, batches = ProfiledRun(raw, seen), raw.batches or {}
     table = [(rows, width) for rows, width, *_ in batches["shapes"]]
     order = [table[at] for at in batches.get("order") or range(len(table))]
@@ -174,7 +175,7 @@ def _predicted(
     )
     replayed = courses[0].reserved_bytes
     end = [one.reserved_end_bytes for one in raw.phases if one.step == run.first_step - 1][-1]
-    return DataCreep(
+    return DataFragmentation(
         first_step=run.first_step,
         num_requests=run.learnt.num_names,
         num_inexact=len(run.learnt.inexact_tokens),
@@ -216,9 +217,9 @@ def courses_of(
     return [course.course() for course in courses]
 
 
-def _as_record(course: Course, first_step: int) -> CreepCourse:
+def _as_record(course: Course, first_step: int) -> ReservedCourse:
     """Its steps counted as the run's."""
-    return CreepCourse(
+    return ReservedCourse(
         alloc_conf=course.alloc_conf,
         empty_cache_steps=course.empty_cache_steps,
         num_steps=first_step - 2 + course.num_steps,

@@ -12,10 +12,10 @@ from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
     from vramprobe.lengths.course import Course
-    from vramprobe.records.data_batches import CreepCourse, DataCreep
+    from vramprobe.records.data_batches import DataFragmentation, ReservedCourse
 
 
-def course_lines(courses: Sequence[Course] | Sequence[CreepCourse], first: str) -> list[str]:
+def course_lines(courses: Sequence[Course] | Sequence[ReservedCourse], first: str) -> list[str]:
     """A table under its head, and which setting reserves least; ``first``: what the first column of bytes is after."""
     found = [f"{'setting':<52}{first:>11}{'last step':>11}{'peak':>11}{'retries':>9}"]
     for one in courses:
@@ -29,7 +29,7 @@ def course_lines(courses: Sequence[Course] | Sequence[CreepCourse], first: str) 
     return found + ([_advice(courses)] if len(courses) > 1 else [])
 
 
-def _advice(courses: Sequence[Course] | Sequence[CreepCourse]) -> str:
+def _advice(courses: Sequence[Course] | Sequence[ReservedCourse]) -> str:
     """Return the setting that reserves least, of those that ran the longest; none can go below the allocated peak."""
     default, longest = courses[0], max(one.num_steps for one in courses)
     least = min((one for one in courses if one.num_steps == longest), key=lambda one: one.peak_reserved_bytes)
@@ -47,7 +47,7 @@ def _advice(courses: Sequence[Course] | Sequence[CreepCourse]) -> str:
     return f"{name} reserves {format_bytes(saved)} less than {default.alloc_conf or 'the default'} at the peak"
 
 
-def creep_lines(found: DataCreep) -> list[str]:
+def fragmentation_lines(found: DataFragmentation) -> list[str]:
     """Return lines on the reserved memory over a profiled run's batches, and on how far they can be trusted."""
     if found.why_not is not None:
         return [f"reserved memory over the run is not predicted: {found.why_not}"]

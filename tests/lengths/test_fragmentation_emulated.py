@@ -15,7 +15,7 @@ from grids import exhaustive
 
 import vramprobe
 from vramprobe.lengths.batches import make_batches
-from vramprobe.lengths.creep import creep
+from vramprobe.lengths.fragmentation import reserved_over_steps
 from vramprobe.lengths.reading import read_lengths
 
 MODEL = Path(vramprobe.__file__).parent / "data" / "models" / "smollm2-135m.json"
@@ -43,7 +43,7 @@ def test_each_step_reserves_what_torch_reserves(alloc_conf: str, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     emulated = json.loads(out.read_text())
     cell = {"model": "smollm2-135m", "method": "full", "batch_size": 4, "seq_len": 1024}
-    (course,) = creep(shapes, NUM_STEPS, gpu="RTX-4090", settings=[(alloc_conf, 0)], **cell)
+    (course,) = reserved_over_steps(shapes, NUM_STEPS, gpu="RTX-4090", settings=[(alloc_conf, 0)], **cell)
     assert list(course.reserved_bytes) == emulated["reserved"]
     assert course.peak_allocated_bytes == emulated["allocated"]
     assert course.last_reserved_bytes > course.first_reserved_bytes

@@ -1,8 +1,8 @@
 """Stands between ``vramprobe profile`` and a command, so that nothing of the command outlives either of them.
 
-In: ``python -I -S keeper.py SOCKET STDERR``; from SOCKET one line of JSON: ``command``, ``environment``, ``folder``.
-Out, to SOCKET, a line each: ``started``, its process, or ``errno``; ``status`` (null: it could not be ended) and
-``num_left``, how many processes it left behind. Where the other end closes, the command is ended; where
+In: ``python -I -S supervisor.py SOCKET STDERR``; from SOCKET one line of JSON: ``command``, ``environment``,
+``folder``. Out, to SOCKET, a line each: ``started``, its process, or ``errno``; ``status`` (null: it could not be
+ended) and ``num_left``, how many processes it left behind. Where the other end closes, the command is ended; where
 vramprobe itself has ended, STDERR hears of it. What the command starts stays below this process (a subreaper), whatever
 it does to its session, its group and its environment. Linux alone; the standard library alone.
 """
@@ -26,8 +26,8 @@ _IGNORED_HERE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def main(words):
     """Keep one command."""
     to_vramprobe, stderr = socket.socket(fileno=int(words[0])), int(words[1])
-    told = json.loads(to_vramprobe.makefile("r", encoding="ascii").readline() or "null")
-    if told is None:
+    run_info = json.loads(to_vramprobe.makefile("r", encoding="ascii").readline() or "null")
+    if run_info is None:
         return
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     awake, wakes = os.pipe()
@@ -40,7 +40,7 @@ def main(words):
     for descriptor in (to_vramprobe.fileno(), stderr):
         os.set_inheritable(descriptor, False)
     try:
-        pid = os.posix_spawn(told["command"][0], told["command"], told["environment"])
+        pid = os.posix_spawn(run_info["command"][0], run_info["command"], run_info["environment"])
     except OSError as error:
         _say(to_vramprobe, errno=error.errno)
         return
@@ -52,7 +52,7 @@ def main(words):
     else:
         _, num_left = _end_all(pid, _LEAVING_SECONDS)
     if not _say(to_vramprobe, status=status, num_left=num_left):
-        said = f"vramprobe: profile was killed, and its command was ended; what was seen lies in {told['folder']}\n"
+        said = f"vramprobe: profile was killed, and its command was ended; what was seen lies in {run_info['folder']}\n"
         with suppress(OSError):
             os.write(stderr, said.encode())
 
@@ -93,13 +93,13 @@ def _end_all(pid, leaving_seconds):
     seen = set()
     for number, seconds in ((signal.SIGTERM, _DYING_SECONDS), (signal.SIGKILL, _DYING_SECONDS)):
         until = time.monotonic() + seconds
-        told = set()
+        signaled = set()
         while below := _below(os.getpid()):
-            for one in below - told:  # also who was started since
+            for one in below - signaled:  # also who was started since
                 with suppress(OSError):
                     os.kill(one, number)
                     os.kill(one, signal.SIGCONT)
-            told |= below
+            signaled |= below
             seen |= below
             found, _ = _reaped_within(0.05, pid)
             status = status if found is None else found

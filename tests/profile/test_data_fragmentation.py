@@ -19,7 +19,7 @@ from vramprobe.cli.verbs import app
 from vramprobe.lengths.course import CourseUnderWay
 from vramprobe.profile import ranks
 from vramprobe.profile.analyse import analyse
-from vramprobe.profile.data_creep import ProfiledRun, courses_of, data_creep, play, recorded
+from vramprobe.profile.data_fragmentation import ProfiledRun, courses_of, data_fragmentation, play, recorded
 from vramprobe.profile.raw import RawRank, read_run
 from vramprobe.profile.size_by_shape import SizeByShape
 from vramprobe.profile.step_requests import log_of, units_of
@@ -134,10 +134,10 @@ def test_each_step_reserves_what_the_program_itself_would(tmp_path: Path, num_mi
 
 def test_a_step_that_runs_out_of_memory_and_the_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = profiled(tmp_path, order=[(4, 100), (4, 5000), (4, 600)])
-    found = data_creep(raw, ranks.see(raw), raw.process.device_total_bytes - 100 * MIB)
+    found = data_fragmentation(raw, ranks.see(raw), raw.process.device_total_bytes - 100 * MIB)
     assert (found.first_step, [one.oom_step for one in found.courses]) == (4, [5])
     assert found.courses[0].num_steps == 4
-    found = data_creep(raw, ranks.see(raw), 0, num_steps=6)
+    found = data_fragmentation(raw, ranks.see(raw), 0, num_steps=6)
     assert [one.oom_step for one in found.courses] == [None] * 6
     assert {one.num_steps for one in found.courses} == {9}
     display_profile.print_profile(analyse(tmp_path, replay_steps=6))
@@ -152,7 +152,7 @@ def test_sizes_that_do_not_follow_from_the_shape_are_told_with_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = profiled(tmp_path, is_random=True)
-    found = data_creep(raw, ranks.see(raw), 0)
+    found = data_fragmentation(raw, ranks.see(raw), 0)
     assert found.inexact_at == ["train.py:9 of values"]
     assert found.num_inexact == 2  # with and without the request that only long batches make
     assert found.held_out[0].bytes_different > 0
@@ -162,7 +162,7 @@ def test_sizes_that_do_not_follow_from_the_shape_are_told_with_their_line(
 
 def test_a_run_that_teaches_nothing_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = profiled(tmp_path)
-    assert data_creep(raw, None, 0).why_not == "no allocations were recorded (--trace all)"
+    assert data_fragmentation(raw, None, 0).why_not == "no allocations were recorded (--trace all)"
     (tmp_path / "100.history").unlink()
     display_profile.print_profile(analyse(tmp_path))
     assert "reserved memory over the run is not predicted: no allocations were recorded" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Creep: the batches of a run, one after the other, through the caching allocator: reserved memory over the steps.
+"""Fragmentation: the batches of a run, in turn, through the caching allocator: reserved memory over the steps.
 
 In: a cell on one GPU, the shapes of its batches, allocator settings. Out: a Course for each setting. Requests are those
 of the arithmetic (terms/step/requests.py), blocks those of torch's allocator (allocator/). Knows no torch.
@@ -52,7 +52,7 @@ def _play(steps: _Steps, allocator: CachingAllocator, *, is_first: bool) -> None
     steps.go_on(allocator, is_first=is_first)
 
 
-def creep(
+def reserved_over_steps(
     shapes: Sequence[Shape],
     num_steps: int,
     *,

@@ -5,8 +5,6 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from vramprobe.emulate.build import _SOURCES
-
 PACKAGE = Path(__file__).parent.parent / "vramprobe"
 GOING = {"terms", "architecture", "kernels"}  # to be deleted
 #: Of two in modules that are translated for the page: renamed when the page does without.
@@ -32,11 +30,9 @@ def test_a_class_has_its_name_to_itself() -> None:
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
-    # Each change of these makes another emulator, which builds and records anew.
-    paths = [path for path in modules() if path.parent.name != "emulate" or path.name not in _SOURCES]
     kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
     offenders = []
-    for path in paths:
+    for path in modules():
         for node in ast.walk(ast.parse(path.read_text())):
             text = ast.get_docstring(node) if isinstance(node, kinds) else None
             if text and NOT_FIRST.match(text):

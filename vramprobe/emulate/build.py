@@ -56,12 +56,12 @@ class Build:
 
     @property
     def functions(self) -> Path:
-        """What a call of each function does: soname, function, kind, routine."""
+        """Path of the table of functions: soname, function, kind, routine."""
         return self.folder / FUNCTIONS
 
 
 def cache_folder() -> Path:
-    """Where vramprobe keeps what it can make again: $VRAMPROBE_CACHE_DIR, else the user's cache folder."""
+    """Return the folder of files that vramprobe can make again: $VRAMPROBE_CACHE_DIR, else the user's cache folder."""
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named).absolute()
     if sys.platform == "darwin":
@@ -176,7 +176,7 @@ def _check_name(home: Path) -> None:
 
 
 def _needs(installation: Installation, compiler: Compiler, home: Path) -> tuple[dict[str, Wanted], str]:
-    """What is wanted, and the fingerprint of it, of the emulator's sources and of the compiler."""
+    """Return the wanted symbols, and a fingerprint of them, of the emulator's sources and of the compiler."""
     places = hashlib.sha256("\n".join(map(str, installation.site_packages)).encode()).hexdigest()[:12]
     with contextlib.suppress(OSError):
         home.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the queries of NVIDIA's math libraries answer: one row a family, by the argument that the answer is written to.
+"""Define the answers to queries of NVIDIA's math libraries: one row a family, by the argument that receives the answer.
 
 In: a function's name. Out: a Query, or None. Sizes of workspaces are not published, so they are 0 and are named among
 the run's limits; a factorization's status is 0, which is success. What has no row and is no work on the device
@@ -134,7 +134,7 @@ def _several(arguments: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def query_of(name: str) -> Query | None:
-    """What the function ``name`` answers; None if it has no row."""
+    """Return the query of the function ``name``; None if it has no row."""
     return next((query for names, query in _rows() if names.fullmatch(name)), None)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of each function of NVIDIA's libraries: emulated, generic, answered, allowed, or unknown.
+"""Classify each function of NVIDIA's libraries: emulated, generic, answered, allowed, or unknown.
 
 In: a function's name and what the driver defines. Out: a Rule. The allow-list names what leaves nothing for the host
 to read: work on device memory, settings, destroyers, waits. A function that is in no list is unknown: what it would
@@ -19,7 +19,7 @@ PREFIX = "emu_"
 
 
 class Kind(StrEnum):
-    """What a call of the function does."""
+    """Kind of effect of a function's call."""
 
     EMULATED = "emulated"  # the driver has it by name
     GENERIC = "generic"  # one of the driver's routines serves many of its form
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Where a function's call goes: ``routine`` is a name that the driver exports."""
+    """Target of a function's call: ``routine`` is a name that the driver exports."""
 
     kind: Kind
     routine: str
@@ -128,7 +128,9 @@ _GENERIC_NAMES = {routine: re.compile("|".join(patterns)) for routine, patterns 
 
 
 def rule_for(name: str, exported: Set[str], soname: str = "") -> Rule:
-    """What a call of ``name`` in the library ``soname`` does, with a driver that exports the names in ``exported``."""
+    """Return the rule of a call of ``name`` in the library ``soname``, with a driver that exports the names in
+    ``exported``.
+    """
     unknown = Rule(kind=Kind.UNKNOWN, routine=ENDS_THE_RUN if not_supported(soname) is None else UNSUPPORTED)
     if PREFIX + name in exported:
         return Rule(kind=Kind.EMULATED, routine=PREFIX + name)

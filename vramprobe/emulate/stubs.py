@@ -91,7 +91,7 @@ _REGISTERS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")  # of arguments 1 to 6 (Sy
 
 
 def _place(argument: int) -> str:
-    """Where the caller left its argument, counted from 1."""
+    """Return the operand where the caller left its argument, counted from 1."""
     return f"%{_REGISTERS[argument - 1]}" if argument <= 6 else f"{8 * (argument - 6)}(%rsp)"
 
 

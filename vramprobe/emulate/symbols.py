@@ -1,4 +1,4 @@
-"""What an installation wants of NVIDIA's libraries: sonames, functions, symbol versions, data; from its ELF files.
+"""Collect an installation's needs of NVIDIA's libraries: sonames, functions, symbol versions, data; from its ELF files.
 
 In: an Installation. Out: a Wanted by soname. Reads .dynamic, .dynsym and .gnu.version_r alone, and each file once
 (a cache remembers it by path, size and time of change); loads nothing.
@@ -49,7 +49,7 @@ _CACHE_FORMAT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class FileWants:
-    """What one ELF file wants of NVIDIA's libraries; ``symbols`` are (name, version, soname, is data)."""
+    """Symbols that one ELF file needs of NVIDIA's libraries; ``symbols`` are (name, version, soname, is data)."""
 
     sonames: tuple[str, ...] = ()
     symbols: tuple[tuple[str, str | None, str | None, bool], ...] = ()
@@ -57,7 +57,7 @@ class FileWants:
 
 @dataclass(kw_only=True)
 class Wanted:
-    """What an installation wants of one library: each symbol's version (None: it has none), and which are data."""
+    """Symbols that an installation needs of one library: each one's version (None: it has none), and which are data."""
 
     soname: str
     versions: dict[str, str | None] = field(default_factory=dict)
@@ -124,7 +124,9 @@ def elf_files(installation: Installation) -> Iterator[tuple[Path, list[int]]]:
 
 
 def read_file(path: Path) -> FileWants:
-    """What one file wants; nothing if it is no ELF file for x86-64, or links with none of NVIDIA's libraries."""
+    """Read the symbols that one file needs; none if it is no ELF file for x86-64, or links with none of NVIDIA's
+    libraries.
+    """
     from elftools.common.exceptions import ELFError
     from elftools.elf.dynamic import DynamicSection
     from elftools.elf.elffile import ELFFile
@@ -179,7 +181,7 @@ def _version_needs(elf) -> dict[int, tuple[str, str]]:
 
 
 def _of_this_cuda(sonames: tuple[str, ...], major: int) -> bool:
-    """Whether a file that wants these is built for this CUDA; libraries with numbers of their own say nothing."""
+    """Return True if a file that needs these is built for this CUDA; libraries with own numbers say nothing."""
     versioned = (soname for soname in sonames if library_of(soname) in CUDA_VERSIONED)
     return all(re.search(rf"\.so\.{major}(\.|$)", soname) for soname in versioned)
 

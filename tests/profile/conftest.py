@@ -25,7 +25,7 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
         monkeypatch=monkeypatch,
         **{
             name: importlib.import_module(f"vramprobe_empty.{name}")
-            for name in [*names, "rows", "tokenizer", "told", "torch_hub", "videos", "yolo"]
+            for name in [*names, "rows", "tokenizer", "replacements", "torch_hub", "videos", "yolo"]
         },
     )
     for name in [name for name in sys.modules if name.startswith(("vramprobe_empty", "vramprobe_values"))]:

@@ -72,7 +72,7 @@ FLOORS = (
     "errors", "units", "optimizers", "trainers", "choices", "options", "allocator", "architecture", "catalog",
     "kernels", "rules", "spec", "terms", "records", "log", "workload", "emulate", "measure", "recipe",
     "model", "techniques", "predict", "lengths", "speed", "recommend", "check", "sweep", "literature", "report",
-    "profile", "explain", "api", "cli", "__main__",
+    "profile", "explain", "interop", "api", "cli", "__main__",
 )  # fmt: skip
 
 

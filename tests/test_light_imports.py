@@ -11,6 +11,11 @@ HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "huggingface_hub", "pa
 LIGHT = (
     "catalog",
     "spec",
+    "api",
+    "interop.questions",
+    "interop.training_file",
+    "interop.watch",
+    "interop.callback",
     "sweep.definition",
     "records.record",
     "records.store",

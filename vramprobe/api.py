@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from vramprobe import catalog
 from vramprobe.emulate import require_emulated
 from vramprobe.errors import SpecError, require_extra
+from vramprobe.interop.questions import predict, recommend, techniques
 from vramprobe.predict.grpo import grpo
-from vramprobe.predict.questions import cell, cell_on_ranks, changes, given_fit, predict
+from vramprobe.predict.questions import cell, cell_on_ranks, changes, given_fit
 from vramprobe.predict.serve import serve
 from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_len, min_gpus, min_gpus_by_sharding
 from vramprobe.sweep.jobs import default_results
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
-    from vramprobe.recommend.questions import recommend
+    from vramprobe.profile.command import profile, profiled
+    from vramprobe.profile.diff import Difference
     from vramprobe.records.parquet import export
+    from vramprobe.records.profile import ProfileRecord
     from vramprobe.records.record import RunRecord
     from vramprobe.report.card_truth import card_truth, card_truth_gpu
     from vramprobe.sweep.launch import launch_tasks
@@ -46,10 +49,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "calibrate", "campaign", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute",
-    "dataset", "default_results", "doctor", "evaluate", "explain", "export", "fit", "gpus", "grpo", "largest_model",
-    "launch_command", "launch_tasks", "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus",
-    "min_gpus_by_sharding", "models", "plan", "plan_campaign", "predict", "recommend", "report", "run", "serve",
-    "timeline",
+    "dataset", "default_results", "diff", "doctor", "evaluate", "explain", "export", "fit", "gpus", "grpo",
+    "largest_model", "launch_command", "launch_tasks", "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus",
+    "min_gpus_by_sharding", "models", "plan", "plan_campaign", "predict", "profile", "profiled", "recommend", "report",
+    "run", "serve", "techniques", "timeline",
 ]  # fmt: skip
 
 
@@ -65,7 +68,8 @@ _IN_THEIR_ROOMS = {
     "merge": "vramprobe.check.merge",
     "plan": "vramprobe.sweep.questions",
     "plan_campaign": "vramprobe.sweep.questions",
-    "recommend": "vramprobe.recommend.questions",
+    "profile": "vramprobe.profile.command",
+    "profiled": "vramprobe.profile.command",
     "run": "vramprobe.sweep.questions",
 }
 
@@ -185,6 +189,18 @@ def explain(
             return report_of(file, **words)
     text = failure if isinstance(failure, str) else "".join(traceback.format_exception(failure))
     return report_of(io.BytesIO(text.encode()), **words)
+
+
+def diff(before: ProfileRecord | str | Path, after: ProfileRecord | str | Path) -> Difference:
+    """Return what grew between two profiles, each a record or a .jsonl file whose last profile counts.
+
+    Raises StoreError for a file without a profile.
+    """
+    from vramprobe.profile.diff import compare
+    from vramprobe.records.profile import last_profile
+
+    one, other = (last_profile(given) if isinstance(given, str | Path) else given for given in (before, after))
+    return compare(one, other)
 
 
 def check(results: str | Path, *, strict: bool = False) -> CheckReport:

@@ -332,7 +332,7 @@ class CellSpec(BaseModel):
 
 def resolve(
     *,
-    model: str | None = None,
+    model: str | dict[str, Any] | None = None,
     method: str | None = None,
     device: str,
     recipe: str | None = None,
@@ -352,26 +352,31 @@ def resolve(
 ) -> CellSpec:
     """A CellSpec from a user's words; what is left out gets the default that the method's users expect.
 
-    ``model`` is a slug, a path to a ``config.json`` or checkpoint directory, or a hub id. ``recipe`` names a row of
-    :data:`RECIPES`. Words are understood in any case and under their usual aliases (choices.py), lengths as ``"2k"``.
-    Raises SpecError for a value or combination that cannot be, UnknownName for an unknown model.
+    ``model`` is a slug, a path to a ``config.json`` or checkpoint directory, a hub id, or a config.json as a dict.
+    ``recipe`` names a row of :data:`RECIPES`. Words are understood in any case and under their usual aliases
+    (choices.py), lengths as ``"2k"``. Raises SpecError for a value or combination that cannot be, UnknownName for an
+    unknown model.
     """
     if unknown := sorted(set(rest) - set(option_names())):
         raise SpecError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(option_names())}")
     needed = {"model": model, "method": method, **{name: rest.get(name) for name in ("batch_size", "seq_len")}}
     if missing := [name for name, value in needed.items() if value is None]:
         raise SpecError(f"{', '.join(missing)}: missing; a cell needs {', '.join(needed)}")
-    for name, value, kind in (("model", model, str), ("num_layers", num_layers, int), ("lora_r", lora_r, int)):
+    named = None if isinstance(model, dict) else model
+    for name, value, kind in (("model", named, str), ("num_layers", num_layers, int), ("lora_r", lora_r, int)):
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise SpecError(f"{name}: {value!r} given; must be {'text' if kind is str else 'a whole number'}")
     rest = {name: understood(name, value) for name, value in rest.items()}
-    named = _recipe_values(
+    precision = _recipe_values(
         meant("recipe", recipe),
         **{
             name: meant(name, it) for name, it in (("dtype", dtype), ("autocast", autocast), ("lora_dtype", lora_dtype))
         },
     )
-    entry = catalog.find_model(model, trust_remote_code=bool(rest.get("trust_remote_code", False)))
+    if isinstance(model, dict):
+        entry = catalog.entry_of_config(model)
+    else:
+        entry = catalog.find_model(model, trust_remote_code=bool(rest.get("trust_remote_code", False)))
     architecture = entry.config if num_layers is None else catalog.cut_depth(entry.config, num_layers)
     architecture = config_for(rest.get("trainer", "sft"), architecture)
     words = {
@@ -384,7 +389,7 @@ def resolve(
         "lora_r": lora_r,
         "lora_alpha": lora_alpha,
         "lora_dropout": lora_dropout,
-        **named,
+        **precision,
         "lora_targets": ",".join(lora_targets) if isinstance(lora_targets, list) else lora_targets,
     }
     words = with_defaults({name: meant(name, value) for name, value in words.items()}, architecture["model_type"])

@@ -18,7 +18,7 @@ from vramprobe.cli.display_plan import plan_in_words
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import SpecError
 from vramprobe.model.replayed import replayed
-from vramprobe.predict import recorded
+from vramprobe.predict import questions, recorded
 from vramprobe.predict.grid import predict_grid
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
@@ -211,7 +211,7 @@ def test_every_question_and_the_plan_know_a_card_without_flash_attention() -> No
     assert verdict(on_t4, card).verdict == "does not fit"
     assert verdict(api.predict(**long), card).verdict == "fits"  # what it was taken for
     batch = api.max_batch_size(gpu="T4", seq_len=1024, **words).fits
-    assert batch.prediction == api.predict(gpu="T4", batch_size=batch.value, seq_len=1024, **words)
+    assert batch.prediction == questions.predict(gpu="T4", batch_size=batch.value, seq_len=1024, **words)
     assert api.max_seq_len(gpu="T4", batch_size=1, **words).fits.value < 8192
     asked = {name: value for name, value in long.items() if name != "model"} | {"attn": "sdpa"}
     assert api.largest_model(gpu="V100-32GB", **asked).fits.value != api.largest_model(gpu="A10", **asked).fits.value

@@ -8,6 +8,7 @@ from command_line import vramprobe
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.predict import questions
 
 CELL = {"model": "qwen3-vl-8b", "method": "lora", "batch_size": 1, "seq_len": 512, "images": 1}
 
@@ -43,7 +44,7 @@ def test_the_largest_is_looked_for_from_the_least_that_there_is(ask, asked: str)
     found = ask(gpu="RTX-4090", **words)
     value = found.fits.value
     assert value >= (4 if asked == "seq_len" else 1)  # two tokens beside each image
-    assert api.predict(gpu="RTX-4090", **words, **{asked: value}) == found.fits.prediction
+    assert questions.predict(gpu="RTX-4090", **words, **{asked: value}) == found.fits.prediction
     if asked == "seq_len":
         with pytest.raises(
             VramprobeError, match="not even seq_len 4 with batch_size 1 fits on GeForce RTX 4090"

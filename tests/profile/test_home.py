@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from vramprobe.cli.profile import _home
+from vramprobe.profile.command import _home
 
 
 @pytest.fixture(autouse=True)

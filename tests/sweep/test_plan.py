@@ -11,6 +11,7 @@ from factories import make_oom, make_record, make_spec
 from vramprobe import api
 from vramprobe.cli.display_plan import plan_as_json, plan_in_words
 from vramprobe.errors import SpecError, UnknownName
+from vramprobe.predict import questions
 from vramprobe.records import store
 from vramprobe.records.record import Skipped, Timing
 from vramprobe.spec import CellSpec
@@ -259,7 +260,7 @@ def test_it_predicts_what_predict_does() -> None:
     """By the allocator's replay, and not by the fit of the arithmetic alone."""
     name = "pythia-70m_lora-r16-all_bf16+bf16_adamw-fused_b2s128_ckpt"
     (row,) = api.plan(QUICKSTART, gpu="RTX-4090", out="nowhere", only=[name]).rows
-    told = api.predict(
+    told = questions.predict(
         model="pythia-70m",
         method="lora",
         batch_size=2,

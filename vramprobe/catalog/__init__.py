@@ -18,7 +18,7 @@ from vramprobe.catalog.gpus import (
     memory_of,
 )
 from vramprobe.catalog.libraries import pinned_libraries
-from vramprobe.catalog.models import ModelEntry, find_model, list_models, shipped_model
+from vramprobe.catalog.models import ModelEntry, entry_of_config, find_model, list_models, shipped_model
 from vramprobe.catalog.size import num_params
 from vramprobe.catalog.sweeps import list_sweeps, sweep_file
 
@@ -29,6 +29,7 @@ __all__ = [
     "Price",
     "cut_depth",
     "depth_of",
+    "entry_of_config",
     "find_gpu",
     "find_model",
     "fp32_tflops",

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -40,7 +41,7 @@ class ModelEntry:
     config: dict[str, Any]
     n_params: int | None  # verified; null outside the catalog's PARAMETERS.csv
     n_embedding_params: int | None
-    origin: Literal["catalog", "path", "hub"]
+    origin: Literal["catalog", "path", "hub", "config"]
     dtype: str | None = None  # of the checkpoint's weights on the hub, in torch's word; null where no source tells it
     quantization: str | None = None  # of the checkpoint, its config's quant_method; null: none
 
@@ -87,6 +88,16 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelEntry:
         config = _usable_config(file.read_text(encoding="utf-8"), f"{name} (hub)", trust_remote_code)
         return _of_config(name, config, "hub", hf_id=name)
     raise _unknown(name, f"{_INSTEAD}, or a hub id such as org/name.")
+
+
+def entry_of_config(config: Mapping[str, Any]) -> ModelEntry:
+    """The model with this config.json, given as a dict; named after its ``_name_or_path``, else its type.
+
+    Raises SpecError where it has no model_type.
+    """
+    kept = _of_architecture(config, "the dict of a config", trust_remote_code=False)
+    name = str(config.get("_name_or_path") or "").rstrip("/").rsplit("/", 1)[-1]
+    return _of_config(name or f"{kept['model_type']}-config", kept, "config")
 
 
 def shipped_model(name: str) -> ModelEntry | None:
@@ -220,7 +231,7 @@ def _path_entry(path: Path, trust_remote_code: bool) -> ModelEntry:
 
 
 def _of_config(
-    name: str, config: dict[str, Any], origin: Literal["path", "hub"], hf_id: str | None = None
+    name: str, config: dict[str, Any], origin: Literal["path", "hub", "config"], hf_id: str | None = None
 ) -> ModelEntry:
     return ModelEntry(
         name=name,
@@ -255,7 +266,12 @@ def _usable_config(text: str, where: str, trust_remote_code: bool) -> dict[str, 
         config = json.loads(text)
     except json.JSONDecodeError as error:
         raise SpecError(f"{where} is not valid JSON (line {error.lineno}: {error.msg}); mend or replace it") from None
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    return _of_architecture(config, where, trust_remote_code)
+
+
+def _of_architecture(config: Any, where: str, trust_remote_code: bool) -> dict[str, Any]:
+    """What of a config.json says something of the architecture. Raises SpecError for what is none."""
+    if not isinstance(config, Mapping) or not isinstance(config.get("model_type"), str):
         raise SpecError(f"{where} has no model_type, so it is no transformers config.json; add e.g. model_type: llama")
     dropped = BOOKKEEPING_KEYS if trust_remote_code else (*BOOKKEEPING_KEYS, "auto_map")
     return {key: value for key, value in config.items() if key not in dropped}

@@ -10,6 +10,7 @@ from typing import Any
 
 from vramprobe.catalog.depth import depth_of
 from vramprobe.catalog.models import find_model
+from vramprobe.errors import VramprobeError
 
 
 def num_params(model: str, config: dict[str, Any]) -> int:
@@ -21,8 +22,10 @@ def num_params(model: str, config: dict[str, Any]) -> int:
 
     with suppress(UnsupportedArchitecture):
         return architecture(config).num_params
-    entry, depth = find_model(model), depth_of(config) or 1
-    if entry.n_params is not None:
+    depth, entry = depth_of(config) or 1, None
+    with suppress(VramprobeError):  # of a config that was given as a dict
+        entry = find_model(model)
+    if entry is not None and entry.n_params is not None:
         embedding = entry.n_embedding_params or 0
         return embedding + (entry.n_params - embedding) * depth // (depth_of(entry.config) or depth)
     text = {**config, **config.get("text_config", {})}

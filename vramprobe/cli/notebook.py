@@ -32,8 +32,8 @@ def show(line: str) -> None:
     FILE.html]``.
     """
     from vramprobe.cli import display_profile
-    from vramprobe.cli.profile import analysed, named_gpus
     from vramprobe.profile import this_process
+    from vramprobe.profile.command import analysed, named_gpus
 
     try:
         asked = _asked(line)

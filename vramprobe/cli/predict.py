@@ -32,6 +32,7 @@ from vramprobe.cli.options import (
 from vramprobe.options import RANK_OPTIONS
 
 if TYPE_CHECKING:
+    from vramprobe.interop.questions import JudgedPrediction
     from vramprobe.predict.changes import Change
     from vramprobe.predict.fewest import MinGpus
     from vramprobe.predict.prediction import Prediction
@@ -262,17 +263,14 @@ def _show(
 ) -> str | None:
     """Predict one cell, judge it, and look for what would make it fit; return the verdict, None without a GPU."""
     from vramprobe import api
-    from vramprobe.catalog import gpu_or_size
     from vramprobe.cli.emulate import say
-    from vramprobe.predict.verdict import verdict
 
     prediction = api.predict(engine=engine, say=say, gpu=gpu, stack=stack, **ranks, **cell)
-    judged = verdict(prediction, gpu_or_size(gpu)) if gpu is not None else None
-    others = None
+    judged, others = prediction.verdict, None
     if changes or (judged and judged.verdict != "fits" and stack is None):
         others = _changes(gpu, prediction, ranks | cell, is_asked=changes)
     if as_json:
-        _print_as_json(prediction, judged, others, varied)
+        _print_as_json(prediction, others, varied)
     else:
         if varied is not None:
             lengths_option.print_lengths(varied)
@@ -284,12 +282,12 @@ def _show(
 
 
 def _print_as_json(
-    prediction: Prediction, judged: Verdict | None, others: list[Change] | None, varied: lengths_option.Varied | None
+    prediction: JudgedPrediction, others: list[Change] | None, varied: lengths_option.Varied | None
 ) -> None:
-    more = {"verdict": judged.model_dump(mode="json")} if judged else {}
-    more |= {"changes": [one.model_dump(mode="json") for one in others]} if others is not None else {}
+    more = {"changes": [one.model_dump(mode="json") for one in others]} if others is not None else {}
     more |= varied.as_json() if varied is not None else {}
-    print_json(prediction.model_dump(mode="json") | more)
+    left_out = {"options"} if prediction.verdict else {"options", "verdict"}
+    print_json(prediction.model_dump(mode="json", exclude=left_out) | more)
 
 
 def _print_as_text(prediction: Prediction, judged: Verdict | None, others: list[Change] | None) -> None:

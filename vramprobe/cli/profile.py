@@ -7,13 +7,7 @@ command's own; 1 where it is over a limit (``--max-allocated``, ``--max-growth``
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,8 +17,6 @@ from vramprobe.cli.diff import MaxGrowth, ProfileLimits, Summary
 from vramprobe.cli.emulate import say
 from vramprobe.cli.modes import require_read
 from vramprobe.cli.options import Json, Tokens
-from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.units import parse_bytes
 
 if TYPE_CHECKING:
     from vramprobe.records.profile import ProfileRecord
@@ -178,65 +170,43 @@ def profile(
     """Run any training command and show where its GPU memory goes, by phase, rank and cause."""
     if from_folder is not None and not command:
         require_read(profile, locals(), _OF_A_FOLDER, "--from", {"a command": inspect.signature(profile).parameters})
+    from vramprobe import api
     from vramprobe.cli import display, display_profile
-    from vramprobe.profile import launch
-    from vramprobe.profile.requests import requests_of
-    from vramprobe.profile.stand_ins import stand_ins
+    from vramprobe.profile.command import NoProfile
 
-    if trace is not None and trace not in _TRACES:
-        raise SpecError(f"--trace {trace}: one of {', '.join(_TRACES)}")
-    if empty_weights and emulate is None:
-        raise SpecError(
-            "--empty-weights is for an emulated card, where nothing is computed: add --emulate GPU, or drop it"
-        )
-    for option, value, what in (
-        ("--seq-len", seq_len, "how long the rows are"),
-        ("--image-size", image_size, "how large the images are"),
-        ("--video-size", video_size, "how large the videos are"),
-        ("--audio-seconds", audio_seconds and f"{audio_seconds:g}", "how long the sound is"),
-    ):
-        if value is not None and not empty_weights:
-            raise SpecError(f"{option} {value} is {what} that --empty-weights makes: add it, or drop this")
-    host_memory_bytes = None if host_memory is None else parse_bytes(host_memory)
-    if host_memory is not None and emulate is None and from_folder is None:
-        raise SpecError(f"--host-memory {host_memory}: only an emulated GPU's driver counts it; add --emulate GPU")
-    if replay_steps is not None and from_folder is None and (emulate is None or whole or steps_only or trace):
-        raise SpecError(
-            f"--replay-steps {replay_steps}: only an emulated run asks its data for all batches and records what each "
-            "step requests: add --emulate GPU, without --whole, --steps-only and --trace"
-        )
-    if timeline is not None:
-        from vramprobe.report.timeline_file import require_writable
-
-        require_writable(timeline, also=(".json",))
     limits = ProfileLimits(max_allocated, max_growth, baseline, max_slowdown)
-    if verify and (emulate is None or (whole and steps is None)):
-        raise SpecError(
-            "--verify runs more steps of the command under other values: give --emulate GPU, and no --whole"
+    try:
+        done = api.profiled(
+            command or [],
+            emulate=emulate,
+            empty_weights=empty_weights,
+            seq_len=seq_len,
+            image_size=image_size,
+            video_size=video_size,
+            audio_seconds=audio_seconds,
+            steps=steps,
+            whole=whole,
+            steps_only=steps_only,
+            trace=trace,
+            verify=verify,
+            speed=speed,
+            only_rank=only_rank,
+            world_size=world_size,
+            gpus=gpus,
+            requests=requests,
+            host_memory=host_memory,
+            replay_steps=replay_steps,
+            timeline=timeline,
+            save=save,
+            folder=folder,
+            from_folder=from_folder,
+            say=say,
+            replaying=display.working(f"replaying {replay_steps:,} steps") if replay_steps else None,
         )
-    if steps_only and (emulate is None or whole):
-        raise SpecError("--steps-only shortens what --emulate GPU runs: add --emulate, and no --whole")
-    options = launch.Options(
-        trace=trace or ("all" if emulate else "step"),
-        steps=steps if steps is not None else 3 if emulate and not whole else None,
-        verify=verify,
-        phases=emulate is not None and not (steps_only or verify),
-        speed=speed,
-        one_rank=_one_rank(command or [], emulate, only_rank, world_size),
-        stand_ins=stand_ins(seq_len, image_size, video_size, audio_seconds) if empty_weights else None,
-        requests=None if whole and requests is None else requests_of(requests, command or []),
-    )
-    if bool(command) == (from_folder is not None):
-        raise SpecError("give a command after --, as in vramprobe profile -- python train.py, or --from a folder")
-    names = named_gpus(gpus)  # before the command runs, whose profile would be lost
-    with _home(folder, from_folder) as home:
-        status = launch.run(command, home, options, emulate=emulate, say=say).exit_status if command else 0
-        try:
-            with display.working(f"replaying {replay_steps:,} steps") if replay_steps else nullcontext():
-                record, failed = analysed(home, names, timeline, save, host_memory_bytes, replay_steps)
-        except VramprobeError as error:
-            say(str(error))
-            raise typer.Exit(status or 1) from None
+    except NoProfile as error:
+        say(str(error))
+        raise typer.Exit(error.exit_status or 1) from None
+    record, failed, status = done.record, done.failed, done.exit_status
     if json_output:
         print(record.to_json_line())
     else:
@@ -250,107 +220,6 @@ def profile(
     raise typer.Exit(status or int(exceeded))
 
 
-def analysed(
-    home: Path,
-    gpus: Sequence[str] | str | None,
-    timeline: Path | None,
-    save: Path | None,
-    host_memory_bytes: int | None = None,
-    replay_steps: int | None = None,
-) -> tuple[ProfileRecord, list[VramprobeError]]:
-    """The profile of a run's folder, kept and drawn where that is asked for; and why it could not be, as it is to be
-    shown all the same."""
-    from vramprobe.profile.analyse import analyse
-
-    record = analyse(home, gpus=gpus, host_memory_bytes=host_memory_bytes, replay_steps=replay_steps)
-    failed: list[VramprobeError] = []
-    if save is not None:
-        from vramprobe.records.profile import append_profile
-
-        try:
-            append_profile(save, record)
-        except VramprobeError as error:
-            failed.append(error)
-    if timeline is not None:
-        from vramprobe.profile.timeline import write
-
-        try:
-            write(home, record, timeline)
-        except VramprobeError as error:
-            failed.append(error)
-    return record, failed
-
-
-@contextmanager
-def _home(folder: Path | None, from_folder: Path | None) -> Iterator[Path]:
-    """Yield the folder to which the processes write: a new one, a temporary one, or an earlier run's. A temporary one
-    stays if no profile could be made from it.
-    """
-    if folder is not None or from_folder is not None:
-        yield from_folder if folder is None else _new(folder)
-        return
-    home = _temporary()
-    try:
-        yield home
-    except BaseException:
-        if any(home.glob("*.jsonl")):
-            say(f"what the processes said stays in {home}: vramprobe profile --from {home}")
-        else:
-            shutil.rmtree(home, ignore_errors=True)
-        raise
-    shutil.rmtree(home, ignore_errors=True)
-
-
-def _temporary() -> Path:
-    """A new folder at the first free of a few paths, so that the next run has the same path again: vLLM finds what it
-    has compiled by the path of its model, which may be an empty one in here."""
-    for number in range(_MOST_AT_ONCE):
-        home = Path(tempfile.gettempdir(), f"vramprobe-profile-{os.getuid()}-{number}")
-        with suppress(FileExistsError):
-            home.mkdir(mode=0o700)
-            return home
-    return Path(tempfile.mkdtemp(prefix="vramprobe-profile-"))
-
-
-def _one_rank(
-    command: list[str], emulate: str | None, rank: int | None, world_size: int | None
-) -> tuple[int, int] | None:
-    """Raises SpecError for what is no rank of a world, and for a launcher that waits for other machines."""
-    if rank is None and world_size is None:
-        return None
-    if rank is None or world_size is None or emulate is None:
-        raise SpecError("--only-rank R and --world-size N go together, and with --emulate GPU")
-    if not 0 <= rank < world_size <= _MAX_RANKS:
-        raise SpecError(f"--only-rank {rank} --world-size {world_size}: 1 to {_MAX_RANKS} ranks, numbered from 0")
-    for option, value in pairwise([part for word in command for part in word.split("=", 1)]):
-        if option.replace("_", "-") in _SEVERAL_MACHINES and value not in ("1", "1:1"):
-            raise SpecError(
-                f"{option} {value}: the launcher would wait for other machines; leave it out, --world-size says how "
-                "many ranks there are"
-            )
-    return rank, world_size
-
-
 def _misses_something(record: ProfileRecord) -> bool:
     """By the command's last words, where it ended with an error."""
     return record.outcome.kind == "error" and any(_NOT_THERE.search(line) for line in record.outcome.last_lines)
-
-
-def named_gpus(gpus: str | None) -> list[str] | str | None:
-    """Parse ``--gpus``: None, "all", or the catalog's names. Raises UnknownName."""
-    if gpus is None or gpus == "all":
-        return gpus
-    from vramprobe.catalog import gpu_or_size
-
-    return [gpu_or_size(name.strip()).short_name for name in gpus.split(",") if name.strip()]
-
-
-def _new(folder: Path) -> Path:
-    """Raises SpecError where it is there already: what is kept there is another run's."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise SpecError(f"--folder {folder} is there already: name a new one") from None
-    except OSError as error:
-        raise SpecError(f"--folder {folder} cannot be made: {error.strerror}; name another") from None
-    return folder.resolve()

@@ -34,7 +34,6 @@ def techniques(
 ) -> None:
     """List what each memory-saving technique saves, or rank them for a cell: --model, --method, …, --gpu."""
     from vramprobe.cli import display_techniques
-    from vramprobe.techniques.registry import of_kind
 
     if out is not None or check:
         if out is None or cell or gpu or kind or matrix:
@@ -51,8 +50,10 @@ def techniques(
         else:
             display_techniques.print_matrix()
         return
-    listed = of_kind(kind)
+    from vramprobe import api
+
     if gpu is None and not cell:
+        listed = api.techniques(kind=kind).listed
         if json_output:
             print_json(display_techniques.as_json(listed))
         else:
@@ -62,9 +63,7 @@ def techniques(
     flags = [*map(flag, missing), *([] if gpu else ["--gpu"])]
     if gpu is None or missing:
         raise typer.BadParameter(f"a ranking is for one cell on one GPU: give {', '.join(flags)}, too.")
-    from vramprobe.recommend.ranking import rank
-
-    found = rank(gpu=gpu, kind=kind, **cell)
+    found = api.techniques(gpu=gpu, kind=kind, **cell)
     if json_output:
         print_json(found.model_dump(mode="json"))
     else:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from vramprobe.explain.causes import Explanation
 from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.phases import Phase
+from vramprobe.records.shown import Shown
 from vramprobe.units import format_bytes
 
 _PHASES = {
@@ -34,7 +35,7 @@ _WHERE |= {"MPS": "the Mac's GPU", "Metal": "the Mac's GPU", "TPU": "the TPU"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Shown):
     """Facts about one failed run."""
 
     kind: Literal["log", "snapshot", "nvidia-smi", "memory_summary"]
@@ -50,6 +51,19 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(in_words(self))
+
+    def headline(self) -> str:
+        """Return what was full, and by how much."""
+        return in_words(self)[0] if in_words(self) else "nothing is known"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per line of the program that holds memory, in bytes; a snapshot alone has them."""
+        return [{"line": line, "num_bytes": size} for line, size in self.lines]
+
+    def remarks(self) -> list[str]:
+        """Return the phase, the cause and what to try."""
+        held = {f"  {format_bytes(size):>12}  {line}" for line, size in self.lines}
+        return [one.strip() for one in in_words(self)[1:] if one not in held]
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; bytes are whole numbers, unknown ones null."""

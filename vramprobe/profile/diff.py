@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from pydantic import computed_field
 
 from vramprobe.profile.diff_time import TimeDifference, time_difference
 from vramprobe.records.profile import ProfileRecord, RankProfile
 from vramprobe.records.record import Composition, FrozenModel
+from vramprobe.records.shown import Shown
 from vramprobe.units import format_bytes, parse_bytes, parse_share
 
 Place = tuple[str, str]  # "file:line function", cause
@@ -38,7 +40,7 @@ class ProfileChange(FrozenModel):
         return self.after_bytes - self.before_bytes
 
 
-class Difference(FrozenModel):
+class Difference(FrozenModel, Shown):
     """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the
     largest change first; a line that moved within its function is the same one.
     ``time``: of a step, predicted; null where a side has none.
@@ -54,6 +56,33 @@ class Difference(FrozenModel):
     lines: tuple[ProfileChange, ...]
     time: TimeDifference | None = None
     warnings: tuple[str, ...]
+
+    def headline(self) -> str:
+        """Return by how much the allocated peak grew."""
+        peak = next((one for one in self.tiers if one.grown_bytes is not None), None)
+        if peak is None or peak.grown_bytes is None:
+            return f"{self.before} and {self.after}: one has no peak"
+        grown = f"{'grew' if peak.grown_bytes >= 0 else 'shrank'} by {format_bytes(abs(peak.grown_bytes))}"
+        return f"{peak.what} peak {grown} from {self.before} to {self.after}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per tier, cause and line: bytes grown, before and after."""
+        kinds = (("tier", self.tiers), ("cause", self.causes), ("line", self.lines))
+        return [
+            {
+                "what": one.what,
+                "kind": kind,
+                "grown_bytes": one.grown_bytes,
+                "before_bytes": one.before_bytes,
+                "after_bytes": one.after_bytes,
+            }
+            for kind, changes in kinds
+            for one in changes
+        ]
+
+    def remarks(self) -> list[str]:
+        """Return what makes the two hard to compare."""
+        return list(self.warnings)
 
 
 def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:

@@ -1,4 +1,4 @@
-"""This very process under the hook: for a notebook's kernel (cli/notebook.py), which nobody can start anew.
+"""This very process under the hook: a notebook's kernel (cli/notebook.py), a block of a program (interop/watch.py).
 
 In: nothing. Out: a run's folder with this process's files, which goes when it ends; what was seen so far on demand.
 """
@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,8 +23,6 @@ from vramprobe.emulate.values import hook as values_hook
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.launch import HOOK, Options, write_told
 
-_COMMAND = ["notebook"]
-
 
 def folder_here() -> Path | None:
     """The run's folder that this process writes to, a command's or its own; None where it is not watched."""
@@ -31,17 +30,18 @@ def folder_here() -> Path | None:
     return Path(folder) if folder else None
 
 
-def watch() -> None:
-    """This process is watched as a command's would be, and so are those that it starts. Raises StoreError."""
+def watch(command: Sequence[str] = ("notebook",), trace: str = "step") -> None:
+    """Watch this process, named ``command``, as a command's would be, and those that it starts. Raises StoreError."""
     folder = Path(tempfile.mkdtemp(prefix="vramprobe-profile-"))
     atexit.register(_remove, folder, os.getpid())
     write_told(
         folder,
         {
-            "command": _COMMAND,
+            "command": list(command),
+            "watched_pid": os.getpid(),
             "emulate": None,
             "started_ns": time.time_ns(),
-            "options": asdict(Options(trace="step", steps=None)),
+            "options": asdict(Options(trace=trace, steps=None)),
             "vramprobe": vramprobe.__version__,
             "folder": os.getcwd(),
             "emulator": None,
@@ -53,14 +53,16 @@ def watch() -> None:
     runpy.run_path(os.path.join(site, "vramprobe_watch.py"))
 
 
-def write_so_far(folder: Path) -> None:
-    """The files of this process are as if it ended here. Raises StoreError."""
+def write_so_far(folder: Path, error_lines: Sequence[str] = ()) -> None:
+    """Write this process's files as if it ended here, by an error where its lines are given. Raises StoreError."""
     if (hook := sys.modules.get("vramprobe_profile.start")) is not None:
         hook.write_so_far()
     with suppress(OSError, ValueError):
         told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        if told.get("command") == _COMMAND:
-            write_told(folder, told | {"ended_ns": time.time_ns(), "exit_status": 0})
+        if told.get("watched_pid") == os.getpid():
+            tail = [line for lines in error_lines for line in lines.splitlines()]
+            ended = {"ended_ns": time.time_ns(), "exit_status": int(bool(tail)), "tail": tail}
+            write_told(folder, told | ended)
 
 
 def _remove(folder: Path, pid: int) -> None:

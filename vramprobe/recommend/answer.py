@@ -18,6 +18,7 @@ from vramprobe.predict.verdict import Verdict
 from vramprobe.recommend.options import Limits, Option, Question, counts_of, nearest, option_of, words_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.recipes import Kitchen
+from vramprobe.records.shown import Shown
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit, shipped_speed
 from vramprobe.units import few_digits, format_hours, format_usd
@@ -50,7 +51,7 @@ class Effect(Frozen):
     saved_usd: float | None
 
 
-class Recommendation(Frozen):
+class Recommendation(Frozen, Shown):
     """Every option, the cheapest first, and the answers; ``changes`` are about the first, or about what lacks least."""
 
     model: str  # of a command its words
@@ -64,6 +65,34 @@ class Recommendation(Frozen):
     changes: list[Effect] = []
     num_steps: int | None = None  # of a command's run, on the number of GPUs that was emulated
     old_prices: list[str] = []  # dates of the answers' prices that are more than three months old
+
+    def headline(self) -> str:
+        """Return the first answer: the GPU, how many, its verdict."""
+        found = next((one for one in self.answers if one.option is not None), None)
+        if found is None:
+            return f"{self.model}: no GPU that was tried answers; to_frame() says what each lacks"
+        option = found.option
+        said = f"{option.num_gpus} x {option.gpu}, {option.method}, {option.setting.verdict.verdict}"
+        return f"{self.model}, {found.question}: {said}; predicted"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per option, the cheapest first; hours and US dollars are of the whole run."""
+        return [
+            {
+                "gpu": one.gpu,
+                "num_gpus": one.num_gpus,
+                "method": one.method,
+                "verdict": one.setting.verdict.verdict,
+                "needed_bytes": one.setting.verdict.needed_bytes.value,
+                "hours": one.hours and one.hours.value,
+                "usd": one.usd and one.usd.value,
+            }
+            for one in self.options
+        ]
+
+    def remarks(self) -> list[str]:
+        """Return the notes."""
+        return self.notes
 
 
 def recommended(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import date
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,6 +18,7 @@ from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.recommend.answer import Recommendation, recommended
 from vramprobe.recommend.options import Option, Question
 from vramprobe.recommend.prices import Offer
+from vramprobe.records.shown import Shown
 from vramprobe.speed.measured import Measured
 from vramprobe.units import format_hours, format_usd
 
@@ -28,7 +30,7 @@ LENGTH_STEP = 256
 SOME_TOKENS = 1_000_000_000
 
 
-class Most(BaseModel):
+class Most(BaseModel, Shown):
     """The most of what was left open; ``option`` is what it is for, in ``recommendation``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,6 +40,19 @@ class Most(BaseModel):
     option: Option
     recommendation: Recommendation
     not_judged: dict[str, str] = {}  # model → why nothing can be said of it
+
+    def headline(self) -> str:
+        """Return the value and the GPUs that it is for."""
+        option = self.option
+        return f"the most {self.asked}: {self.value} on {option.num_gpus} x {option.gpu}, {option.method}; predicted"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the recommendation's rows."""
+        return self.recommendation.rows()
+
+    def remarks(self) -> list[str]:
+        """Return the recommendation's notes."""
+        return self.recommendation.notes
 
 
 def meets(question: Question, one: Option) -> bool:

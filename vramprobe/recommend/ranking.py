@@ -16,10 +16,11 @@ from vramprobe.errors import VramprobeError
 from vramprobe.predict.changes import LEAST_SHARE
 from vramprobe.predict.questions import predict
 from vramprobe.predict.verdict import verdict
+from vramprobe.records.shown import Shown
 from vramprobe.spec import RECIPES, resolve
 from vramprobe.speed.step import estimate
 from vramprobe.techniques.registry import of_kind
-from vramprobe.units import GIB
+from vramprobe.units import GIB, format_bytes
 
 #: A step that is slower by less than this is no slower: the speed model cannot tell.
 _NO_LOSS = 0.001
@@ -42,7 +43,7 @@ class Ranked(BaseModel):
     verdict: Literal["fits", "tight", "does not fit"]
 
 
-class Ranking(BaseModel):
+class Ranking(BaseModel, Shown):
     """Those that save memory, and the names of those that arithmetic does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +53,29 @@ class Ranking(BaseModel):
     seconds: float
     ranked: list[Ranked]
     not_known: list[str]
+
+    def headline(self) -> str:
+        """Return the GPU and the peak without any of them."""
+        return f"{self.gpu}: {format_bytes(self.peak_bytes)} allocated, a step {self.seconds:.3g} s; predicted"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per technique: bytes saved, then the peak, the verdict, by which share a step is longer."""
+        return [
+            {
+                "technique": one.technique,
+                "saved_bytes": one.saved_bytes,
+                "peak_bytes": one.to_bytes,
+                "slower_share": one.slower_share,
+                "verdict": one.verdict,
+            }
+            for one in self.ranked
+        ]
+
+    def remarks(self) -> list[str]:
+        """Return what the ranking leaves out."""
+        return [
+            f"{len(self.not_known)} more techniques have no arithmetic: vramprobe.techniques() lists what each saved"
+        ]
 
 
 def rank(*, gpu: str, kind: str | None = None, **words: Any) -> Ranking:

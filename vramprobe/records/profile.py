@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -17,7 +17,9 @@ from vramprobe.records import store
 from vramprobe.records.data_batches import DataBatches
 from vramprobe.records.engine import EngineMemory, RequestAnswer, ServedOn
 from vramprobe.records.record import Amount, CollectiveTraffic, Composition, Emulation, FrozenModel
+from vramprobe.records.shown import Shown
 from vramprobe.records.step_time import CardTime, StepTime
+from vramprobe.units import format_bytes
 
 #: Raise it when a field changes its meaning or goes, and keep reading the old one.
 FORMAT = 1
@@ -311,7 +313,7 @@ class Replaced(FrozenModel):
     by: str
 
 
-class ProfileRecord(FrozenModel):
+class ProfileRecord(FrozenModel, Shown):
     """One profiled command."""
 
     format: Literal[1] = FORMAT
@@ -352,6 +354,42 @@ class ProfileRecord(FrozenModel):
     def lacks_a_step(self) -> bool:
         """Return True if no process took a training step, of a program that is no server and no engine."""
         return not self.answers and self.engine is None and not any(rank.num_steps for rank in self.ranks)
+
+    def headline(self) -> str:
+        """Return the peak of the highest rank, how the run ended, and the verdict for each GPU that was asked about."""
+        rank = self.highest_rank
+        if rank is None or rank.peak is None:
+            return f"{self.name}: no process used a GPU through torch"
+        peak = f"{format_bytes(rank.peak.allocated_bytes)} allocated"
+        peak += f", {format_bytes(rank.peak.reserved_bytes)} reserved" if rank.peak.reserved_bytes else ""
+        ended = "out of memory" if self.outcome.kind == "oom" else peak
+        more = [f"{one.verdict}: {one.gpu}" for one in self.cards]
+        also = f" ({peak})" if self.outcome.kind == "oom" else f" at the peak ({rank.peak.phase})"
+        return "; ".join([f"{ended}{also} on {self.environment.device_said}", *more])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per phase of the highest rank, with its peaks in bytes by tier."""
+        return [
+            {
+                "phase": one.name,
+                "allocated_bytes": one.allocated_bytes,
+                "reserved_bytes": one.reserved_bytes,
+                "device_bytes": one.device_bytes,
+            }
+            for one in (self.highest_rank.phases if self.highest_rank else ())
+        ]
+
+    def causes(self) -> dict[str, int]:
+        """Return the requested bytes at the peak by cause, the largest first; empty without a history."""
+        alive = self.highest_rank and self.highest_rank.at_peak
+        parts = {} if alive is None else {name.removesuffix("_bytes"): size for name, size in alive.parts().items()}
+        return {name: size for name, size in sorted(parts.items(), key=lambda one: -one[1]) if size}
+
+    def remarks(self) -> list[str]:
+        """Return the causes at the peak, and the warnings."""
+        said = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in self.causes().items())
+        of = self.highest_rank and self.highest_rank.at_peak_of
+        return [f"live at the peak ({of}): {said}"] * bool(said) + list(self.warnings)
 
     def may_grow(self, rank: RankProfile) -> bool:
         """Return True if --steps ended the run while the rank's steps still differed by more than 0.5 %: a later one

@@ -13,7 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from vramprobe.techniques.registry import techniques
+from vramprobe.records.shown import Shown
+from vramprobe.techniques.registry import Technique, techniques
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,33 @@ class Saving:
     def slower_share(self) -> float | None:
         """By how much the predicted step is longer; negative where it is shorter."""
         return None if self.seconds is None or not self.base_seconds else self.seconds / self.base_seconds - 1
+
+
+@dataclass(frozen=True)
+class TechniqueList(Shown):
+    """Techniques, and what each saved in its own emulated run beside its own base."""
+
+    listed: tuple[Technique, ...]
+
+    def headline(self) -> str:
+        """Return how many they are, and how they were made."""
+        return f"{len(self.listed)} techniques; memory emulated, allocated peak; step time predicted"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row each: bytes saved, its share of the base's peak, by which share a step is longer."""
+        found = savings()
+        return [
+            {
+                "technique": one.name,
+                "kind": one.kind,
+                "base": one.base,
+                "saved_bytes": (saving := found.get(one.id)) and saving.saved_bytes,
+                "saved_share": saving and saving.saved_share,
+                "slower_share": saving and saving.slower_share,
+                "trl": one.switch("trl"),
+            }
+            for one in self.listed
+        ]
 
 
 _NUMBERS = {

@@ -54,7 +54,7 @@ class _Verb(ModuleType):
         return getattr(importlib.import_module("vramprobe.api"), self.__name__.rpartition(".")[2])
 
 
-class _Root(ModuleType):
+class _Package(ModuleType):
     """This package, whose import of a part that is a verb makes that part one."""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -63,7 +63,7 @@ class _Root(ModuleType):
         super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Root
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

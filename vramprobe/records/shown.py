@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from vramprobe.errors import VramprobeError
+from vramprobe.errors import VramprobeError, require_extra
 from vramprobe.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Shown:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows as a DataFrame: bytes are Int64, unknown ones NA."""
+        require_extra("report", "a DataFrame")
         import pandas as pd
 
         frame = pd.DataFrame(self.rows())
@@ -51,6 +52,7 @@ class Shown:
                 f"nothing to draw: this {type(self).__name__} has no bytes; print it, or use to_frame()"
             )
         if ax is None:
+            require_extra("report", "a plot")
             from matplotlib.figure import Figure
 
             ax = Figure(figsize=(8, 1 + 0.3 * len(bars)), layout="constrained").add_subplot()

@@ -37,7 +37,7 @@ _IN_THEIR_ROOMS = {
 }
 
 
-class _Verb(ModuleType):
+class _CallablePackage(ModuleType):
     """A package that is called as the function of its name in vramprobe.api."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +59,7 @@ class _Package(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _PACKAGES and type(value) is ModuleType:
-            value.__class__ = _Verb
+            value.__class__ = _CallablePackage
         super().__setattr__(name, value)
 
 

@@ -270,7 +270,7 @@ def _usable_config(text: str, where: str, trust_remote_code: bool) -> dict[str, 
 
 
 def _of_architecture(config: Any, where: str, trust_remote_code: bool) -> dict[str, Any]:
-    """What of a config.json says something of the architecture. Raises SpecError for what is none."""
+    """Return the keys of a config.json that describe the architecture. Raises SpecError for another dict."""
     if not isinstance(config, Mapping) or not isinstance(config.get("model_type"), str):
         raise SpecError(f"{where} has no model_type, so it is no transformers config.json; add e.g. model_type: llama")
     dropped = BOOKKEEPING_KEYS if trust_remote_code else (*BOOKKEEPING_KEYS, "auto_map")

@@ -186,7 +186,7 @@ def _of_trl(trainer: str, fields: Mapping[str, Any], *, is_name: bool) -> dict[s
 
 
 def _trl_tiles_logits() -> bool:
-    """Whether the installed SFTTrainer computes ``nll`` from tiles of the logits, as TRL 1.16 does; so without TRL."""
+    """Return whether the installed SFTTrainer computes ``nll`` from tiles of logits, as TRL 1.16; true without TRL."""
     try:
         return Version(metadata.version("trl")) >= Version("1.16")
     except metadata.PackageNotFoundError:

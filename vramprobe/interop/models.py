@@ -72,7 +72,7 @@ def _of_dict(given: Mapping[str, Any]) -> GivenModel:
 
 
 def _of_config(config: Any) -> GivenModel:
-    """What ``save_pretrained`` writes of a PretrainedConfig."""
+    """Return the config.json that ``save_pretrained`` writes of a PretrainedConfig, as a dict."""
     written = json.loads(config.to_json_string()) if hasattr(config, "to_json_string") else _as_json(config.to_dict())
     return GivenModel(model=_architecture(written | {"model_type": config.model_type}), options=_loaded_as(written))
 

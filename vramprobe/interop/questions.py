@@ -176,7 +176,7 @@ def words_of(model: Any, args: Any, peft_config: Any, options: Mapping[str, Any]
 
 
 def _is_rich(model: Any) -> bool:
-    """Whether a name says more than a model: a training file, or an adapter."""
+    """Return whether a name says more than a model: a training file, or an adapter."""
     return isinstance(model, str) and (is_training_file(model) or read_model(model).adapter is not None)
 
 

@@ -21,9 +21,7 @@ from vramprobe import catalog
 from vramprobe.emulate import require_emulated
 from vramprobe.errors import SpecError, require_extra
 from vramprobe.interop.questions import predict, recommend, techniques
-from vramprobe.predict.grpo import grpo
 from vramprobe.predict.questions import cell, cell_on_ranks, changes, given_fit
-from vramprobe.predict.serve import serve
 from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_len, min_gpus, min_gpus_by_sharding
 from vramprobe.sweep.jobs import default_results
 
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
+    from vramprobe.predict.grpo import grpo
+    from vramprobe.predict.serve import serve
     from vramprobe.profile.command import profile, profiled
     from vramprobe.profile.diff import Difference
     from vramprobe.records.parquet import export
@@ -63,6 +63,7 @@ _IN_THEIR_ROOMS = {
     "card_truth_gpu": "vramprobe.report.card_truth",
     "contribute": "vramprobe.check.contribute",
     "export": "vramprobe.records.parquet",
+    "grpo": "vramprobe.predict.grpo",
     "launch_command": "vramprobe.sweep.launch_command",
     "launch_tasks": "vramprobe.sweep.launch",
     "merge": "vramprobe.check.merge",
@@ -71,6 +72,7 @@ _IN_THEIR_ROOMS = {
     "profile": "vramprobe.profile.command",
     "profiled": "vramprobe.profile.command",
     "run": "vramprobe.sweep.questions",
+    "serve": "vramprobe.predict.serve",
 }
 
 

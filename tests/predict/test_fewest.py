@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from command_line import vramprobe
 from grids import exhaustive
@@ -10,7 +12,13 @@ from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
+from vramprobe.predict import recorded
+from vramprobe.predict.fewest import RECORDED_NUMBERS
+from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.verdict import verdict
+from vramprobe.spec import CellSpec, resolve
+from vramprobe.units import GIB
 
 #: The kinds that divide what a rank holds.
 DIVIDING = ("zero1", "zero2", "zero3", "fsdp", "fsdp-shard-grad-op")
@@ -92,3 +100,68 @@ def test_what_each_holds_is_of_the_number_that_is_shown() -> None:
             found = api.predict(gpu="RTX-4090", sharding=one.sharding, num_gpus=at, **cell)
             assert one.verdict == verdict(found, find_gpu("RTX-4090"))
     assert shown == {"fits", "tight", "none"}
+
+
+def ranks_that_share(own: float, shared: float, asked: list[int]) -> Any:
+    """In place of a recording: GiB of each rank, and those that all divide among them."""
+
+    def predicted(one: CellSpec, **_: Any) -> Prediction:
+        asked.append(one.num_gpus)
+        assert (one.sharding is None) == (one.num_gpus == 1)
+        size = int((own + shared / one.num_gpus) * GIB)
+        any_cell = resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=8)
+        return predict(any_cell).model_copy(
+            update={"engine": "recipe", "reserved_bytes": Interval(value=size, low=size, high=round(size * 1.04))}
+        )
+
+    return predicted
+
+
+@pytest.mark.parametrize(
+    ("own", "shared"), [(3.0, 5.0), (3.0, 60.0), (2.0, 140.0), (21.8, 9.0), (1.0, 2000.0), (30.0, 100.0), (22.5, 12.0)]
+)
+def test_by_recordings_the_least_power_of_two_in_few_of_them(
+    monkeypatch: pytest.MonkeyPatch, own: float, shared: float
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(recorded, "predict", ranks_that_share(own, shared, asked))
+    found = api.min_gpus(gpu="RTX-4090", sharding="fsdp", model="glm-4-9b", method="lora", batch_size=1, seq_len=512)
+    recordings = len(asked)
+    assert recordings == len(set(asked)) <= 6
+    card = find_gpu("RTX-4090")
+    words = {"model": "pythia-70m", "method": "lora", "device": "cuda", "batch_size": 1, "seq_len": 8}
+    each = {
+        number: verdict(
+            recorded.predict(
+                resolve(**words).model_copy(update={"num_gpus": number, "sharding": "fsdp" if number > 1 else None})
+            ),
+            card,
+        ).verdict
+        for number in RECORDED_NUMBERS
+    }
+    fits = next((number for number in each if each[number] == "fits"), None)
+    tight = next((number for number in each if each[number] != "does not fit"), None)
+    assert (found.num_gpus, found.tight_num_gpus) == (fits, None if tight == fits else tight)
+    assert found.engine == "recipe"
+    assert found.verdict.verdict == each[found.verdict_num_gpus]
+
+
+def test_without_arithmetic_one_kind_is_recorded_and_the_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "predict", ranks_that_share(3.0, 60.0, []))
+    words = CELL | {"gpu": "RTX-4090", "model": "glm-4-9b", "method": "lora"}
+    found = api.min_gpus_by_sharding(**words)
+    assert [(one.sharding, one.num_gpus) for one in found.answers] == [("fsdp", 4)]
+    assert found.left_out == {
+        "each is recorded where it is named: --sharding": [*(kind for kind in DIVIDING if kind != "fsdp"), "device-map"]
+    }
+    with pytest.raises(UnsupportedArchitecture, match="'glm' cannot be predicted"):
+        api.min_gpus(engine="formula", sharding="fsdp", **words)
+
+
+def test_tensor_parallel_ranks_are_as_many_as_divide_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(recorded, "predict", ranks_that_share(30.0, 60.0, asked))
+    words = CELL | {"gpu": "RTX-4090", "model": "glm-4-9b", "method": "lora"}
+    found = api.min_gpus(sharding="tp", **words)  # 32 heads, 2 of keys and values
+    assert max(asked) == found.verdict_num_gpus == 2
+    assert found.num_gpus is None

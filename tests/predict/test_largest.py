@@ -247,6 +247,41 @@ def test_the_largest_model_is_the_largest_that_fits() -> None:
     assert "has arithmetic for" in found.not_judged["t5-base"]
 
 
+def test_of_models_without_arithmetic_those_that_may_be_the_answer_are_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The largest first, until one fits: of those beyond the arithmetic's answer whose weights the GPU holds."""
+    words = {"gpu": "RTX-4090", "method": "lora", "batch_size": 1, "seq_len": 512}
+    known = api.largest_model(engine="formula", **words)
+    sizes = {entry.name: entry.n_params for entry in api.models()}
+    recordings: list[str] = []
+
+    def record(one: CellSpec, **_: Any) -> Prediction:
+        recordings.append(one.model)
+        if len(recordings) == 1:
+            raise CannotRecord("its kernels are missing")
+        size = sizes[one.model] * 2 + 3 * GIB
+        return known.fits.prediction.model_copy(
+            update={
+                "engine": "recipe",
+                "device_bytes": None,
+                "reserved_bytes": Interval(value=size, low=size, high=size),
+            }
+        )
+
+    monkeypatch.setattr(recorded, "predict", record)
+    found = api.largest_model(engine="recipe", **words)
+    assert found.fits.prediction.engine == "recipe"
+    assert sizes[found.fits.value] > sizes[known.fits.value]
+    assert recordings == sorted(recordings, key=lambda name: -sizes[name])
+    assert recordings[-1] == found.fits.value
+    usable = found.fits.verdict.usable_bytes
+    assert all(2 * sizes[name] <= usable for name in recordings)
+    assert "not recorded: its weights alone take" in found.not_judged["qwen3.5-27b"]
+    assert found.not_judged[recordings[0]] == "its kernels are missing"
+    assert "cannot be predicted" in found.not_judged["qwen3.5-0.8b"]
+
+
 def test_models_too_short_for_the_length_are_named_and_not_judged() -> None:
     found = api.largest_model(gpu="RTX-4090", method="qlora", batch_size=1, seq_len=3000)
     assert "1024 learned positions" in found.not_judged["gpt2"]

@@ -315,12 +315,12 @@ def _min_gpus(
 ) -> tuple[list[MinGpus], dict[str, list[str]]]:
     """(for one kind of sharding, or for each that the libraries can do with this cell; kinds by why not the others)."""
     from vramprobe import api
+    from vramprobe.cli.emulate import say
 
-    if engine == "recipe":
-        raise typer.BadParameter("--min-gpus is by arithmetic; drop --engine recipe.")
+    words = {"gpu": gpu, "offload": offload, "engine": engine, "say": say}
     if sharding:
-        return [api.min_gpus(gpu=gpu, sharding=sharding, offload=offload, **cell)], {}
-    return api.min_gpus_by_sharding(gpu=gpu, offload=offload, **cell)
+        return [api.min_gpus(sharding=sharding, **words, **cell)], {}
+    return api.min_gpus_by_sharding(**words, **cell)
 
 
 def _show_min_gpus(found: list[MinGpus], left_out: dict[str, list[str]], *, as_json: bool) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramprobe.cli import campaigns
 from vramprobe.cli.emulate import enter_emulated
 from vramprobe.cli.options import Emulate, Json, SweepFile, Timeout, print_json, takes_a_sweep
 from vramprobe.errors import SpecError
@@ -39,6 +38,8 @@ def plan(
 
     asked = campaign_or_sweep(sweep)
     if isinstance(asked, Campaign):
+        from vramprobe.cli import campaigns  # loads records
+
         campaigns.plan(asked, job | {"gpu": gpu}, as_json=json_output)
         return
     _show_plan(api.plan(asked, gpu=gpu, **job), as_json=json_output)
@@ -103,6 +104,8 @@ def run(
     }
     asked = campaign_or_sweep(sweep)
     if isinstance(asked, Campaign):
+        from vramprobe.cli import campaigns  # loads records
+
         campaigns.run(asked, job | where, limits, dry_run=dry_run, as_json=json_output)
         return
     if dry_run:

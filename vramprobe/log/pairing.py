@@ -167,16 +167,16 @@ def _ranks(codes: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 
 def _blocks(script: Script) -> np.ndarray:
     blocks: list[int] = []
-    alive: defaultdict[int, list[int]] = defaultdict(list)
+    alive: list[list[int]] = [[] for _ in range(int(np.abs(script.codes).max(initial=0)) + 1)]
     count = 0
     for code, rank in zip(script.codes.tolist(), script.ranks.tolist(), strict=True):
-        same = alive[abs(code)]
         if code > 0:
             count += 1
-            same.append(count)
+            alive[code].append(count)
             blocks.append(count)
-        elif 0 <= rank < len(same):
-            blocks.append(same.pop(-1 - rank))
-        else:
-            raise Unpaired(f"a free of kind {abs(code)}")
+            continue
+        same = alive[-code]
+        if not 0 <= rank < len(same):
+            raise Unpaired(f"a free of kind {-code}")
+        blocks.append(same.pop(-1 - rank))
     return np.array(blocks, dtype=np.int64)

@@ -1,7 +1,8 @@
 """Fewest: how many of a GPU a cell needs under each kind of sharding.
 
 In: a spec with its sharding and what it offloads, a GPU, a fit or none. Out: a MinGpus; of every kind that divides a
-model, and why others have none. By arithmetic, and by the allocator's replay where that knows the sharding.
+model, and why others have none. By arithmetic, and by the allocator's replay where that knows the sharding; or by
+recordings of a few numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from math import gcd
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 #: Beyond this many GPUs no answer is sought.
 MAX_GPUS = 4096
+#: Numbers that are recorded, a rank of each for seconds.
+RECORDED_NUMBERS = (1, 2, 4, 8, 16, 32, 64, 128)
+_FIRST_RECORDED = 4  # of them, from 1: 8 GPUs
 #: The GPUs of one machine, for one process.
 MAX_CARDS = 16
 
@@ -50,6 +54,7 @@ class MinGpus(BaseModel):
     verdict: Verdict  # of one rank, or of the fullest GPU of one process
     offload: str = "none"
     host_bytes: int | None = None  # tensors of all ranks of a machine in its memory, where something is offloaded
+    engine: Literal["formula", "recipe"] = "formula"  # recipe: of the powers of two alone
 
 
 def min_gpus(
@@ -76,6 +81,56 @@ def min_gpus(
         case "device_map":
             return _of_cards(spec, gpu, **words)
     return _of_ranks(spec, gpu, **words, replays=replays and model is None)
+
+
+def recorded_min_gpus(
+    spec: CellSpec, gpu: Gpu, model: MemoryModel | None = None, say: Callable[[str], None] = lambda words: None
+) -> MinGpus:
+    """The least power of two of ``gpu`` on which the first rank's verdict is ``fits``, by a recording of each number
+    that is looked at: three to five of :data:`RECORDED_NUMBERS`. ``say`` hears of the progress.
+
+    Raises SpecError and UnsupportedArchitecture as :func:`min_gpus`, NoRecipe under device-map, and what a recording
+    raises.
+    """
+    from vramprobe.predict import recorded
+
+    _require_answer(spec.sharding)
+    if reason := cannot_offload(spec):
+        raise SpecError(reason)
+    numbers = [number for number in RECORDED_NUMBERS if _parts(spec) % number == 0]
+
+    @cache
+    def judged(position: int) -> Verdict:
+        ranks = _on(spec, numbers[position - 1])
+
+        def say_of(words: str) -> None:
+            say(f"{words}, one of {ranks.num_gpus} GPUs")
+
+        return verdict(recorded.predict(ranks, gpu=gpu, model=model if ranks.num_gpus == 1 else None, say=say_of), gpu)
+
+    first = min(_FIRST_RECORDED, len(numbers))
+    fits = first_of(lambda at: judged(at).verdict == "fits", len(numbers), guess=first)
+    most = fits or len(numbers)
+    tight = first_of(lambda at: judged(at).verdict != "does not fit", most, guess=most)
+    shown = fits or tight or len(numbers)
+    return MinGpus(
+        sharding=spec.sharding,
+        num_gpus=fits and numbers[fits - 1],
+        tight_num_gpus=None if tight in (None, fits) else numbers[tight - 1],
+        verdict_num_gpus=numbers[shown - 1],
+        verdict=judged(shown),
+        offload=spec.offload,
+        engine="recipe",
+    )
+
+
+def _parts(spec: CellSpec) -> int:
+    """How many ranks may divide the model: as many as divide its heads under tensor parallelism, else any."""
+    if rules_of(spec.sharding).module != "tensor_parallel":
+        return RECORDED_NUMBERS[-1]
+    config = spec.architecture.get("text_config") or spec.architecture
+    heads = config.get("num_attention_heads") or 1
+    return gcd(heads, config.get("num_key_value_heads") or heads)
 
 
 def why_not(spec: CellSpec) -> str | None:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.catalog import find_model
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Frozen, Prediction
 from vramprobe.predict.uncertainty import FAR
 from vramprobe.predict.verdict import TIGHT_SHARE, Verdict
 from vramprobe.spec import CellSpec
+from vramprobe.units import format_bytes
 
 Question = Literal["batch_size", "seq_len", "model"]
 #: Where families write how long a sequence they were trained for; nothing stops a longer one.
@@ -162,13 +164,17 @@ def _found(
     )
 
 
-def largest_model(cells: Sequence[tuple[str, CellSpec | str]], judge: Judge, gpu: str) -> Largest:
+def largest_model(
+    cells: Sequence[tuple[str, CellSpec | str]], judge: Judge, gpu: str, record: Judge | None = None
+) -> Largest:
     """The largest of these models by its parameters; a text in place of a cell says why there is none.
 
-    Raises VramprobeError where none fits.
+    ``record`` judges a model that ``judge`` knows no arithmetic of, in seconds to a minute: asked only of those that
+    are larger than the answer so far and whose weights the GPU holds. Raises VramprobeError where none fits.
     """
     judged: dict[str, tuple[int, Judged]] = {}
-    not_judged = {}
+    not_judged: dict[str, str] = {}
+    unknown: list[tuple[str, CellSpec]] = []
     for name, spec in cells:
         if isinstance(spec, str):
             not_judged[name] = spec
@@ -177,11 +183,14 @@ def largest_model(cells: Sequence[tuple[str, CellSpec | str]], judge: Judge, gpu
             found = judge(spec)
         except UnsupportedArchitecture as error:
             not_judged[name] = str(error)
+            unknown.append((name, spec))
             continue
         if found.refusal is not None:
             not_judged[name] = str(found.refusal)
         else:
             judged[name] = architecture(spec.architecture).num_params, found
+    if record is not None:
+        _record_larger(unknown, record, judged, not_judged)
 
     def top(verdicts: tuple[str, ...]) -> str | None:
         fitting = [name for name, (_, one) in judged.items() if one.verdict.verdict in verdicts]
@@ -201,6 +210,39 @@ def largest_model(cells: Sequence[tuple[str, CellSpec | str]], judge: Judge, gpu
         not_judged=not_judged,
         num_predictions=len(judged),
     )
+
+
+def _record_larger(
+    unknown: Sequence[tuple[str, CellSpec]],
+    record: Judge,
+    judged: dict[str, tuple[int, Judged]],
+    not_judged: dict[str, str],
+) -> None:
+    """Judge models by recordings, the largest first, until one fits; those that may change the answer alone."""
+    sizes = {name: find_model(name).n_params or 0 for name, _ in unknown}
+    usable = max((one.verdict.usable_bytes for _, one in judged.values()), default=None)
+    for name, spec in sorted(unknown, key=lambda pair: -sizes[pair[0]]):
+        fitting = [size for size, one in judged.values() if one.verdict.verdict == "fits"]
+        if fitting and sizes[name] <= max(fitting):
+            break
+        least = least_weight_bytes(spec, sizes[name])
+        if usable is not None and least > usable:
+            not_judged[name] = f"not recorded: its weights alone take {format_bytes(least)}"
+            continue
+        try:
+            judged[name] = sizes[name], record(spec)
+        except VramprobeError as error:
+            not_judged[name] = str(error)
+        else:
+            del not_judged[name]
+
+
+def least_weight_bytes(spec: CellSpec, num_params: int) -> int:
+    """Bytes that one GPU's share of the weights takes at least, with their gradients where all are trained."""
+    each = {"nf4": 0.5, "nf4-single": 0.5, "fp4": 0.5, "int8": 1.0}.get(
+        spec.quant, 4.0 if spec.dtype == "fp32" else 2.0
+    )
+    return int(num_params * each * (2 if spec.method == "full" else 1)) // spec.num_gpus
 
 
 def _answer(value: int | str, judged: Callable[[int | str], Judged]) -> Answer:

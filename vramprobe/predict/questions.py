@@ -230,12 +230,15 @@ def predicted(
 
     ``beyond``: the fit that says what a recording's device takes beside, where arithmetic is asked without one.
     """
-    from vramprobe.architecture import RunFails, UnsupportedArchitecture
-    from vramprobe.predict.predict import predict as predict_cell
+    from vramprobe.architecture import RunFails, UnsupportedArchitecture, architecture
 
     missing: UnsupportedArchitecture | None = None
     if engine in ("auto", "formula"):
         try:
+            architecture(one.architecture)  # where there is none, the arithmetic need not be loaded
+
+            from vramprobe.predict.predict import predict as predict_cell
+
             return predict_cell(
                 one, model, allow_extrapolation=allow_extrapolation, gpu=gpu, replays=replays, retries=retries
             )
@@ -254,13 +257,11 @@ def _recorded(
     missing: VramprobeError | None,
 ) -> Prediction:
     """By a recipe, recorded now if it is not at hand; an error says also why there is no arithmetic (``missing``)."""
-    from vramprobe.emulate.installation import NotEmulatable
-    from vramprobe.emulate.toolchain import BuildError, NoCompiler
     from vramprobe.predict import recorded
 
     try:
         return recorded.predict(one, gpu=gpu, model=model, say=say)
-    except (NotEmulatable, NoCompiler, BuildError, recorded.NoRecipe) as error:
+    except (*recorded.CANNOT_EMULATE, recorded.NoRecipe) as error:
         if missing is None:
             raise
         raise type(missing)(f"no recipe: {error}; and no arithmetic: {missing}") from None

@@ -7,12 +7,14 @@ cell's own depth, played through torch's caching allocator. Never imports torch;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vramprobe import catalog
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.catalog.libraries import DECIDING
+from vramprobe.emulate.installation import NotEmulatable
+from vramprobe.emulate.toolchain import BuildError, NoCompiler
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.log import Log
 from vramprobe.log.reserved import reserve
@@ -24,6 +26,7 @@ from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
 from vramprobe.predict.uncertainty import device_tier, interval_around
 from vramprobe.recipe.book import find_recipe, recorded_as
 from vramprobe.recipe.recipe import Recipe
+from vramprobe.recipe.shipped import labels_of, shipped_recipe
 from vramprobe.records.record import Composition, Peak, PhaseMemory
 from vramprobe.rules.sharding import reasons_not_run
 from vramprobe.spec import CellSpec
@@ -32,6 +35,8 @@ from vramprobe.units import format_bytes
 #: The card whose kernels a cell meets where none is named, as in the arithmetic.
 DEFAULT_CARD = "A100-80GB-SXM"
 
+#: Why nothing is recorded on this machine.
+CANNOT_EMULATE = (NotEmulatable, NoCompiler, BuildError)
 #: What is recorded to answer for others: the first at several depths, the last to hold the rules against.
 _COUNTS = {"batch_size": (2, 3, 5, 8), "seq_len": (1024, 1536, 2560, 4096)}
 
@@ -60,7 +65,14 @@ def replay_of(
 ) -> Replay:
     """The cell's recipe, recorded now if it is not at hand, through the allocator; raises as :func:`predict`."""
     require_recordable(spec, gpu)
-    return _replay(find_recipe(spec, _card(gpu), say), spec)
+    try:
+        return _replay(find_recipe(spec, _card(gpu), say), spec)
+    except CANNOT_EMULATE as error:
+        shipped = shipped_recipe(recorded_as(spec), _card(gpu))
+        if shipped is None:
+            raise type(error)(f"{error} {_what_ships(spec)}") from None
+    replay = _replay(shipped.recipe, spec, (spec.batch_size, spec.seq_len))
+    return replace(replay, notes=shipped.notes((spec.batch_size, spec.seq_len)))
 
 
 def predict_many(
@@ -124,7 +136,7 @@ def _predicted(replay: Replay, spec: CellSpec, model: MemoryModel | None) -> Pre
         constant_bytes=0,
         reserved_bytes=reserved,
         device_bytes=device_tier(reserved, gap),
-        warnings=[*_of_rank(spec), replay.provenance, *_of_load(peak)],
+        warnings=[*_of_rank(spec), replay.provenance, *replay.notes, *_of_load(peak)],
         libraries={name: stack[name] for name in DECIDING if name in stack},
         num_gpus=spec.num_gpus,
         sharding=spec.sharding,
@@ -164,6 +176,7 @@ class Replay:
     at_peak: Composition
     provenance: str
     stack: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def _replay(recipe: Recipe, spec: CellSpec, shape: Shape | None = None) -> Replay:
@@ -198,6 +211,14 @@ def _provenance(recipe: Recipe) -> str:
         return f"recorded whole on the emulated GPU, {recipe.depths[0]} layers, in this stack"
     layers = ", ".join(map(str, recipe.depths[:3]))
     return f"recorded on the emulated GPU at {layers} layers and extended; event for event at {recipe.checked}, too"
+
+
+def _what_ships(spec: CellSpec) -> str:
+    """The recipes that ship of the cell's model, for an error."""
+    labels = labels_of(spec.model)
+    if not labels:
+        return f"No recipe of {spec.model} ships either."
+    return f"Of {spec.model} these recipes ship, for cards like an A100, for any batch and length: {', '.join(labels)}."
 
 
 def _of_load(peak: Peak) -> list[str]:

@@ -13,7 +13,7 @@ from vramprobe import catalog, spec
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.choices import Offload, Sharding, meant
 from vramprobe.errors import OutOfRange, SpecError
-from vramprobe.predict.questions import cell, cell_on_ranks, engine_for, given_fit, one_gpu_alone, predicted
+from vramprobe.predict.questions import SHARDING, cell, cell_on_ranks, engine_for, given_fit, one_gpu_alone, predicted
 from vramprobe.rules.images import BESIDE_AN_IMAGE
 from vramprobe.rules.sharding import SHARDINGS, cannot_shard, rules_of
 
@@ -49,11 +49,14 @@ def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
 def largest_model(*, gpu: str, **options: Any) -> Largest:
     """The largest model of the catalog that fits on ``gpu``; ``options`` are those of :func:`predict` but the model.
 
-    Models without arithmetic are named and not judged.
+    Models without arithmetic are named and not judged; with engine recipe those that may be the answer are recorded,
+    seconds to a minute each, of which ``say`` hears.
     """
     from vramprobe.predict import largest
 
     words, judge, *_ = _asked(gpu, options, engine="formula")
+    records = engine_for(options.get("engine", "auto"), options) == "recipe"
+    record = _asked(gpu, options, engine="recipe").judge if records else None
 
     def named(slug: str) -> spec.CellSpec | str:
         try:
@@ -66,7 +69,7 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
     cells = [(entry.name, named(entry.name)) for entry in catalog.list_models()]
     if all(isinstance(one, str) for _, one in cells):
         raise SpecError(str(cells[0][1]))
-    return largest.largest_model(cells, judge, catalog.gpu_or_size(gpu).name)
+    return largest.largest_model(cells, judge, catalog.gpu_or_size(gpu).name, record)
 
 
 def min_gpus(
@@ -76,22 +79,42 @@ def min_gpus(
     fit: str | Path | MemoryModel | None = None,
     offload: Offload | None = None,
     allow_extrapolation: bool = False,
+    engine: Literal["auto", "formula", "recipe"] = "auto",
+    say: Callable[[str], None] = lambda words: None,
     **options: Any,
 ) -> MinGpus:
-    """The fewest of ``gpu`` on which each rank of a cell fits under ``sharding``, by arithmetic, not measured."""
+    """The fewest of ``gpu`` on which each rank of a cell fits under ``sharding``, not measured.
+
+    By arithmetic; without that for the architecture, or by ``engine`` recipe, the least power of two, by recordings of
+    the first rank, of which ``say`` hears: seconds to a minute each.
+    """
     from vramprobe.predict import fewest
 
     sharding, offload = meant("sharding", sharding), _known_offload(offload)
-    one = cell(device=options.pop("device", None) or "cuda", **options)
+    one = _sharded_cell(options).model_copy(update={"sharding": sharding, "offload": offload or "none"})
+    card, model = catalog.gpu_or_size(gpu), given_fit(None if str(fit) == "none" else fit)
+    if _engine_of(one, engine) == "recipe":
+        return fewest.recorded_min_gpus(one, card, model, say)
+    return fewest.min_gpus(one, card, model, allow_extrapolation=allow_extrapolation, replays=fit is None)
+
+
+def _sharded_cell(options: dict[str, Any]) -> spec.CellSpec:
+    """The cell whose number of GPUs is looked for. Raises UnsupportedArchitecture for one of one GPU alone."""
+    one = cell(**{"device": "cuda"} | {name: it for name, it in options.items() if it is not None})
     if reason := one_gpu_alone(one):
         raise UnsupportedArchitecture(f"{reason}, so no number of GPUs is looked for")
-    return fewest.min_gpus(
-        one.model_copy(update={"sharding": sharding, "offload": offload or "none"}),
-        catalog.gpu_or_size(gpu),
-        given_fit(None if str(fit) == "none" else fit),
-        allow_extrapolation=allow_extrapolation,
-        replays=fit is None,
-    )
+    return one
+
+
+def _engine_of(one: spec.CellSpec, engine: str) -> str:
+    """formula or recipe; of ``auto`` the first that knows the architecture."""
+    if engine_for(engine, {}) != "auto":
+        return engine
+    try:
+        architecture(one.architecture)
+    except UnsupportedArchitecture:
+        return "recipe"
+    return "formula"
 
 
 def _known_offload(offload: str | None) -> Offload | None:
@@ -112,16 +135,18 @@ class Fewest(NamedTuple):
 def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options: Any) -> Fewest:
     """The fewest of ``gpu`` by every kind of sharding that divides a model, of ranks and of one process.
 
-    ``options`` are those of min_gpus but the sharding. Raises SpecError where no kind does it, UnsupportedArchitecture
-    where ranks cannot be counted, and what min_gpus raises.
+    ``options`` are those of min_gpus but the sharding; by recordings, of fsdp alone. Raises SpecError where no kind
+    does it, UnsupportedArchitecture where ranks cannot be counted, and what min_gpus raises.
     """
     from vramprobe.predict.fewest import why_not
 
     offload = _known_offload(offload)
-    words = {name: it for name, it in options.items() if name not in ("fit", "allow_extrapolation")}
-    one = cell(**{"device": "cuda"} | words)
-    if reason := one_gpu_alone(one):
-        raise UnsupportedArchitecture(f"{reason}, so no number of GPUs is looked for")
+    words = {name: it for name, it in options.items() if name not in ("fit", "allow_extrapolation", "engine", "say")}
+    one = _sharded_cell(words)
+    if _engine_of(one, options.get("engine", "auto")) == "recipe":
+        others = [name for name, rules in SHARDINGS.items() if rules.answers_min_gpus and name != SHARDING]
+        answer = min_gpus(gpu=gpu, sharding=SHARDING, offload=offload, **options)
+        return Fewest([answer], {"each is recorded where it is named: --sharding": others})
     answers: list[MinGpus] = []
     left_out: dict[str, list[str]] = {}
     for kind in (name for name, rules in SHARDINGS.items() if rules.answers_min_gpus):
@@ -146,11 +171,8 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
     allow, engine = options.get("allow_extrapolation", False), engine_for(options.get("engine", "auto"), options)
     asked = _asked(gpu, options, engine="formula" if engine == "auto" else engine)
     one = cell_on_ranks(**asked.words)
-    if engine == "auto":
-        try:
-            architecture(one.architecture)
-        except UnsupportedArchitecture:
-            engine, asked = "recipe", _asked(gpu, options, engine="recipe")
+    if engine == "auto" and _engine_of(one, engine) == "recipe":
+        engine, asked = "recipe", _asked(gpu, options, engine="recipe")
     if engine == "recipe":
         return _largest_recorded(question, one, gpu, asked, options.get("say", lambda words: None))
     if asked.replay is not None:
@@ -186,7 +208,7 @@ def _largest_recorded(
     card = catalog.gpu_or_size(gpu)
     try:
         rough = recorded.over_shapes(one, question, gpu=card, model=asked.model, say=say)
-    except CannotRecord:  # its events are others from shape to shape, so each count is recorded
+    except (CannotRecord, *recorded.CANNOT_EMULATE):  # other events from shape to shape, or what ships knows shapes
         return largest.largest_count(question, one, asked.judge, allow_extrapolation=True)
 
     def judge(other: spec.CellSpec) -> largest.Judged:

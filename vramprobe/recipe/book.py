@@ -22,9 +22,7 @@ from vramprobe.emulate.enter import entrance, installation_to_use
 from vramprobe.emulate.environment import READY
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.log.shapes import Shape
-from vramprobe.measure.ranks import cards_of_a_machine
 from vramprobe.recipe.recipe import FORMAT, Recipe, unpack
-from vramprobe.recipe.recording import Request
 from vramprobe.records.whole_file import replacing
 from vramprobe.rules.sharding import with_group_size
 from vramprobe.spec import CellSpec
@@ -53,19 +51,30 @@ def find_recipe(
     ``shapes``: further rows and lengths, so that the recipe answers for others. ``folder``: the cache; the user's by
     default. Raises CannotRecord, NotEmulatable where no GPU can be emulated here.
     """
+    kept = kept_recipe(spec, gpu, say, shapes=shapes, folder=folder)
+    if kept is not None:
+        return kept
     spec = recorded_as(spec)
-    path = (folder or cache_folder() / "recipes") / f"{_key(spec, gpu, shapes)}.recipe"
-    if path.exists():
-        try:
-            return unpack(path.read_bytes(), str(path))
-        except StoreError as damaged:
-            say(f"{damaged}; recording it again")
-    packed = record_packed(spec, gpu, say, shapes=shapes)
+    packed, path = record_packed(spec, gpu, say, shapes=shapes), _path(spec, gpu, shapes, folder)
     with cache_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.write_bytes(packed)
     return unpack(packed, str(path))
+
+
+def kept_recipe(
+    spec: CellSpec, gpu: Gpu, say: Say, *, shapes: Sequence[Shape] = (), folder: Path | None = None
+) -> Recipe | None:
+    """Return the cell's recipe from the cache; None where it was not recorded. Raises NotEmulatable."""
+    path = _path(recorded_as(spec), gpu, shapes, folder)
+    if not path.exists():
+        return None
+    try:
+        return unpack(path.read_bytes(), str(path))
+    except StoreError as damaged:
+        say(f"{damaged}; recording it again")
+        return None
 
 
 def recorded_as(spec: CellSpec) -> CellSpec:
@@ -78,6 +87,8 @@ def recorded_as(spec: CellSpec) -> CellSpec:
 
 def record_packed(spec: CellSpec, gpu: Gpu, say: Say, *, shapes: Sequence[Shape] = (), whole: bool = False) -> bytes:
     """Return the packed recipe, recorded in a process that sees the emulated GPU; ``whole``: without extension."""
+    from vramprobe.measure.ranks import cards_of_a_machine
+
     num_cards = cards_of_a_machine(spec) or 1
     cards = gpu.short_name if num_cards == 1 else f"{gpu.short_name} x{num_cards}"
     known = _RECORDERS.get(cards)
@@ -86,6 +97,10 @@ def record_packed(spec: CellSpec, gpu: Gpu, say: Say, *, shapes: Sequence[Shape]
     if cards not in _RECORDERS:
         _RECORDERS[cards] = _Recorder(cards, say)
     return _RECORDERS[cards].record(spec, say, tuple(shapes), whole=whole)
+
+
+def _path(spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape], folder: Path | None) -> Path:
+    return (folder or cache_folder() / "recipes") / f"{_key(spec, gpu, shapes)}.recipe"
 
 
 def _key(spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape]) -> str:
@@ -120,6 +135,8 @@ class _Recorder:
 
     def record(self, spec: CellSpec, say: Say, shapes: tuple[Shape, ...], *, whole: bool) -> bytes:
         """Return the packed recipe. Raises CannotRecord; whatever ends this early ends the process."""
+        from vramprobe.recipe.recording import Request
+
         out = self._folder / "recipe"
         try:
             self._process.stdin.write(Request(spec, out, shapes, whole).to_json_line())

@@ -91,7 +91,7 @@ class Recording:
             pattern = layer_pattern(config_from_dict(spec.architecture).to_dict())
             started.result()
         deeper = _DEEPER_OF_RANKS if spec.sharding else 0
-        depths = pattern.depths(_NUM_DEPTHS, deeper=deeper) if pattern else []
+        depths = pattern.depths(_NUM_DEPTHS, deeper=deeper, num_shapes=len(request.shapes)) if pattern else []
         if depths and not request.whole and not _fills_buckets(spec):
             try:
                 return self._extended(request, pattern, depths, say)

@@ -1,0 +1,127 @@
+"""The book that ships: which entry answers a shape, what it says of it, and who reads it where nothing is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vramprobe import api, catalog
+from vramprobe.emulate.installation import NotEmulatable
+from vramprobe.errors import StoreError
+from vramprobe.log.log import Log, PhaseMark
+from vramprobe.predict import recorded
+from vramprobe.recipe import shipped
+from vramprobe.recipe.book import recorded_as
+from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over
+from vramprobe.recipe.shipped import entry_name, labels_of, read_book, shipped_recipe, write_book
+from vramprobe.spec import CellSpec
+from vramprobe.units import MIB
+
+WEIGHTS_BYTES = 100 * MIB
+TOKEN_BYTES = 4096
+SEVERAL, ONE = ((2, 512), (3, 1024), (5, 2048), (8, 8192)), ((1, 1024), (1, 1536), (1, 2560), (1, 8192))
+
+
+def log_at(rows: int, length: int) -> Log:
+    """Weights, and in each of two steps a block of so many bytes for each token."""
+    batch = rows * length * TOKEN_BYTES
+    return Log(
+        size_bytes=np.array([WEIGHTS_BYTES, batch, -batch, batch, -batch]),
+        blocks=np.array([1, 2, 2, 3, 3]),
+        causes=np.array([0, 5, 5, 5, 5], dtype=np.int8),
+        marks=(
+            PhaseMark("load", None, None, range(1)),
+            PhaseMark("forward", 1, 1, range(1, 3)),
+            PhaseMark("forward", 2, 1, range(3, 5)),
+        ),
+    )
+
+
+def recipe(shapes: tuple[tuple[int, int], ...]) -> Recipe:
+    logs = {shape: log_at(*shape) for shape in shapes}
+    first = logs[shapes[0]]
+    made = Recipe(
+        marks=first.marks,
+        depths=(4,),
+        stack={"torch": "2.13.0"},
+        **recipe_of([first], None, [4], [{}], [{}]),
+    )
+    return replace(made, rules=rules_over(logs, made.growths, None, 0))
+
+
+def cell(batch_size: int, seq_len: int, **words: Any) -> CellSpec:
+    asked = {"model": "glm-4-9b", "method": "lora"} | words
+    return recorded_as(api.cell(device="cuda", batch_size=batch_size, seq_len=seq_len, **asked))
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "recipes.zip"
+    entries = [(SEVERAL, recipe(SEVERAL)), (ONE, recipe(ONE)), (((1, 512),), recipe(((1, 512),)))]
+    write_book({entry_name(cell(1, 8), "A100-80GB-SXM", shapes): pack(made) for shapes, made in entries}, path)
+    return path
+
+
+def test_an_entry_answers_the_shapes_of_its_branch(book: Path) -> None:
+    gpu = catalog.find_gpu("RTX-4090")
+    for shape, shapes in (
+        ((4, 2048), SEVERAL), ((2, 16384), SEVERAL), ((1, 4096), ONE), ((1, 512), ((1, 512),)), ((1, 600), ONE),
+    ):  # fmt: skip
+        found = shipped_recipe(cell(*shape), gpu, book)
+        assert found is not None
+        assert found.shapes == shapes
+        peak = max(phase.allocated_peak_bytes for phase in found.recipe.deep(shape).phases)
+        assert peak == WEIGHTS_BYTES + shape[0] * shape[1] * TOKEN_BYTES
+        is_outside = shape in ((2, 16384), (1, 600))
+        assert any("near, not exact" in note for note in found.notes(shape)) == is_outside
+
+
+def test_nothing_answers_for_another_cell_or_card(book: Path) -> None:
+    assert shipped_recipe(cell(4, 2048, lora_r=8), catalog.find_gpu("RTX-4090"), book) is None
+    assert shipped_recipe(cell(4, 2048), catalog.find_gpu("H100-SXM"), book) is None
+    assert shipped_recipe(cell(4, 2048), catalog.find_gpu("RTX-4090"), book.with_name("none.zip")) is None
+    assert labels_of("glm-4-9b", book) == ["glm-4-9b_lora-r16-all_bf16+bf16_adamw-fused"]
+    assert labels_of("glm-4", book) == []
+
+
+def test_one_row_and_several_do_not_answer_for_each_other(book: Path) -> None:
+    entries = {name: packed for name, packed in read_book(book).items() if " 2x512," in name}
+    write_book(entries, book)
+    assert len(entries) == 1
+    assert shipped_recipe(cell(1, 2048), catalog.find_gpu("A10"), book) is None
+    assert shipped_recipe(cell(3, 2048), catalog.find_gpu("A10"), book) is not None
+
+
+def test_a_book_is_the_same_bytes_again_and_damage_is_one_line(book: Path) -> None:
+    entries, before = read_book(book), book.read_bytes()
+    write_book(dict(reversed(entries.items())), book)
+    assert book.read_bytes() == before
+    write_book(dict.fromkeys(entries, b"none"), book)
+    with pytest.raises(StoreError, match="is no recipe of this vramprobe"):
+        shipped_recipe(cell(4, 2048), catalog.find_gpu("A10"), book)
+
+
+def test_where_nothing_is_recorded_the_book_answers(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_emulation(*words: Any, **options: Any) -> Any:
+        raise NotEmulatable("this is macOS on arm64.")
+
+    monkeypatch.setattr(recorded, "find_recipe", no_emulation)
+    monkeypatch.setattr(shipped, "data_file", lambda name: book)
+    words = {"model": "glm-4-9b", "method": "lora", "seq_len": 2048}
+    found = api.predict(gpu="RTX-4090", batch_size=4, **words)
+    assert found.peak_allocated_bytes.value == WEIGHTS_BYTES + 4 * 2048 * TOKEN_BYTES
+    assert any("a recipe that ships with vramprobe" in warning for warning in found.warnings)
+    largest = api.max_batch_size(gpu="RTX-4090", **words)
+    batch = largest.tight.value
+    usable = largest.tight.verdict.usable_bytes
+    assert WEIGHTS_BYTES + batch * 2048 * TOKEN_BYTES <= usable < WEIGHTS_BYTES + (batch + 1) * 2048 * TOKEN_BYTES
+    with pytest.raises(
+        Exception, match=r"no recipe: this is macOS on arm64\. Of glm-4-9b these .* any batch and length: glm"
+    ):
+        api.predict(gpu="RTX-4090", batch_size=4, dora=True, **words)
+    with pytest.raises(Exception, match="No recipe of glm-4-9b-0414 ships either"):
+        api.predict(gpu="RTX-4090", batch_size=4, **words | {"model": "glm-4-9b-0414"})

@@ -1,0 +1,98 @@
+"""Record the book of recipes that ships: ``python tools/book.py [SWEEP.yaml]`` (default: configs/book.yaml).
+
+Each cell is recorded on an emulated card at a few lengths, for one row or for several as its batch_size says, so that
+the recipe answers for any. What is recorded stays in the user's cache, and what failed in book-failures.json there: the
+command goes on where it ended. ``--seconds N`` ends it after the cell in which they are over. At the end it puts all
+that the cache has into vramprobe/data/recipes.zip. ``--check`` records nothing and says what the book has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vramprobe.catalog import find_gpu
+from vramprobe.catalog.shipped import data_file
+from vramprobe.emulate.build import cache_folder
+from vramprobe.log.shapes import Shape
+from vramprobe.recipe.book import CannotRecord, find_recipe, kept_recipe, recorded_as
+from vramprobe.recipe.recipe import pack
+from vramprobe.recipe.shipped import BOOK, CARD_OF_CAPABILITY, entry_name, read_book, write_book
+from vramprobe.spec import CellSpec
+from vramprobe.sweep.definition import load_sweep
+
+ROOT = Path(__file__).resolve().parents[1]
+#: What is tried, in turn: the events must be the same at all shapes of a row. Several rows, then one.
+_SEVERAL = (((2, 512), (3, 1024), (5, 2048), (8, 8192)), ((2, 2048), (3, 1536), (5, 4096), (8, 8192)))
+_ONE = (((1, 1024), (1, 1536), (1, 2560), (1, 8192)), ((1, 4096), (1, 5120), (1, 6144), (1, 8192)))
+#: Where the events depend on the length: some lengths, each for any number of rows.
+_LENGTHS = (1024, 2048, 4096)
+
+
+def attempts(spec: CellSpec) -> Iterator[list[tuple[Shape, ...]]]:
+    """Shapes to record, those that answer the most first; the first list that is recorded whole ends it."""
+    one_row = spec.batch_size == 1
+    for shapes in _ONE if one_row else _SEVERAL:
+        yield [shapes]
+    yield [((1, length),) if one_row else tuple((rows, length) for rows in (2, 3, 5)) for length in _LENGTHS]
+
+
+def recorded(spec: CellSpec, shapes: tuple[Shape, ...], *, records: bool) -> tuple[str, bytes] | None:
+    """An entry's name and bytes; None where it is not at hand and none is recorded. Raises CannotRecord."""
+    gpu = find_gpu(CARD_OF_CAPABILITY["8.0"])
+    (rows, length), *others = shapes
+    first = spec.model_copy(update={"batch_size": rows, "seq_len": length})
+    find = find_recipe if records else kept_recipe
+    recipe = find(recorded_as(first), gpu, lambda words: None, shapes=others)
+    return recipe and (entry_name(recorded_as(spec), gpu.short_name, shapes), pack(recipe))
+
+
+def entries(spec: CellSpec, failures: dict[str, str], *, records: bool) -> Iterator[tuple[str, bytes]]:
+    """The entries of one cell; what cannot be recorded is in ``failures`` afterwards."""
+    for shapes_of_entries in attempts(spec):
+        found = []
+        for shapes in shapes_of_entries:
+            name = entry_name(recorded_as(spec), CARD_OF_CAPABILITY["8.0"], shapes)
+            if name in failures:
+                continue
+            try:
+                found.append(recorded(spec, shapes, records=records))
+            except CannotRecord as error:
+                failures[name] = str(error)
+        if found:
+            yield from filter(None, found)
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sweep", nargs="?", type=Path, default=ROOT / "configs" / "book.yaml")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--check", action="store_true")
+    given = parser.parse_args()
+    cells, start, found = load_sweep(given.sweep, device="cuda").cells, time.monotonic(), {}
+    log = cache_folder() / "book-failures.json"
+    failures = json.loads(log.read_text()) if log.is_file() else {}
+    for number, cell in enumerate(cells, 1):
+        is_over = given.check or time.monotonic() - start > given.seconds
+        began = time.monotonic()
+        new = dict(entries(cell, failures, records=not is_over))
+        found |= new
+        if (seconds := time.monotonic() - began) > 1:
+            print(f"{number} of {len(cells)}: {cell.cell_id}: {len(new)} entries, {seconds:.0f} s", flush=True)
+            log.write_text(json.dumps(failures, indent=1))
+    book = data_file(BOOK)
+    if not given.check:
+        write_book(found, book)
+    else:
+        found = read_book(book)
+    print(f"{book}: {len(found)} entries, {sum(map(len, found.values())):,} bytes; {len(failures)} not recorded")
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,25 +3,26 @@
 Each cell is recorded on an emulated card at a few lengths, for one row or for several as its batch_size says, so that
 the recipe answers for any. What is recorded stays in the user's cache, and what failed in book-failures.json there: the
 command goes on where it ended. ``--seconds N`` ends it after the cell in which they are over. At the end it puts all
-that the cache has into vramprobe/data/recipes.zip. ``--check`` records nothing and says what the book has.
+that the cache has into vramprobe/data/recipes.zip, beside what is there. ``--check`` records nothing and says what the
+book lacks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.build import cache_folder
+from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
 from vramprobe.recipe.book import CannotRecord, find_recipe, kept_recipe, recorded_as
-from vramprobe.recipe.recipe import pack
-from vramprobe.recipe.shipped import BOOK, CARD_OF_CAPABILITY, entry_name, read_book, write_book
+from vramprobe.recipe.recipe import pack, unpack
+from vramprobe.recipe.shipped import BOOK, CARD_OF_CAPABILITY, entry_name, read_book, shipped_recipe, write_book
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
 
@@ -74,24 +75,41 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
-    cells, start, found = load_sweep(given.sweep, device="cuda").cells, time.monotonic(), {}
-    log = cache_folder() / "book-failures.json"
+    cells, book = load_sweep(given.sweep, device="cuda").cells, data_file(BOOK)
+    if not given.check:
+        _record(cells, book, given.seconds)
+    found, card = read_book(book), find_gpu(CARD_OF_CAPABILITY["8.0"])
+    missing = [cell.cell_id for cell in cells if shipped_recipe(recorded_as(cell), card) is None]
+    print(f"{book}: {len(found)} entries, {sum(map(len, found.values())):,} bytes")
+    print(
+        f"it answers {len(cells) - len(missing)} of {len(cells)} cells of {given.sweep.name}; not:",
+        *missing,
+        sep="\n  ",
+    )
+
+
+def _record(cells: Sequence[CellSpec], book: Path, most_seconds: float) -> None:
+    """Record what is missing while there is time, and add all that the cache has to the book."""
+    log, start = cache_folder() / "book-failures.json", time.monotonic()
     failures = json.loads(log.read_text()) if log.is_file() else {}
+    found = {name: packed for name, packed in read_book(book).items() if _is_read(name, packed)}
     for number, cell in enumerate(cells, 1):
-        is_over = given.check or time.monotonic() - start > given.seconds
         began = time.monotonic()
-        new = dict(entries(cell, failures, records=not is_over))
+        new = dict(entries(cell, failures, records=began - start < most_seconds))
         found |= new
         if (seconds := time.monotonic() - began) > 1:
             print(f"{number} of {len(cells)}: {cell.cell_id}: {len(new)} entries, {seconds:.0f} s", flush=True)
             log.write_text(json.dumps(failures, indent=1))
-    book = data_file(BOOK)
-    if not given.check:
-        write_book(found, book)
-    else:
-        found = read_book(book)
-    print(f"{book}: {len(found)} entries, {sum(map(len, found.values())):,} bytes; {len(failures)} not recorded")
-    sys.exit(0)
+    write_book(found, book)
+
+
+def _is_read(name: str, packed: bytes) -> bool:
+    """Whether an entry is of this vramprobe's format."""
+    try:
+        unpack(packed, name)
+    except StoreError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -86,6 +86,8 @@ HOW = {
     "python benchmarks/truth/video.py": Way(more="--check", why="its runs take minutes on an emulated GPU"),
     "vramprobe predict --model qwen3.5-27b --method qlora --batch-size 1 --seq-len 4096 --gradient-checkpointing "
     "--gpu RTX-4090": Way(elsewhere="tests/recipe/test_recorded.py", why="it records for a minute"),
+    "python tools/book.py": Way(elsewhere="tests/recipe/test_shipped.py", why="it records for hours"),
+    "python tools/book.py --check": Way(elsewhere="tests/recipe/test_shipped.py", why="it is about the repository"),
     "vramprobe doctor": Way(elsewhere="tests/measure/test_doctor.py", why="half a minute"),
     "vramprobe measure --model smollm2-135m --method lora --batch-size 1 --seq-len 64 --save out/mine.jsonl": Way(
         more="--num-layers 1 --timing-steps 0 --device cpu", why="the whole model takes longer"

@@ -8,19 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from emulated import require_emulation
+from grids import exhaustive
 
 from vramprobe import api, catalog
+from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import StoreError
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.predict import recorded
 from vramprobe.recipe import shipped
-from vramprobe.recipe.book import recorded_as
-from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over
+from vramprobe.recipe.book import record_packed, recorded_as
+from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over, unpack
 from vramprobe.recipe.shipped import entry_name, labels_of, read_book, shipped_recipe, write_book
 from vramprobe.spec import CellSpec
+from vramprobe.sweep.definition import load_sweep
 from vramprobe.units import MIB
 
+ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS_BYTES = 100 * MIB
 TOKEN_BYTES = 4096
 SEVERAL, ONE = ((2, 512), (3, 1024), (5, 2048), (8, 8192)), ((1, 1024), (1, 1536), (1, 2560), (1, 8192))
@@ -125,3 +130,35 @@ def test_where_nothing_is_recorded_the_book_answers(book: Path, monkeypatch: pyt
         api.predict(gpu="RTX-4090", batch_size=4, dora=True, **words)
     with pytest.raises(Exception, match="No recipe of glm-4-9b-0414 ships either"):
         api.predict(gpu="RTX-4090", batch_size=4, **words | {"model": "glm-4-9b-0414"})
+
+
+def test_the_book_holds_what_its_cells_ask_and_no_more() -> None:
+    """Every entry is read, and is of a cell of configs/book.yaml."""
+    book = data_file(shipped.BOOK)
+    cells = load_sweep(ROOT / "configs" / "book.yaml", device="cuda").cells
+    keys = {shipped.entry_key(recorded_as(one), "A100-80GB-SXM") for one in cells}
+    entries = read_book(book)
+    assert entries
+    assert book.stat().st_size < 12_000_000
+    for name, packed in entries.items():
+        assert name.split()[0] in keys, name
+        assert unpack(packed, name).rules is not None or "," not in name.split()[1]
+
+
+#: Cells of the book at shapes that were not recorded for it.
+HELD_OUT = [("ernie-4.5-0.3b", (4, 3000)), ("ernie-4.5-0.3b", (1, 2000))]
+
+
+@exhaustive
+@pytest.mark.parametrize(("model", "shape"), HELD_OUT)
+def test_a_shipped_recipe_is_the_whole_emulated_run(model: str, shape: tuple[int, int]) -> None:
+    """Recorded whole here, and from the book: allocated and reserved memory are equal to the byte."""
+    require_emulation()
+    spec, card = cell(*shape, model=model, gradient_checkpointing=True), catalog.find_gpu("A100-80GB-SXM")
+    entry = shipped_recipe(spec, card)
+    assert entry is not None
+    whole = unpack(record_packed(spec, card, lambda words: None, whole=True), "test")
+    assert whole.checked is None
+    made, seen = recorded._replay(entry.recipe, spec, shape), recorded._replay(whole, spec)
+    assert made.peak == seen.peak
+    assert made.phases == seen.phases

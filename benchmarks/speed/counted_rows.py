@@ -28,8 +28,8 @@ from benchmarks.truth.reproduction import rows, run
 from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.emulate.environment import find_environment
 from vramprobe.profile.raw import read_run
-from vramprobe.profile.step_time import count_of
 from vramprobe.speed.counted import Count, CountRow
+from vramprobe.speed.raw_count import count_of
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The fields of a row as a record keeps them, in this order; of a copy on its own stream True comes after them.

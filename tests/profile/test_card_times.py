@@ -16,10 +16,10 @@ from vramprobe.cli.display_cards import print_cards
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.card_times import with_times
 from vramprobe.profile.raw import read_run
-from vramprobe.profile.step_time import count_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.records.profile import CardVerdict, profile_from_json
 from vramprobe.speed.counted import time_of
+from vramprobe.speed.raw_count import count_of
 
 ROW: dict[str, Any] = {
     "phase": "forward", "what": "product", "name": "aten::mm", "shapes": "", "dtype": "bfloat16", "calls": 1,

@@ -14,9 +14,9 @@ from vramprobe.catalog import find_gpu
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.profile import timeline
 from vramprobe.profile.analyse import analyse
-from vramprobe.profile.step_time import count_of
 from vramprobe.records.traffic import KINDS
 from vramprobe.speed.counted import row_seconds, time_of
+from vramprobe.speed.raw_count import count_of
 
 GPU = find_gpu("RTX-4090")
 LINE = ["/srv/train.py", 3, "step"]

@@ -14,9 +14,9 @@ from grids import exhaustive
 from run_command import lines, profiled, unprofiled
 from torch.utils.flop_counter import flop_registry
 
-from vramprobe.profile.hook.count import operators
-from vramprobe.profile.hook.count.flops import flops_of, pairs_of
-from vramprobe.profile.hook.count.operators import size_of
+from vramprobe.emulate.values.count import operators
+from vramprobe.emulate.values.count.flops import flops_of, pairs_of
+from vramprobe.emulate.values.count.operators import size_of
 
 SCRIPT = """
 import torch, torch.nn.functional as F
@@ -239,7 +239,7 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     values.imports.when_imported = lambda name, then: None
     for name, module in (("vramprobe_values", values), ("vramprobe_values.imports", values.imports)):
         monkeypatch.setitem(sys.modules, name, module)
-    return importlib.import_module("vramprobe.profile.hook.count.kernels")
+    return importlib.import_module("vramprobe.emulate.values.count.kernels")
 
 
 def test_a_library_whose_base_class_hands_out_its_functions_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

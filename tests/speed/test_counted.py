@@ -9,9 +9,9 @@ import pytest
 
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.profile.step_time import count_of
 from vramprobe.speed.counted import Count, CountRow, attention_shape, class_of, product_shape, time_of
 from vramprobe.speed.rates import shipped_counted
+from vramprobe.speed.raw_count import count_of
 from vramprobe.speed.shapes import product_share
 
 A100 = find_gpu("A100-80GB-SXM")

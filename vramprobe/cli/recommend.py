@@ -179,6 +179,7 @@ def _of_model(
         prices=prices,
         records=records,
         most=most,
+        say=say,
         **cell,
     )
     _print(found, every=every, json_output=json_output)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: What recommend is asked beside a cell's options.
 _OF_RECOMMEND = (
     "tokens", "deadline", "budget", "gpus", "max_gpus", "global_batch", "sharding", "provider", "region", "terms",
-    "prices", "records", "most", "replays", "today",
+    "prices", "records", "most", "replays", "today", "say",
 )  # fmt: skip
 _DEFAULT_DTYPE_NOTE = "dtype bf16 is assumed for the weights: give dtype, or the loaded model"
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class EmulatedInstrument(CudaInstrument):
         self.verified_cards = [ordinal]  # those whose allocations :meth:`verify` compares
         self._verification: Verification | None = None
         self._traffic: dict[int, list[CollectiveTraffic]] = {}  # by step
+        self._counted: Any = None  # what a StepCount asks of: the phase that is on, who hears of a step's end
 
     def start(self) -> None:
         """As on a real card, with small values computed and the others known for what they are."""
@@ -50,6 +52,8 @@ class EmulatedInstrument(CudaInstrument):
         """As on a real card, with what it asked NCCL to move."""
         driver = self._watch.mode.driver
         before = driver.moved()
+        if self._counted is not None:
+            self._counted.name = name
         with super().phase(name, step, micro_step):
             yield
         if step is not None:
@@ -59,6 +63,26 @@ class EmulatedInstrument(CudaInstrument):
         """As on a real card, with the last step's traffic."""
         last = max(self._traffic, default=None)
         return replace(super().finish(), traffic=None if last is None else added_up(self._traffic[last]))
+
+    def count_launches(self) -> Callable[[int], dict[str, Any] | None]:
+        """Count what step 2 launches; the result is called at each step's end and returns the count, once it is known.
+
+        Its fields are those of emulate/values/count/step.py.
+        """
+        from vramprobe.emulate.values.count import kernels
+        from vramprobe.emulate.values.count.step import StepCount
+
+        kernels.watch()
+        found: list[dict[str, Any]] = []
+        self._counted = SimpleNamespace(name="", on_step=[])
+        StepCount(self._watch, self._counted, lambda kind, **fields: found.append(fields))
+
+        def ended(step: int) -> dict[str, Any] | None:
+            for hear in self._counted.on_step:
+                hear(step)
+            return found[0] if found else None
+
+        return ended
 
     def verify(self, step: Callable[[], None]) -> None:
         """Run ``step`` once under each content that uncomputed values may have, and compare what it allocates."""

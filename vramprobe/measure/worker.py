@@ -277,6 +277,8 @@ def _train(
     work = set_up(spec, observer, _stepper_of(spec, seat))
     if source is not None:
         source.watch_layers(work.model, catalog.depth_of(spec.architecture))
+    counted = instrument.count_launches() if source is not None and instrument.name == "emulated" else None
+    count = None
     instrument.settle()
     loaded = time.perf_counter()
     with watch_stack(work.model) as stack:
@@ -288,11 +290,16 @@ def _train(
     # and the step under the history is one of the traced; of a log each counts: unsplit blocks add up differently
     last = spec.steps if has_speed or source is not None else max(1, spec.steps - 1)
     for step in range(2, last + 1):
+        if counted is not None:
+            counted(step - 1)
         train_step(work, observer, step)
+        count = counted(step) if counted is not None and count is None else count
     traced = time.perf_counter()
     at_peak = None
     if source is not None:
         write_log(source.log(), recording)
+        if count is not None:
+            recording.with_suffix(".json").write_text(json.dumps(count))
     elif spec.device == "cuda":
         at_peak = instrument.trace_step(lambda: train_step(work, observer, last + 1), is_extra=last == spec.steps)
     told = time.perf_counter()

@@ -25,6 +25,7 @@ from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
 from vramprobe.predict.uncertainty import device_tier, interval_around
 from vramprobe.recipe.book import find_recipe, recorded_as
+from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe
 from vramprobe.recipe.shipped import labels_of, shipped_recipe
 from vramprobe.records.record import Composition, Peak, PhaseMemory
@@ -58,6 +59,18 @@ def predict(
     emulated here, CannotRecord for a cell that does not run, NoRecipe for one that is not recorded at all.
     """
     return _predicted(replay_of(spec, gpu=gpu, say=say), spec, model)
+
+
+def predict_and_count(
+    spec: CellSpec, *, gpu: catalog.Gpu, say: Callable[[str], None] = lambda words: None
+) -> tuple[Prediction, Launches]:
+    """The peaks, and what a step launches (recipe/launches.py); raises as :func:`predict`, and where nothing is
+    recorded here, since what ships has no launches."""
+    require_recordable(spec, gpu)
+    recipe = find_recipe(spec, _card(gpu), say, counted=True)
+    if recipe.launches is None:
+        raise VramprobeError(f"{spec.cell_id}: what a step launches does not repeat from layer to layer: no step time")
+    return _predicted(_replay(recipe, spec), spec, None), recipe.launches
 
 
 def replay_of(

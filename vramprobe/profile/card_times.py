@@ -14,11 +14,12 @@ from vramprobe.catalog.gpus import Gpu, find_gpu
 from vramprobe.emulate.cards import card_properties
 from vramprobe.errors import SpecError
 from vramprobe.profile.raw import RawRun
-from vramprobe.profile.step_time import count_of, counted_ranks
+from vramprobe.profile.step_time import counted_ranks
 from vramprobe.recommend.prices import Offer
 from vramprobe.records.profile import CardVerdict
 from vramprobe.records.step_time import CardTime
 from vramprobe.speed.counted import Count, CountedTime, time_of
+from vramprobe.speed.raw_count import count_of
 
 #: Ada's and Hopper's tensor cores are the first for FP8 (NVIDIA's architecture white papers).
 _FP8_SINCE = (8, 9)

@@ -22,9 +22,10 @@ from vramprobe.catalog.gpus import Gpu
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.profile import lifetimes
 from vramprobe.profile.raw import RawHistory, RawRank, read_run
-from vramprobe.profile.step_time import count_of, counted_ranks
+from vramprobe.profile.step_time import counted_ranks
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.speed.counted import Count, CountedTime, class_of, row_seconds, time_of
+from vramprobe.speed.raw_count import count_of
 
 _HOST, _GPU = 1, 2  # processes of the trace
 _LAUNCHES, _PHASES = 1, 2  # threads of the host

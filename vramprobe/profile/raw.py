@@ -186,7 +186,7 @@ class RawRank:
     values: Mapping[str, Any] | None = None
     verification: Mapping[str, Any] | None = None
     evaluation: Mapping[str, Any] | None = None  # of how many batches, and what the last of them added to the peak
-    count: Mapping[str, Any] | None = None  # of one step (hook/count)
+    count: Mapping[str, Any] | None = None  # of one step (emulate/values/count)
     batches: Mapping[str, Any] | None = None  # the shapes of all (hook/own_batches.py)
     plays: tuple[Mapping[str, Any], ...] = ()  # which batch was trained on in which step after those of num_steps
     kept: tuple[Mapping[str, Any], ...] = ()  # collections with tensors of many steps (hook/kept_lists.py)

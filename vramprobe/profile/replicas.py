@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.profile.raw import RawRun
-from vramprobe.profile.step_time import count_of
 from vramprobe.records.traffic import KINDS
 from vramprobe.speed.counted import Count
+from vramprobe.speed.raw_count import count_of
 from vramprobe.units import MIB
 
 #: A launcher's program or module → (its options for the number of processes of a machine, how many without one; None:

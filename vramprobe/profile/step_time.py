@@ -6,17 +6,16 @@ counted, as on a real GPU, without a second step or under ``--no-speed``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from vramprobe.catalog import Gpu, gpu_seen
-from vramprobe.errors import SpecError, StoreError
+from vramprobe.errors import SpecError
 from vramprobe.profile.places import Places
 from vramprobe.profile.ranks import homes_of
 from vramprobe.profile.raw import RawRank, RawRun
 from vramprobe.records.step_time import LineSeconds, StepTime, UnclaimedLaunches
-from vramprobe.records.traffic import KINDS, link_bytes
-from vramprobe.speed.counted import Count, CountRow, time_of
+from vramprobe.speed.counted import time_of
+from vramprobe.speed.raw_count import count_of
 
 _NUM_UNCLAIMED = 10
 
@@ -111,27 +110,3 @@ def _num_micro_batches(raw: RawRank, step: int) -> int:
     """Backwards of a step; where chunks of layers are interleaved, each micro-batch has one for each chunk."""
     backwards = max((one.micro_step or 1 for one in raw.phases if one.step == step), default=1)
     return max(backwards // raw.parallel.get("virtual", 1), 1)
-
-
-def count_of(content: Mapping[str, Any]) -> Count:
-    """The count as the hook wrote it. Raises StoreError for anything else."""
-    try:
-        return Count(
-            step=int(content["step"]),
-            num_launches=int(content["num_launches"]),
-            num_claimed=int(content["num_claimed"]),
-            unclaimed=tuple((str(where), int(number)) for where, number in content["unclaimed"].items()),
-            link_bytes=tuple(
-                (KINDS[kind], link_bytes(KINDS[kind], ranks, size), ranks) for kind, ranks, _, size in content["moved"]
-            ),
-            message_bytes=tuple(size / calls for _, _, calls, size in content["moved"]),
-            rows=tuple(_row(row) for row in content["rows"]),
-            num_sharing=int(content.get("num_sharing", 1)),
-        )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise StoreError(f"a count of a step is not whole: {type(error).__name__}: {error}") from None
-
-
-def _row(fields: Mapping[str, Any]) -> CountRow:
-    line: Sequence[Any] | None = fields.get("line")
-    return CountRow(**{**fields, "line": None if line is None else (str(line[0]), int(line[1]), str(line[2]))})

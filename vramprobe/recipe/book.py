@@ -45,14 +45,16 @@ def find_recipe(
     *,
     shapes: Sequence[Shape] = (),
     folder: Path | None = None,
+    counted: bool = False,
 ) -> Recipe:
     """Return the cell's recipe on ``gpu``, recorded now if it is not in the cache; ``say`` hears of the progress.
 
     ``shapes``: further rows and lengths, so that the recipe answers for others. ``folder``: the cache; the user's by
-    default. Raises CannotRecord, NotEmulatable where no GPU can be emulated here.
+    default. ``counted``: a recipe from before launches were counted will not do. Raises CannotRecord, NotEmulatable
+    where no GPU can be emulated here.
     """
     kept = kept_recipe(spec, gpu, say, shapes=shapes, folder=folder)
-    if kept is not None:
+    if kept is not None and (kept.launches is not None or not counted):
         return kept
     spec = recorded_as(spec)
     packed, path = record_packed(spec, gpu, say, shapes=shapes), _path(spec, gpu, shapes, folder)

@@ -21,6 +21,7 @@ from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.log.pairing import Kinds, Script, scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules, shape_rules
+from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.pattern import LayerPattern
 
 FORMAT = 4
@@ -36,6 +37,7 @@ class Recipe:
     ``facts``: what was seen on the live models (records/record.py, ModelFacts), at the cell's depth. ``owned_bytes``:
     the tensors' own account by cause, there. ``stack``: package → version, with the emulator's. ``depths``: the layers
     of the runs it was made from; ``checked``: of the run that it was held against and not made from, if any.
+    ``launches``: what a step launches at the cell's depth and shape (launches.py); None where that was not recorded.
     """
 
     marks: tuple[PhaseMark, ...]
@@ -47,6 +49,7 @@ class Recipe:
     facts: dict[str, Any]
     owned_bytes: dict[str, int]
     stack: dict[str, str]
+    launches: Launches | None = None
 
     def deep(self, shape: Shape | None = None) -> Deep:
         """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth.
@@ -139,7 +142,10 @@ def pack(recipe: Recipe) -> bytes:
         "lengths": [len(growth.codes) for growth in recipe.growths],
         "rules": recipe.rules
         and [{name: str(one) for name, one in rule.items()} for rule in recipe.rules.coefficients],
-        **{name: getattr(recipe, name) for name in ("times", "depths", "checked", "facts", "owned_bytes", "stack")},
+        **{
+            name: getattr(recipe, name)
+            for name in ("times", "depths", "checked", "facts", "owned_bytes", "stack", "launches")
+        },
     }
     arrays = {
         "sizes": kinds.size_bytes,

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from vramprobe.catalog import cut_depth, depth_of
 from vramprobe.emulate.build import emulator_version
@@ -25,6 +26,7 @@ from vramprobe.log.log import Log
 from vramprobe.log.shapes import Shape
 from vramprobe.measure.isolation import new_ticket, require_packages, run_isolated, scratch_folder
 from vramprobe.measure.launcher import Launchers
+from vramprobe.recipe.launches import launches_of
 from vramprobe.recipe.pattern import LayerPattern, layer_pattern
 from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over
 from vramprobe.records.record import RunRecord
@@ -108,7 +110,7 @@ class Recording:
         for number, depth in enumerate(depths, 1):
             say(f"recording {spec.model}: run {number} of {count}" + (f", {depth} layers" if pattern else ""))
             runs.append(self._run(spec, depth if pattern else None))
-        logs, records = [log for log, _ in runs], [record for _, record in runs]
+        logs, records, counts = ([run[part] for run in runs] for part in range(3))
         facts = [record.facts.model_dump() for record in records]
         owned = [record.ledger.model_dump(include=_OWNED) for record in records]
         versions = {name: version for name, version in records[0].environment.versions.items() if version}
@@ -116,7 +118,8 @@ class Recording:
             marks=logs[0].marks,
             depths=tuple(depths),
             stack=versions | {"emulator": emulator_version()},
-            **recipe_of(logs, pattern, depths, facts, owned),
+            **(made := recipe_of(logs, pattern, depths, facts, owned)),
+            launches=None if None in counts else launches_of(counts, made["times"]),
         )
         if not request.shapes:
             return recipe
@@ -128,19 +131,21 @@ class Recording:
             by_shape[rows, length] = self._run(other, depths[times] if pattern else None)[0]
         return replace(recipe, rules=rules_over(by_shape, recipe.growths, pattern, times))
 
-    def _run(self, spec: CellSpec, depth: int | None) -> tuple[Log, RunRecord]:
-        """One run of load and steps, with so many layers. Raises NotRecorded."""
+    def _run(self, spec: CellSpec, depth: int | None) -> tuple[Log, RunRecord, dict[str, Any] | None]:
+        """One run of load and steps, with so many layers, and what a step launches. Raises NotRecorded."""
         if depth is not None:
             spec = spec.model_copy(update={"architecture": cut_depth(spec.architecture, depth)})
         recording = self._folder / "log.npz"
-        recording.unlink(missing_ok=True)
+        counted = recording.with_suffix(".json")
+        for left in (recording, counted):
+            left.unlink(missing_ok=True)
         launcher = self._launchers.launcher_of(spec)
         ticket, log = new_ticket(self._folder, recording=recording), self._folder / "cell.log"
         record = run_isolated(spec, launcher, ticket, log, _TIMEOUT_SECONDS)
         ticket.tear()
         if record.facts is None or not recording.exists():
             raise NotRecorded(f"{spec.cell_id} does not run on the emulated GPU: {describe_outcome(record.outcome)}")
-        return read_log(recording), record
+        return read_log(recording), record, json.loads(counted.read_text()) if counted.exists() else None
 
 
 def _fills_buckets(spec: CellSpec) -> bool:

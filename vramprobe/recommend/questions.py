@@ -6,7 +6,7 @@ Out: what answer.py and inverse.py make of them. Reads prices and records where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,9 +17,10 @@ from vramprobe.errors import SpecError
 from vramprobe.recommend import inverse
 from vramprobe.recommend.answer import Recommendation, recommended
 from vramprobe.recommend.changes import effects
-from vramprobe.recommend.options import GLOBAL_BATCH, METHODS, Question, nearest
+from vramprobe.recommend.options import GLOBAL_BATCH, METHODS, Question, nearest, words_of
 from vramprobe.recommend.prices import SKYPILOT, Offer, chosen, offers_from_skypilot, read_offers, shipped_offers
 from vramprobe.rules.sharding import ONE_GROUP
+from vramprobe.spec import resolve
 from vramprobe.speed.measured import Measured, measured_speeds
 from vramprobe.units import parse_count, parse_duration
 
@@ -46,14 +47,16 @@ def recommend(
     most: Asked | None = None,
     replays: bool = True,
     today: date | None = None,
+    say: Callable[[str], None] = lambda words: None,
     **options: Any,
 ) -> Recommendation | inverse.Most:
     """Recommend cards, their number, hours and cost; ``options`` are a cell's, ``method`` None compares all three.
 
     ``tokens`` are 50_000_000 or ``"50M"``, ``deadline`` seconds or ``"12h"``, ``budget`` US dollars. ``most``: what the
     budget and the deadline are to pay for, in place of that option; by arithmetic, and so is all memory without
-    ``replays``. ``prices``: a CSV file, or ``skypilot``. Raises
-    SpecError for what cannot be, UnsupportedArchitecture for a model without arithmetic.
+    ``replays``. ``prices``: a CSV file, or ``skypilot``. A model without arithmetic is recorded, of which ``say``
+    hears, in one setting for each method. Raises SpecError for what cannot be, UnsupportedArchitecture for ``most`` of
+    a model without arithmetic.
     """
     if most is not None and most not in get_args(Asked):
         raise SpecError(f"most: {most!r} given; allowed: {', '.join(get_args(Asked))}")
@@ -87,12 +90,29 @@ def recommend(
             return inverse.longest(question, offers, today=today, measured=measured)
         case "model":
             return inverse.largest(question, offers, today=today, measured=measured)
+    if _has_no_arithmetic(question):
+        from vramprobe.recommend.recorded import recommended_by_recording
+
+        return recommended_by_recording(question, offers, today=today, say=say)
     found = recommended(question, offers, today=today, measured=measured, replays=replays)
     option = next((answer.option for answer in found.answers if answer.option is not None), None)
     if option is None and found.options:
         option = nearest(found.options)
     changes = [] if option is None else effects(question, option, offers, measured=measured)
     return found.model_copy(update={"changes": changes, "changes_of": option})
+
+
+def _has_no_arithmetic(question: Question) -> bool:
+    from vramprobe.architecture import RunFails, UnsupportedArchitecture, architecture
+
+    words = {"device": "cuda", "batch_size": 1} | words_of(question, question.methods[0])
+    try:
+        architecture(resolve(**words).architecture)
+    except RunFails:
+        return False  # recommended raises it
+    except UnsupportedArchitecture:
+        return True
+    return False
 
 
 def offers_from(prices: str | Path | None) -> list[Offer]:

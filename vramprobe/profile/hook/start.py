@@ -50,7 +50,7 @@ def _start(folder, torch):
             when_imported("transformers.generation.stopping_criteria", functools.partial(generation.serve, _watches))
             loading_threads.install()
             if asked.get("speed"):
-                from .count import kernels
+                from vramprobe_values.count import kernels
 
                 kernels.watch()
         note_doing(folder, _watches)

@@ -75,7 +75,7 @@ class Watch:
         self.phases.on_step.append(self._say_how_ranks_share)
         self.phases.on_left.append(self._scope_left)
         if self._values is not None and asked.get("speed"):
-            from .count.step import StepCount
+            from vramprobe_values.count.step import StepCount
 
             StepCount(self._values, self.phases, self.line)
         verifies = asked["verify"] and self._values is not None

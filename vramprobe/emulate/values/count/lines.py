@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from ..journal import hook_folders
+from ..reads import OWN_FOLDERS
 
 _node = getattr(torch._C, "_current_autograd_node", None)
 _number = getattr(torch._C._autograd, "_get_sequence_nr", None) if hasattr(torch._C, "_autograd") else None
@@ -23,7 +23,7 @@ class Lines:
         for name in ("triton", "torch._inductor"):
             module = sys.modules.get(name)
             folders += [os.path.dirname(module.__file__)] if getattr(module, "__file__", None) else []
-        self._behind = tuple(folder + os.sep for folder in folders) + hook_folders() + ("<",)
+        self._behind = tuple(folder + os.sep for folder in folders) + tuple(OWN_FOLDERS) + ("<",)
         self._is_behind, self._made_by = {}, {}
 
     def here(self, in_backward):

@@ -6,8 +6,7 @@ it is given once, by whether its compiled code (TTIR) loads or stores it; withou
 
 import re
 
-from vramprobe_values.imports import when_imported
-
+from ..imports import when_imported
 from .operators import shown, size_of, tensors_of
 
 _CALL_OF_BITSANDBYTES = re.compile(r"c(de)?quantize|cadam|clion|cmomentum|crmsprop|cadagrad|cademamix|cgemm_4bit|cgemv")

@@ -125,7 +125,7 @@ def recorded_min_gpus(
 
 
 def _parts(spec: CellSpec) -> int:
-    """How many ranks may divide the model: as many as divide its heads under tensor parallelism, else any."""
+    """Return the parts that a model can be divided into: its heads under tensor parallelism, else as many as asked."""
     if rules_of(spec.sharding).module != "tensor_parallel":
         return RECORDED_NUMBERS[-1]
     config = spec.architecture.get("text_config") or spec.architecture

@@ -1,4 +1,4 @@
-"""What a step launches, from shallow runs to the whole model: calls, FLOPs, bytes and launches by operator and shape.
+"""Launches of a step, from shallow runs to the whole model: calls, FLOPs and bytes by operator and shape.
 
 In: the counts of one step at several depths, as emulate/values/count wrote them. Out: one of the same kind at the
 cell's own depth: every figure is linear in the number of layers, and the last depth must agree. No torch.

@@ -115,13 +115,13 @@ def _shapes(name: str) -> tuple[Shape, ...]:
 
 
 def _answers(shapes: Collection[Shape], shape: Shape) -> bool:
-    """Whether a recipe of these shapes says anything of ``shape``: one row or several, and its own length or any."""
+    """Tell if a recipe of these shapes says anything of ``shape``: one row or several, and its own length or any."""
     rows, lengths = {one for one, _ in shapes}, {one for _, one in shapes}
     return (max(rows) == 1) == (shape[0] == 1) and (len(lengths) > 1 or shape[1] in lengths)
 
 
 def _distance(shapes: Collection[Shape], shape: Shape) -> float:
-    """How far ``shape`` lies outside rows, lengths and tokens of ``shapes``, as the factors that lead there."""
+    """Return how far ``shape`` lies outside rows, lengths and tokens of ``shapes``, as factors; 0 inside."""
     far = 0.0
     for count in (lambda one: one[0], lambda one: one[1], lambda one: one[0] * one[1]):
         low, high = min(map(count, shapes)), max(map(count, shapes))

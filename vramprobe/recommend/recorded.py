@@ -1,4 +1,4 @@
-"""Which card for a model without arithmetic: memory by a recording, time by the launches that it counted.
+"""Recommend a card for a model without arithmetic: memory by a recording, time by the launches that it counted.
 
 In: a Question, offers. Out: the same Recommendation as by arithmetic, of one setting for each method and number of
 GPUs, since each is recorded for seconds to a minute. Nothing in it was measured. No torch.

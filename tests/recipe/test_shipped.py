@@ -128,6 +128,8 @@ def test_where_nothing_is_recorded_the_book_answers(book: Path, monkeypatch: pyt
         Exception, match=r"no recipe: this is macOS on arm64\. Of glm-4-9b these .* any batch and length: glm"
     ):
         api.predict(gpu="RTX-4090", batch_size=4, dora=True, **words)
+    write_book({name: packed for name, packed in read_book(book).items() if " 2x512," in name}, book)
+    assert api.max_batch_size(gpu="RTX-4090", **words).tight == largest.tight
     with pytest.raises(Exception, match="No recipe of glm-4-9b-0414 ships either"):
         api.predict(gpu="RTX-4090", batch_size=4, **words | {"model": "glm-4-9b-0414"})
 

@@ -230,8 +230,8 @@ def _what_ships(spec: CellSpec) -> str:
     """The recipes that ship of the cell's model, for an error."""
     labels = labels_of(spec.model)
     if not labels:
-        return f"No recipe of {spec.model} ships either."
-    return f"Of {spec.model} these recipes ship, for cards like an A100, for any batch and length: {', '.join(labels)}."
+        return f"No recipe of {spec.model} ships either"
+    return f"Of {spec.model} these recipes ship, for cards like an A100, for any batch and length: {', '.join(labels)}"
 
 
 def _of_load(peak: Peak) -> list[str]:

@@ -209,13 +209,25 @@ def _largest_recorded(
     try:
         rough = recorded.over_shapes(one, question, gpu=card, model=asked.model, say=say)
     except (CannotRecord, *recorded.CANNOT_EMULATE):  # other events from shape to shape, or what ships knows shapes
-        return largest.largest_count(question, one, asked.judge, allow_extrapolation=True)
+        least = _least_that_ships(one, asked.judge) if question == "batch_size" else 1
+        return largest.largest_count(question, one, asked.judge, allow_extrapolation=True, least=least)
 
     def judge(other: spec.CellSpec) -> largest.Judged:
         prediction = rough(other)
         return largest.Judged(prediction, verdict(prediction, card))
 
     return largest.largest_replayed(question, one, asked.judge, judge, model=None, allow_extrapolation=True)
+
+
+def _least_that_ships(one: spec.CellSpec, judge: Judge) -> int:
+    """Return 1 row, or 2 where the recipes that ship know several alone."""
+    from vramprobe.predict.recorded import CANNOT_EMULATE
+
+    try:
+        judge(one.model_copy(update={"batch_size": 1}))
+    except CANNOT_EMULATE:
+        return 2
+    return 1
 
 
 class _Asked(NamedTuple):

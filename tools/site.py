@@ -91,6 +91,8 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
 def main() -> None:
     done = build(ROOT / "out" / "site")
     print(done.stdout.strip())
+    if done.returncode == 0:
+        print("read it, with its search: python -m http.server --directory out/site/html; from disk it has no search")
     sys.exit(done.returncode)
 
 

@@ -62,7 +62,7 @@ SEVERAL_HEAD = """
 ## On several cards
 
 The cheapest of several cards that fits, as rank 0 of its world on an emulated card: torchrun, accelerate (FSDP2 or
-DDP), transformers and peft themselves, the other ranks not there (docs/profile.md). The peak of a step is held against
+DDP), transformers and peft themselves, the other ranks not there (docs/one_rank.md). The peak of a step is held against
 the prediction; to load, this script puts the whole model on the card first.
 
 | question | cards | batch | predicted allocated | up to | of | verdict | emulated allocated | reserved | ended |

@@ -277,3 +277,28 @@ def test_a_number_copied_into_a_tensor_is_its_value():
         scale.copy_(448.0)
         assert (mode.state(scale), scale.tolist()) == (COMPUTED, [448.0] * 2)
     assert mode.report()["reads"] == []
+
+
+def test_a_row_of_every_matrix_that_nobody_computed_is_asked_for_once(monkeypatch):
+    mode = TrueValuesOnCpu()
+    with mode:
+        matrices = torch.empty(2, 1024, 8, 8)
+        asked = []
+        for name in ("is_computed", "any_computed", "mark_uncomputed"):
+            plain = getattr(mode.driver, name)
+            for holder in (mode.driver, mode.known):
+                if hasattr(holder, name):
+                    monkeypatch.setattr(holder, name, lambda *span, plain=plain: asked.append(span) or plain(*span))
+        matrices[..., 3, :3] = 1.0 * matrices[..., 4, :3]
+    assert 0 < len(asked) < 20  # once a run: 2,048 runs
+
+
+def test_one_known_element_of_a_row_that_nobody_computed_loses_its_mark_with_the_row():
+    mode = TrueValuesOnCpu()
+    matrices = torch.empty(64, 64, 64)
+    one = matrices[5, 3, :3]
+    mode.known.mark(one, COMPUTED)
+    assert mode.state(matrices[:, 3, :3]) == UNCOMPUTED
+    assert mode.state(one) == COMPUTED
+    mode.known.mark(matrices[:, 3, :3], UNCOMPUTED)
+    assert mode.state(one) == UNCOMPUTED

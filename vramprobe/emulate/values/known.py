@@ -63,6 +63,8 @@ class Known:
 
     def state(self, tensor):
         """UNCOMPUTED, ASSUMED or COMPUTED: the least that holds for every byte of a tensor of the card."""
+        if not tensor.is_contiguous() and not self.driver.any_computed(*span(tensor)):
+            return UNCOMPUTED
         spans, found = runs(tensor), COMPUTED
         if spans is None:
             spans = [span(tensor)]
@@ -82,6 +84,8 @@ class Known:
         if state == UNCOMPUTED and tensor.is_contiguous():
             self.mark_uncomputed(tensor.data_ptr(), tensor.numel() * itemsize(tensor.dtype))
             return
+        if state == UNCOMPUTED and not self.driver.any_computed(*span(tensor)):
+            return  # as it is; a row of each matrix of a batch has as many runs as there are matrices
         spans = runs(tensor)
         if spans is None:  # too many pieces: all that lies between loses its mark, and none is given
             if state != COMPUTED:

@@ -62,20 +62,16 @@ class Results:
         if operator.shape_only:
             return COMPUTED
         ignored = {id(at) for at in written} if operator.overwrites else ()
-        found = COMPUTED
+        found, known = COMPUTED, self.known
         for given in tensors_in(args, kwargs):
             if id(given) in ignored:
                 continue
-            if given.layout != torch.strided:
+            if given.layout != torch.strided or not known.is_small_mask(given):
                 return -1
-            if not self.known.on_device(given):
-                if not self.known.is_small_mask(given):
-                    return -1
+            if not known.on_device(given):
                 continue
-            if not self.known.is_small_mask(given):
-                return -1
-            state = self.known.state(given)
-            if state == UNCOMPUTED and not self.known.is_small(given):
+            state = known.state(given)
+            if state == UNCOMPUTED and not known.is_small(given):
                 return -1
             found = min(found, state)
         return found
@@ -111,7 +107,8 @@ class Results:
     def _assume(self, operator, outs, written):
         self.num_assumed += 1
         for at in outs:
-            if not self.known.is_small(at) or (not written and self.known.is_chain([at])):
+            is_fresh = not written or not self.known.driver.any_computed(*span(at))
+            if not self.known.is_small(at) or (is_fresh and self.known.is_chain([at])):
                 self.known.mark(at, UNCOMPUTED)
                 continue
             if not written:

@@ -293,6 +293,21 @@ def test_an_unknown_id_is_left_to_the_library_with_one_clear_line(empty, tmp_pat
     assert [one["kind"] for one in replaced(tmp_path)] == ["missing"]
 
 
+def test_the_offline_hubs_own_error_is_one_line_after_that(empty, tmp_path: Path, capsys, monkeypatch) -> None:
+    usual: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, traceback: usual.append(error))
+    _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
+    folder_of("black-forest-labs/FLUX.1-dev")
+    capsys.readouterr()
+    hubs = type("LocalEntryNotFoundError", (Exception,), {})()
+    pipelines, other = OSError("Cannot load model"), ValueError("the program's own")
+    pipelines.__cause__ = hubs
+    for error in (pipelines, other):
+        sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err == "vramprobe: the command ended for that reason (OSError)\n"
+    assert usual == [other]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -11,6 +11,8 @@ import sys
 from contextlib import contextmanager
 
 FILE = "replaced"
+#: Errors of huggingface_hub for what is not in its cache while it is offline; libraries raise their own from them.
+_OF_THE_HUB = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "EntryNotFoundError", "RepositoryNotFoundError")
 
 
 class Replacements:
@@ -27,6 +29,7 @@ class Replacements:
         """Record something that could not be replaced, on stderr too, as the command's own error may not name it."""
         if self._once({"kind": "missing", "what": message}):
             print(f"vramprobe: {message}", file=sys.stderr, flush=True)
+            _end_in_one_line()
 
     def _once(self, line):
         """Append a line to the file; return True if it is new."""
@@ -40,6 +43,25 @@ class Replacements:
         except OSError as error:
             complain(error)
         return True
+
+
+def _end_in_one_line():
+    """Print no traceback of the offline hub's own error: the line before it says what is missing, and what to do."""
+    usual = sys.excepthook
+    if usual.__module__ == __name__:
+        return
+
+    def excepthook(kind, error, traceback):
+        chain, one = [], error
+        while one is not None and one not in chain:
+            chain.append(one)
+            one = one.__cause__ or one.__context__
+        if any(type(one).__name__ in _OF_THE_HUB for one in chain):
+            print(f"vramprobe: the command ended for that reason ({kind.__name__})", file=sys.stderr, flush=True)
+        else:
+            usual(kind, error, traceback)
+
+    sys.excepthook = excepthook
 
 
 @contextmanager

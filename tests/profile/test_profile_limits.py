@@ -48,6 +48,23 @@ def test_what_is_no_limit_is_said_at_once(limit: str) -> None:
         parse_limit(limit)
 
 
+def test_settings_and_versions_that_differ_are_named(tmp_path: Path) -> None:
+    def with_settings(record: ProfileRecord, settings: dict[str, str], trl: str) -> ProfileRecord:
+        environment = record.environment.model_copy(update={"settings": settings, "versions": {"trl": trl}})
+        return record.model_copy(update={"environment": environment})
+
+    before, after = grown(tmp_path)
+    one = with_settings(before, {"optim": "adamw_torch", "gradient_checkpointing": "True"}, "0.16.0")
+    other = with_settings(after, {"optim": "adamw_torch", "gradient_checkpointing": "False"}, "1.16.0")
+    assert [(at.what, at.before, at.after) for at in compare(one, other).settings] == [
+        ("gradient_checkpointing", "True", "False"),
+        ("trl", "0.16.0", "1.16.0"),
+    ]
+    assert [at.what for at in compare(with_settings(before, {}, "1.16.0"), other).settings] == []
+    paths = [saved(tmp_path / f"{at}.jsonl", record) for at, record in enumerate((one, other))]
+    assert "gradient_checkpointing: True → False" in vramprobe("diff", *paths).output
+
+
 def test_growth_counts_beyond_the_limit_and_not_at_it(tmp_path: Path) -> None:
     before, after = grown(tmp_path)
     difference = compare(before, after)

@@ -93,6 +93,10 @@ def print_difference(difference: Difference) -> None:
     _print_changes(console, difference.tiers)
     if difference.time is not None:
         print_time_difference(console, difference.time)
+    if difference.settings:
+        console.print("\nsettings that differ:")
+    for one in difference.settings:
+        console.print(f"  {escape(f'{one.what}: {one.before} → {one.after}')}")
     changed = [one for one in difference.causes if one.grown_bytes]
     if difference.causes:
         console.print("\nby cause, at the peak:" if changed else "\nby cause: no change")

@@ -191,6 +191,7 @@ def _environment(launcher: Mapping[str, Any], first: RawRank | None) -> ProfileE
         alloc_conf=allocator.get("alloc_conf"),
         emulator=str(emulator.get("version", "unknown")) if process.emulated else None,
         versions=dict(process.versions) | {"vramprobe": launcher.get("vramprobe")},
+        settings=dict(first.settings),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import computed_field
 
 from vramprobe.profile.diff_time import TimeDifference, time_difference
-from vramprobe.records.profile import ProfileRecord, RankProfile
+from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, RankProfile
 from vramprobe.records.record import Composition, FrozenModel
 from vramprobe.records.shown import Shown
 from vramprobe.units import format_bytes, parse_bytes, parse_share
@@ -40,9 +40,18 @@ class ProfileChange(FrozenModel):
         return self.after_bytes - self.before_bytes
 
 
+class SettingChange(FrozenModel):
+    """A setting, or a library's version, that the two runs do not share; null where a side does not have it."""
+
+    what: str
+    before: str | None
+    after: str | None
+
+
 class Difference(FrozenModel, Shown):
     """``tiers``: allocated, reserved, device. ``causes``: all that either has. ``lines``: those that changed, the
-    largest change first; a line that moved within its function is the same one.
+    largest change first; a line that moved within its function is the same one. ``settings``: those that differ,
+    given or a default; empty where a side recorded none.
     ``time``: of a step, predicted; null where a side has none.
     ``warnings``: what makes the two hard to compare.
     """
@@ -54,6 +63,7 @@ class Difference(FrozenModel, Shown):
     tiers: tuple[ProfileChange, ...]
     causes: tuple[ProfileChange, ...]
     lines: tuple[ProfileChange, ...]
+    settings: tuple[SettingChange, ...] = ()
     time: TimeDifference | None = None
     warnings: tuple[str, ...]
 
@@ -96,6 +106,7 @@ def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:
         tiers=tuple(_tiers(one, other)),
         causes=tuple(_causes(one, other)),
         lines=tuple(_lines(one, other)),
+        settings=tuple(_settings(before.environment, after.environment)),
         time=time_difference(before, after),
         warnings=tuple(_warnings(before, after)),
     )
@@ -184,6 +195,16 @@ def _function(place: Place) -> Place:
 def _number(place: Place) -> int:
     found = _LINE.search(place[0])
     return int(found[1]) if found else 0
+
+
+def _settings(before: ProfileEnvironment, after: ProfileEnvironment) -> Iterator[SettingChange]:
+    sides = [(before.versions, after.versions)]
+    if before.settings and after.settings:
+        sides.insert(0, (before.settings, after.settings))
+    for one, other in sides:
+        for what in dict.fromkeys([*one, *other]):
+            if one.get(what) != other.get(what):
+                yield SettingChange(what=what, before=one.get(what), after=other.get(what))
 
 
 def _warnings(before: ProfileRecord, after: ProfileRecord) -> Iterator[str]:

@@ -191,6 +191,7 @@ class RawRank:
     plays: tuple[Mapping[str, Any], ...] = ()  # which batch was trained on in which step after those of num_steps
     kept: tuple[Mapping[str, Any], ...] = ()  # collections with tensors of many steps (hook/kept_lists.py)
     trainer: RawTrainer | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)  # hook/settings.py
     parallel: Mapping[str, int] = field(default_factory=dict)  # how ranks share the model (hook/parallel.py)
     end: RawEnd | None = None
     doing: Doing | None = None  # when it was last heard of
@@ -375,6 +376,10 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
             into[kind] = content
         case "parallel":
             into["parallel"] = {str(name): int(size) for name, size in content.get("sizes", {}).items()}
+        case "settings":
+            into["settings"] = into.get("settings", {}) | {
+                str(k): str(v) for k, v in content.get("settings", {}).items()
+            }
         case "trainer":
             into["trainer"] = _made(RawTrainer, content, where)
         case "end":
@@ -402,6 +407,7 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         "plays",
         "kept",
         "trainer",
+        "settings",
         "end",
         "parallel",
     )

@@ -271,6 +271,7 @@ class ProfileEnvironment(FrozenModel):
     alloc_conf: str | None = None
     emulator: str | None = None  # null on a real GPU
     versions: dict[str, str | None] = {}
+    settings: dict[str, str] = {}  # of the models and of transformers' Trainer, defaults too
 
     @property
     def device_said(self) -> str:

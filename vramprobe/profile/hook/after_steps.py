@@ -17,6 +17,7 @@ from .discard import Discard
 from .journal import complain
 from .loaders import Loaders
 from .phases import rank
+from .settings import of_arguments
 
 _BATCHES = 4  # the last two show what each batch adds
 _ROWS_LOOKED_AT = 100_000
@@ -144,6 +145,7 @@ class AfterSteps:
                 grad_accum=args.gradient_accumulation_steps,
                 world_size=args.world_size,
             )
+            self._watches[-1].line("settings", settings=of_arguments(args))
 
     def _ends_training(self, args, state, control):
         args.output_dir = os.fspath(self._discard.path(args.output_dir))

@@ -22,6 +22,7 @@ from .kept_lists import kept_lists
 from .marks import Marks
 from .parallel import missing_kernels, parallel_sizes
 from .phases import Phases, rank, used_bytes
+from .settings import of_models
 from .stop import Stop
 from .trace import Trace
 from .verify import StepVerification
@@ -73,6 +74,7 @@ class Watch:
         self.phases.on_step.append(self._look_for_copies)
         self.phases.on_step.append(self._look_for_growth)
         self.phases.on_step.append(self._say_how_ranks_share)
+        self.phases.on_step.append(self._say_settings)
         self.phases.on_left.append(self._scope_left)
         if self._values is not None and asked.get("speed"):
             from vramprobe_values.count.step import StepCount
@@ -237,6 +239,13 @@ class Watch:
                 if sizes := parallel_sizes(self._modules.values()):
                     self.line("parallel", sizes=sizes)
             except Exception as error:  # of a release whose groups are kept otherwise
+                complain(error)
+
+    def _say_settings(self, step):
+        if step == 1:
+            try:
+                self.line("settings", settings=of_models(self._modules.values()))
+            except Exception as error:  # of a module that is made otherwise
                 complain(error)
 
     def _hold_what_was_loaded(self):

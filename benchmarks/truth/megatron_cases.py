@@ -77,14 +77,17 @@ _LAST_STAGE = (
     "65,536 of the bytes are tokens and position ids, which the Megatron-LM of the published runs (2025-10) kept on "
     "the last stage's GPU and today's does not: that tree, emulated, differs by 512 bytes"
 )
+_ENGINE = (
+    "NVIDIA ran it with Transformer Engine, here Megatron's own layers ran with stand-ins for Apex; which tensors "
+    "differ is unexplained"
+)
 CASES = (
     Case(name="gpt/gpt3_mcore_tp2_pp2_uninstall_te", stand_ins=False, cause=_ROUNDED),
     Case(name="gpt/gpt3_mcore_tp4_pp1", cause=_ROUNDED),
     Case(name="gpt/gpt3_mcore_tp1_pp2", rank=7, cause=_LAST_STAGE),
     Case(name="gpt/gpt3_mcore_tp1_pp4", rank=7, cause=_LAST_STAGE),
-    Case(name="gpt/gpt3_mcore_te_tp1_pp1_uniform_full_recompute", rank=7, engine=True),
-    Case(name="gpt/gpt3_mcore_te_tp1_pp4_vp1_dist_optimizer_overlap_grad_reduce", rank=7, engine=True),
-    Case(name="gpt/gpt3_mcore_te_tp2_pp2_mla", rank=6, engine=True),
-    Case(name="moe/gpt3_mcore_te_tp2_pp1_te_8experts2parallel_dist_optimizer", rank=6, engine=True),
-    Case(name="t5/t5_mcore_tp4_pp1", rank=4, engine=False),
+    Case(name="gpt/gpt3_mcore_te_tp1_pp1_uniform_full_recompute", rank=7, engine=True, cause=_ENGINE),
+    Case(name="gpt/gpt3_mcore_te_tp1_pp4_vp1_dist_optimizer_overlap_grad_reduce", rank=7, engine=True, cause=_ENGINE),
+    Case(name="moe/gpt3_mcore_te_tp2_pp1_te_8experts2parallel_dist_optimizer", rank=6, engine=True, cause=_ENGINE),
+    Case(name="t5/t5_mcore_tp4_pp1", rank=4),
 )

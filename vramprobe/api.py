@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
+    from vramprobe.predict.from_run import largest_of_run, predict_run, run_on_gpus
     from vramprobe.predict.grpo import grpo
     from vramprobe.predict.serve import serve
     from vramprobe.profile.command import profile, profiled
@@ -50,9 +51,9 @@ if TYPE_CHECKING:
 __all__ = [
     "calibrate", "campaign", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute",
     "dataset", "default_results", "diff", "doctor", "evaluate", "explain", "export", "fit", "gpus", "grpo",
-    "largest_model", "launch_command", "launch_tasks", "max_batch_size", "max_seq_len", "measure", "merge", "min_gpus",
-    "min_gpus_by_sharding", "models", "plan", "plan_campaign", "predict", "profile", "profiled", "recommend", "report",
-    "run", "serve", "techniques", "timeline",
+    "largest_model", "largest_of_run", "launch_command", "launch_tasks", "max_batch_size", "max_seq_len", "measure",
+    "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan", "plan_campaign", "predict", "predict_run", "profile",
+    "profiled", "recommend", "report", "run", "run_on_gpus", "serve", "techniques", "timeline",
 ]  # fmt: skip
 
 
@@ -64,13 +65,16 @@ _IN_THEIR_ROOMS = {
     "contribute": "vramprobe.check.contribute",
     "export": "vramprobe.records.parquet",
     "grpo": "vramprobe.predict.grpo",
+    "largest_of_run": "vramprobe.predict.from_run",
     "launch_command": "vramprobe.sweep.launch_command",
     "launch_tasks": "vramprobe.sweep.launch",
     "merge": "vramprobe.check.merge",
     "plan": "vramprobe.sweep.questions",
     "plan_campaign": "vramprobe.sweep.questions",
+    "predict_run": "vramprobe.predict.from_run",
     "profile": "vramprobe.profile.command",
     "profiled": "vramprobe.profile.command",
+    "run_on_gpus": "vramprobe.predict.from_run",
     "run": "vramprobe.sweep.questions",
     "serve": "vramprobe.predict.serve",
 }

@@ -21,6 +21,8 @@ VERBS: dict[str, tuple[Callable[..., None], Sequence[Mode], Sequence[Mapping[str
         predict.predict,
         predict._MODES,
         (
+            {"from_run": "run", "max_batch": True},
+            {"from_run": "run"},
             {"min_gpus": True},
             {"max_batch": True},
             {"lengths": "rows.txt"},

@@ -224,6 +224,7 @@ HOW = {
     "python benchmarks/frameworks/frameworks.py": Way(
         more="--check", why="its environments take minutes, its runs more"
     ),
+    "python benchmarks/truth/own_commands.py": Way(more="--check", why="its runs take minutes"),
     "python benchmarks/truth/recipes.py": Way(more="--check", why="it would write its page"),
     "python benchmarks/speed/sweep_time.py results/cpu/quickstart": AS_IT_IS,
     "python benchmarks/recommend/recommended.py": HOURS,

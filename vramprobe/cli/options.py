@@ -157,18 +157,20 @@ def takes_a_cell(
     asks: Mapping[str, str] = MappingProxyType({}),
     optional: Collection[str] = (),
     without: Collection[str] = (),
+    instead: str | None = None,
 ) -> Callable[..., Any]:
     """Give ``command(cell, …)`` every option of a cell, as ``--batch-size`` and so on.
 
     ``asks``: flag of the command → the option that it asks for, which cannot be given with it. ``optional``: options
-    that the command does without; ``without``: those that it does not have.
+    that the command does without; ``without``: those that it does not have. ``instead``: an option of the command that
+    takes a cell's place, so that none of them is needed.
     """
     if command is None:
-        return functools.partial(takes_a_cell, asks=asks, optional=optional, without=without)
+        return functools.partial(takes_a_cell, asks=asks, optional=optional, without=without, instead=instead)
 
     def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
         flags = (f"{flag(name)}/--no-{flag(name)[2:]}",) if kind is bool else (flag(name),)
-        required = name in _REQUIRED and name not in asks.values() and name not in optional
+        required = name in _REQUIRED and name not in asks.values() and name not in optional and instead is None
         if name in asks.values():
             text += f" Not with {next(flag(asking) for asking, asked in asks.items() if asked == name)}."
         annotation = Annotated[kind if required else kind | None, option(name, *flags, help=text, show_default=False)]
@@ -176,7 +178,12 @@ def takes_a_cell(
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def gather(given: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-        _require_one_question(given, [name for name in asks if others[name]], asks)
+        has_another = instead is not None and others[instead] is not None
+        if not has_another:
+            needed = [name for name in _REQUIRED if name not in (*asks.values(), *optional)]
+            if missing := [name for name in needed if instead is not None and given[name] is None]:
+                raise typer.BadParameter(f"Missing option '{flag(missing[0])}'; or --from RUN, a command's profile.")
+            _require_one_question(given, [name for name in asks if others[name]], asks)
         if given.get("trainer") == "grpo":
             raise typer.BadParameter("--trainer grpo: a step of GRPO beside its engine is `vramprobe grpo`.")
         return {name: value for name, value in given.items() if value is not None}

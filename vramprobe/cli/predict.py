@@ -47,6 +47,7 @@ RANKS = {name: CELL_OPTIONS[name] for name in RANK_OPTIONS}
 @takes_a_cell(
     asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"},
     without=RANK_OPTIONS,
+    instead="from_run",
 )
 def predict(
     cell: dict[str, Any],
@@ -97,6 +98,15 @@ def predict(
     allow_extrapolation: Annotated[
         bool, typer.Option(help="Predict even far outside the range of the fit's records.")
     ] = False,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="In place of a model: a command's profile (profile --emulate GPU --folder RUN), at any --batch-size "
+            "and --seq-len, without running it; --gpu all, or several.",
+        ),
+    ] = None,
     exit_zero: ExitZero = False,
     json_output: Json = False,
 ) -> None:
@@ -213,8 +223,76 @@ def _fewest(
     _show_min_gpus(*_min_gpus(card, sharding, engine, words, offload), as_json=json_output)
 
 
+def _of_run(
+    *,
+    from_run: Path,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    gpu: str | None,
+    exit_zero: bool,
+    json_output: bool,
+) -> None:
+    from vramprobe import api
+    from vramprobe.catalog import gpu_or_size
+    from vramprobe.cli import display, display_run
+    from vramprobe.profile.command import named_gpus
+
+    found = api.predict_run(from_run, batch_size=batch_size, seq_len=seq_len)
+    names = named_gpus(gpu)
+    if names is None or (names != "all" and len(names) == 1):
+        prediction, judged = (found.prediction, None) if gpu is None else found.on(gpu_or_size(gpu))
+        if json_output:
+            _print_as_json(prediction, judged, None, None)
+        else:
+            display.print_prediction(prediction, judged)
+        exit_with(judged.verdict if judged else None, exit_zero=exit_zero)
+        return
+    cards = api.run_on_gpus(found, names)
+    if json_output:
+        print_json(found.prediction.model_dump(mode="json") | {"gpus": [one.model_dump(mode="json") for one in cards]})
+    else:
+        display.print_prediction(found.prediction, None)
+        display_run.print_gpus(cards)
+
+
+def _largest_of_run(
+    *,
+    from_run: Path,
+    max_batch: bool,
+    max_seq_len: bool,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    gpu: str | None,
+    json_output: bool,
+) -> None:
+    from vramprobe import api
+    from vramprobe.cli import display
+
+    if max_batch and max_seq_len:
+        raise typer.BadParameter("--max-batch and --max-seq-len are different questions; ask one at a time.")
+    asked, given, name = (
+        ("--max-batch", batch_size, "batch_size") if max_batch else ("--max-seq-len", seq_len, "seq_len")
+    )
+    if given is not None:
+        option = f"--{name.replace('_', '-')}"
+        raise typer.BadParameter(f"{asked} asks for the {option} that fits, so drop {option}.")
+    other = {"seq_len": seq_len} if max_batch else {"batch_size": batch_size}
+    with display.working("predicting"):
+        largest = api.largest_of_run(from_run, name, gpu=_card(gpu, asked), **other)
+    if json_output:
+        print_json(largest.model_dump(mode="json"))
+    else:
+        display.print_largest(largest)
+
+
 #: The first that is asked for answers.
 _MODES = (
+    Mode(
+        "--from with --max-batch or --max-seq-len",
+        lambda given: given["from_run"] is not None and (given["max_batch"] or given["max_seq_len"]),
+        _largest_of_run,
+    ),
+    Mode("--from", lambda given: given["from_run"] is not None, _of_run),
     Mode("--min-gpus", lambda given: given["min_gpus"], _fewest),
     Mode(
         "--max-batch, --max-seq-len and --largest-model",

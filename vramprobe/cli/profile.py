@@ -162,6 +162,13 @@ def profile(
     summary: Summary = None,
     save: Annotated[Path | None, typer.Option(help="Append the profile to this .jsonl file.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Keep the raw files of all processes in this new folder.")] = None,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe/--no-probe",
+            help="With --folder, emulated only: run it once more on other shapes of its batch, for predict --from.",
+        ),
+    ] = True,
     from_folder: Annotated[
         Path | None, typer.Option("--from", help="Run nothing; show what an earlier run left in its --folder.")
     ] = None,
@@ -213,6 +220,10 @@ def profile(
         display_profile.print_profile(record)
     for error in failed:
         say(str(error))
+    if probe and folder is not None and emulate is not None:
+        from vramprobe.profile.probing import keep_recipe
+
+        keep_recipe(command or [], done.folder, done.options, record, emulate=emulate, say=say)
     status = status or int(bool(failed))
     if emulate is not None and not empty_weights and _misses_something(record):
         say("it seems to miss a model or a dataset: with --empty-weights an emulated card needs neither")

@@ -27,6 +27,9 @@ OWNER_VARIABLE = "VRAMPROBE_EMULATED_BY"
 CARDS_VARIABLE = "VRAMPROBE_EMULATED_CARDS"
 #: What values that nobody computed are taken for, as JSON (emulate/values/policy.py).
 VALUES_VARIABLE = "VRAMPROBE_VALUES_POLICY"
+#: The most that an emulated card may have. A recording runs on such a one, so that nothing ends it: what a card holds
+#: is the replay's question.
+MOST_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,7 @@ def entrance_for_command(
     policy: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
     also: Iterable[tuple[str, str, str]] = (),
+    total_bytes: int | None = None,
 ) -> Entrance:
     """As :func:`entrance`, for somebody else's command under the interpreter ``python`` and what that starts.
 
@@ -81,7 +85,7 @@ def entrance_for_command(
     """
     from vramprobe.emulate.values import hook
 
-    python, machine, environment = _new_machine(cards, python, policy, say)
+    python, machine, environment = _new_machine(cards, python, policy, say, total_bytes=total_bytes)
     searched = [hook.site_folder(machine, also=also), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(searched)
     return Entrance(python=python, environment=environment, machine=machine)

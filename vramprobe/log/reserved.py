@@ -13,8 +13,12 @@ from vramprobe.log.log import Log
 from vramprobe.records.record import TRAINING_PHASES, PhaseMemory
 
 
-def reserve(phases: list[PhaseMemory], history: Log, config: AllocatorConfig | None = None) -> list[PhaseMemory]:
+def reserve(
+    phases: list[PhaseMemory], history: Log, config: AllocatorConfig | None = None, *, empties_cache: bool = True
+) -> list[PhaseMemory]:
     """Copies of ``phases`` with the allocator's numbers; ``history`` holds the first of them, and step 2 for the rest.
+
+    ``empties_cache``: before training, as CudaInstrument does; a command's own log has its own emptyings.
 
     Step 3 and later are step 2 again, which begins with the segments that step 1 left and ends with what it began with.
     """
@@ -22,7 +26,7 @@ def reserve(phases: list[PhaseMemory], history: Log, config: AllocatorConfig | N
     ledger, allocate, free = allocator.ledger, allocator.allocate, allocator.free
     sizes, blocks, streams = history.size_bytes.tolist(), history.blocks.tolist(), history.each_stream().tolist()
     tiers: list[dict[str, int]] = []
-    settled = False
+    settled = not empties_cache
     for mark in history.marks:
         if mark.name in TRAINING_PHASES and not settled:
             allocator.empty_cache()

@@ -14,6 +14,14 @@ import numpy as np
 
 Shape = tuple[int, int]  # rows, tokens of a row
 
+#: Tokens of a row that kernels round a length up to.
+_MULTIPLES = (8, 16, 32, 64, 128)
+
+
+def _tokens_to(multiple: int) -> Callable[[int, int], int]:
+    return lambda rows, length: rows * -(-length // multiple) * multiple
+
+
 _FEATURES: dict[str, Callable[[int, int], int]] = {
     "1": lambda rows, length: 1,
     "rows": lambda rows, length: rows,
@@ -21,6 +29,7 @@ _FEATURES: dict[str, Callable[[int, int], int]] = {
     "tokens": lambda rows, length: rows * length,
     "scores": lambda rows, length: rows * length * length,
     "square": lambda rows, length: length * length,
+    **{f"tokens to {multiple}": _tokens_to(multiple) for multiple in _MULTIPLES},
 }
 #: Which of them a size may be made of, the plainest first.
 _RULES = (
@@ -30,6 +39,7 @@ _RULES = (
     ("1", "length"),
     ("rows", "tokens"),
     ("1", "square"),
+    *(("1", f"tokens to {multiple}") for multiple in _MULTIPLES),
     ("1", "tokens", "scores"),
     ("1", "rows", "length", "tokens"),
 )

@@ -41,11 +41,16 @@ class NoProfile(VramprobeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Profiled:
-    """``failed``: why the profile could not be kept or drawn, as was asked. ``exit_status``: the command's own."""
+    """``failed``: why the profile could not be kept or drawn, as was asked. ``exit_status``: the command's own.
+
+    ``folder``, ``options``: where its processes wrote, and what was asked of them.
+    """
 
     record: ProfileRecord
     failed: list[VramprobeError]
     exit_status: int
+    folder: Path
+    options: launch.Options
 
 
 def profile(command: Sequence[str] | str = (), *, say: _Say = lambda line: None, **asked: Any) -> ProfileRecord:
@@ -130,7 +135,7 @@ def profiled(
                 record, failed = analysed(home, names, timeline, save, host_memory_bytes, replay_steps)
         except VramprobeError as error:
             raise NoProfile(str(error), status) from None
-    return Profiled(record=record, failed=failed, exit_status=status)
+    return Profiled(record=record, failed=failed, exit_status=status, folder=home, options=options)
 
 
 def _path(given: str | Path | None) -> Path | None:

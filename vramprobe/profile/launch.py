@@ -57,6 +57,7 @@ class Options:
     trace_step: int = 3
     stand_ins: Mapping[str, Any] | None = None  # for what is not there (stand_ins.py)
     requests: ServerRequests | None = None  # to the server that the command starts; it is ended once they are answered
+    probe: bool = False  # after its steps, on its own first batch in other shapes, on a card without an end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +139,14 @@ def _environment(
         return
     from vramprobe.emulate.activate import programs_folder
     from vramprobe.emulate.build import emulator_version
-    from vramprobe.emulate.enter import entrance_for_command
+    from vramprobe.emulate.enter import MOST_BYTES, entrance_for_command
     from vramprobe.emulate.machine import read_events, read_machine
     from vramprobe.profile.library_limits import library_remarks
 
     python, path = _with_a_cuda_build(command, say)
     alone = options.one_rank
-    way = entrance_for_command(python, emulate, policy=policy, say=say, also=[HOOK, stand_ins.HOOK])
+    endless = {"total_bytes": MOST_BYTES} if options.probe else {}
+    way = entrance_for_command(python, emulate, policy=policy, say=say, also=[HOOK, stand_ins.HOOK], **endless)
     try:
         num_cards, machine = read_machine(way.machine)
         about = {

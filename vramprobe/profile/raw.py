@@ -188,6 +188,7 @@ class RawRank:
     evaluation: Mapping[str, Any] | None = None  # of how many batches, and what the last of them added to the peak
     count: Mapping[str, Any] | None = None  # of one step (emulate/values/count)
     batches: Mapping[str, Any] | None = None  # the shapes of all (hook/own_batches.py)
+    probe: Mapping[str, Any] | None = None  # the own batch's shape, where others follow (hook/probe_batches.py)
     plays: tuple[Mapping[str, Any], ...] = ()  # which batch was trained on in which step after those of num_steps
     kept: tuple[Mapping[str, Any], ...] = ()  # collections with tensors of many steps (hook/kept_lists.py)
     trainer: RawTrainer | None = None
@@ -372,7 +373,7 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
         case "count":
             sizes = into.get("parallel", {})
             into["count"] = content | {"num_sharing": sizes.get("tensor", 1) * sizes.get("pipeline", 1)}
-        case "values" | "verification" | "evaluation" | "batches":
+        case "values" | "verification" | "evaluation" | "batches" | "probe":
             into[kind] = content
         case "parallel":
             into["parallel"] = {str(name): int(size) for name, size in content.get("sizes", {}).items()}
@@ -405,6 +406,7 @@ def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
         "count",
         "batches",
         "plays",
+        "probe",
         "kept",
         "trainer",
         "settings",

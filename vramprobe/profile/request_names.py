@@ -80,11 +80,11 @@ def matches(
     one: MicroStep, shape: Shape | None, other: MicroStep, other_shape: Shape | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Positions in both of the requests that come in the same order: by what asks, then by sizes, too."""
-    yield _in_order(one.tokens, other.tokens)
+    yield in_order(one.tokens, other.tokens)
     if np.array_equal(one.tokens, other.tokens):
         return
     if shape is not None and other_shape is not None:
-        yield _in_order(_keys(one, shape, other), _keys(other, other_shape, one))
+        yield in_order(_keys(one, shape, other), _keys(other, other_shape, one))
 
 
 def _keys(unit: MicroStep, shape: Shape, other: MicroStep) -> np.ndarray:
@@ -99,7 +99,7 @@ def _keys(unit: MicroStep, shape: Shape, other: MicroStep) -> np.ndarray:
     return unit.tokens * _OF_TOKEN + np.where(is_common, of_size, 0)
 
 
-def _in_order(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def in_order(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions in both of what comes in the same order."""
     shortest = min(len(one), len(other))
     head = _num_alike(one[:shortest], other[:shortest])

@@ -137,6 +137,8 @@ def units_of(
         (one.phase.step, one.phase.micro_step): one.stop for one in seen.spans if one.phase.name == "backward"
     }
     stops = {one.phase.step: one.stop for one in seen.spans if one.phase.name in _OF_STEP}
+    begin = next((at for at, one in enumerate(seen.spans) if one.phase.step == 1), 0)
+    stops |= {0: seen.spans[begin - 1].stop} if begin else {}  # of what was before the steps
     found = {}
     for step in steps:
         within = [micro_stops.get((step, number)) for number in range(1, num_micro_steps)]

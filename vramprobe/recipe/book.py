@@ -18,7 +18,7 @@ from shutil import rmtree
 
 from vramprobe.catalog import Gpu
 from vramprobe.emulate.build import cache_errors, cache_folder, emulator_version
-from vramprobe.emulate.enter import entrance, installation_to_use
+from vramprobe.emulate.enter import MOST_BYTES, entrance, installation_to_use
 from vramprobe.emulate.environment import READY
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.log.shapes import Shape
@@ -28,9 +28,6 @@ from vramprobe.rules.sharding import with_group_size
 from vramprobe.spec import CellSpec
 
 Say = Callable[[str], None]
-#: Of the card that a recording runs on, so that nothing ends it: what a card holds is the replay's question.
-_ROOMY_BYTES = 1 << 40  # the most that an emulated card may have
-
 _ENDING_SECONDS = 10.0
 
 
@@ -118,7 +115,7 @@ class _Recorder:
     """A process that sees an emulated machine with ``cards`` and records cell after cell; it ends with this one."""
 
     def __init__(self, cards: str, say: Say) -> None:
-        way = entrance(cards, say=say, total_bytes=_ROOMY_BYTES)
+        way = entrance(cards, say=say, total_bytes=MOST_BYTES)
         self._cards, self._machine, self._folder = (
             cards,
             way.machine,

@@ -47,9 +47,7 @@ class OwnBatches:
             if own._queue and id(iterator._dataset) == own._fed_set:
                 return own._next_of_ours()
             batch = run(iterator)
-            if own._watches and not own._is_done:
-                own._was_handed(iterator)
-            return batch
+            return batch if own._is_done else own._was_handed(iterator, batch)
 
         kind.__next__ = __next__
 
@@ -84,11 +82,15 @@ class OwnBatches:
             self._survey = None
         return self._is_done
 
-    def _was_handed(self, iterator):
+    def _was_handed(self, iterator, batch):
+        """The batch to hand on."""
+        if not self._watches:
+            return batch
         key = id(iterator._dataset)
         self._handed[key] = self._handed.get(key, 0) + 1
         self._last, self._last_at = weakref.ref(iterator), time.monotonic()
         self._first_at = self._first_at or self._last_at
+        return batch
 
     def _rows_are_stand_ins(self):
         path = os.path.join(self._folder, "replaced")

@@ -64,7 +64,13 @@ def _name_phases(folder, asked):
     global _after_steps, _own_batches
     from . import engine, scopes
 
-    if asked.get("phases") and asked.get("steps"):
+    if asked.get("probe"):
+        from .probe_batches import ProbeBatches
+
+        _own_batches = ProbeBatches(folder, _watches)
+        when_imported("torch.utils.data.dataloader", _own_batches.install)
+        when_imported("transformers.trainer", _own_batches.go_on_training)
+    elif asked.get("phases") and asked.get("steps"):
         from .after_steps import AfterSteps
         from .own_batches import OwnBatches
 

@@ -127,6 +127,11 @@ class Watch:
         """Return True if this process was forked from the one that is watched."""
         return os.getpid() != self._pid
 
+    @property
+    def modules(self):
+        """The outermost modules whose forward has run."""
+        return list(self._modules.values())
+
     def line(self, kind, **fields):
         """One more line in the journal."""
         self._journal.write(kind, **fields)

@@ -1,0 +1,265 @@
+"""A command that was profiled once → its memory at rows and lengths that never ran, and the largest that fit a GPU.
+
+In: the folder of `vramprobe profile --emulate GPU --folder RUN`, or its recipe's file. Out: a Prediction, a Verdict of
+each GPU, a Largest. The recipe gives the log at a shape, torch's caching allocator is replayed. Never runs the command.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from vramprobe.allocator.compiled import counting_allocator
+from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.allocator.ledger import Device, OutOfMemory
+from vramprobe.catalog import Gpu, find_gpu, gpu_or_size, list_gpus
+from vramprobe.catalog.libraries import DECIDING
+from vramprobe.emulate.cards import card_properties
+from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.log.log import Log
+from vramprobe.log.reserved import reserve
+from vramprobe.log.shapes import Shape
+from vramprobe.measure.observation import Observation, peak_of
+from vramprobe.predict.bisection import bisected
+from vramprobe.predict.largest import Answer, Largest
+from vramprobe.predict.prediction import Frozen, Prediction, Within
+from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
+from vramprobe.predict.uncertainty import interval_around
+from vramprobe.predict.verdict import TIGHT_SHARE, Verdict, usable_bytes, verdict
+from vramprobe.recipe.command import Branch, CommandRecipe, HeldOutShape, read_command
+from vramprobe.units import format_bytes, plural
+
+#: Ampere's kernels and everything since are chosen alike (profile/cards.py); a size has those of the run's GPU.
+_SAME_KERNELS = (8, 0)
+_MOST_LINES = 3
+_MOST = {"batch_size": 1 << 14, "seq_len": 1 << 22}
+
+
+class OnGpu(Frozen):
+    """A verdict on one GPU, or the reason why there is none."""
+
+    gpu: str
+    verdict: Verdict | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class RunAnswer:
+    """A run at one shape: its prediction, without and with what a GPU's size changes."""
+
+    recipe: CommandRecipe
+    shape: Shape
+    prediction: Prediction
+    log: Log
+
+    def on(self, gpu: Gpu) -> tuple[Prediction, Verdict]:
+        """The prediction on ``gpu`` and its verdict. Raises SpecError for a GPU whose kernels are others."""
+        if why := _other_kernels(self.recipe.gpu, gpu):
+            raise SpecError(f"{gpu.name}: {why}")
+        prediction = self._within(gpu)
+        judged = verdict(prediction, gpu)
+        loose = round(sum(one.bytes_per_token for one in self.branch.loose) * self.shape[0] * self.shape[1])
+        if judged.verdict == "fits" and judged.needed_bytes.high + loose > TIGHT_SHARE * judged.usable_bytes:
+            why = f"{judged.reason}; {format_bytes(loose)} of it do not follow from the shape and may be more"
+            judged = judged.model_copy(update={"verdict": "tight", "reason": why})
+        return prediction, judged
+
+    @cached_property
+    def branch(self) -> Branch:
+        """The branch that the shape is in."""
+        return self.recipe.branch_of(self.shape)
+
+    def _within(self, gpu: Gpu) -> Prediction:
+        """With how often the cache goes back, where ``gpu`` holds the tensors and not all that the allocator keeps."""
+        found, reserved = self.prediction, self.prediction.reserved_bytes
+        limit = usable_bytes(gpu, device_is_known=False, num_gpus=found.num_gpus)
+        if reserved is None or not found.peak_allocated_bytes.value <= limit < reserved.value:
+            return found
+        retries = _num_retries(self.log, self.recipe, limit)
+        if retries is None:
+            return found
+        return found.model_copy(update={"within": Within(limit_bytes=limit, num_alloc_retries=retries)})
+
+
+def predict_run(
+    run: str | Path | CommandRecipe, *, batch_size: int | None = None, seq_len: int | None = None
+) -> RunAnswer:
+    """The memory of the command of ``run`` at these rows and tokens of a row, each the run's own where it is None.
+
+    Raises StoreError for a folder without a recipe, UnknownBranch for a shape whose order of requests was not recorded.
+    """
+    recipe = run if isinstance(run, CommandRecipe) else read_command(Path(run))
+    shape = (batch_size or recipe.shape[0], seq_len or recipe.shape[1])
+    for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
+        if value is not None and not 1 <= value <= _MOST["seq_len"]:
+            raise SpecError(f"{name}: {value} given; must be from 1 to {_MOST['seq_len']:,}")
+    branch = recipe.branch_of(shape)
+    deep = branch.recipe.deep(shape)
+    if deep.log is None:
+        raise VramprobeError("this recipe does not pair its frees: a fault of vramprobe's; report it")
+    phases = reserve(deep.phases, deep.log, parse_alloc_conf(recipe.alloc_conf or ""), empties_cache=False)
+    peak = peak_of(Observation(phases, {}))
+    alive = max(
+        (
+            (phase.allocated_peak_bytes, parts)
+            for phase, parts in zip(phases, deep.at_peak, strict=True)
+            if (phase.name, phase.step) == (peak.phase, peak.step)
+        ),
+        key=lambda one: one[0],
+    )[1]
+    terms = {name.removesuffix("_bytes"): size for name, size in alive.parts().items() if size}
+    terms |= {"block_remainders": left} if (left := peak.allocated_bytes - alive.total_bytes) > 0 else {}
+    prediction = Prediction(
+        cell_id=f"{shlex.join(recipe.command)} at {shape[0]} x {shape[1]}",
+        engine="recipe",
+        peak_allocated_bytes=interval_around(peak.allocated_bytes, ALLOCATED_RATIOS),
+        peak_phase=peak.phase,
+        peak_label=f"{peak.phase} of step {peak.step}",
+        terms=terms,
+        constant_bytes=0,
+        reserved_bytes=interval_around(peak.reserved_bytes or 0, RESERVED_RATIOS),
+        warnings=[*_notes(recipe, branch, shape), *_of_load(peak.load_allocated_bytes, peak.allocated_bytes)],
+        libraries={name: recipe.stack[name] for name in DECIDING if name in recipe.stack},
+        num_gpus=recipe.num_ranks,
+    )
+    return RunAnswer(recipe, shape, prediction, deep.log)
+
+
+def run_on_gpus(answer: RunAnswer, gpus: Sequence[str] | Literal["all"]) -> list[OnGpu]:
+    """Judge each of ``gpus``, or of the catalog's."""
+    wanted = list_gpus() if gpus == "all" else [gpu_or_size(name) for name in gpus]
+    found = []
+    for gpu in wanted:
+        try:
+            found.append(OnGpu(gpu=gpu.short_name, verdict=answer.on(gpu)[1]))
+        except VramprobeError as error:
+            found.append(OnGpu(gpu=gpu.short_name, verdict=None, why=str(error).removeprefix(f"{gpu.name}: ")))
+    return found
+
+
+def largest_of_run(run: str | Path, question: Literal["batch_size", "seq_len"], *, gpu: str, **other: Any) -> Largest:
+    """The largest batch, or length, of the run's command that fits on ``gpu``, lengths as even as the run's own.
+
+    ``other``: the one that is not asked for, the run's own by default. Raises VramprobeError where none fits.
+    """
+    recipe, card = read_command(Path(run)), gpu_or_size(gpu)
+    even = 1 if question == "batch_size" else _even(recipe)
+    seen: dict[int, tuple[Prediction, Verdict] | None] = {}
+    unknown: list[str] = []
+
+    def judged(count: int) -> tuple[Prediction, Verdict] | None:
+        if count not in seen:
+            try:
+                seen[count] = predict_run(recipe, **other, **{question: count * even}).on(card)
+            except SpecError as error:
+                if _other_kernels(recipe.gpu, card):
+                    raise
+                unknown.append(str(error))
+                seen[count] = None
+        return seen[count]
+
+    def passes(verdicts: tuple[str, ...]) -> Callable[[int], bool]:
+        def within(count: int) -> bool:
+            """Judge a shape in a gap as the next larger that is known."""
+            found = next((one for at in range(count, 2 * count + 8) if (one := judged(at)) is not None), None)
+            return found is not None and found[1].verdict in verdicts
+
+        return within
+
+    def answer(count: int | None) -> Answer | None:
+        known = next((at for at in range(count or 0, 0, -1) if judged(at) is not None), None)
+        if known is None or (found := judged(known)) is None:
+            return None
+        return Answer(value=known * even, prediction=found[0], verdict=found[1])
+
+    most = _MOST[question] // even
+    tight = answer(bisected(passes(("fits", "tight")), most, least=1))
+    if tight is None:
+        raise VramprobeError(
+            unknown[0] if unknown and not any(seen.values()) else f"not even {question} {even} fits on {card.name}"
+        )
+    fits = answer(bisected(passes(("fits",)), most, least=1))
+    notes = [f"lengths in steps of {even}, as those that were recorded"] if even > 1 else []
+    return Largest(
+        question=question,
+        gpu=card.name,
+        fits=fits,
+        tight=tight if fits is None or tight.value != fits.value else None,
+        notes=notes,
+        num_predictions=len(seen),
+    )
+
+
+def _even(recipe: CommandRecipe) -> int:
+    """The largest power of two, up to 64, that divides the command's own length."""
+    return min(recipe.shape[1] & -recipe.shape[1], 64)
+
+
+def _other_kernels(ran_on: str, gpu: Gpu) -> str:
+    """Return the reason why ``gpu`` is not judged; "" where its kernels are those of the run."""
+    if gpu.is_size or gpu.short_name == ran_on:
+        return ""
+    if gpu.vendor != "NVIDIA":
+        return "its kernels differ, and what was recorded is CUDA's"
+    both = (card_properties(find_gpu(ran_on).short_name), card_properties(gpu.short_name))
+    if min(one.compute_capability for one in both) < _SAME_KERNELS:
+        return f"its kernels differ from those of {ran_on}: profile the command with --emulate {gpu.short_name}"
+    return ""
+
+
+def _num_retries(log: Log, recipe: CommandRecipe, limit_bytes: int) -> int | None:
+    """Count how often the cache goes back where segments may take so much together; None where it runs out."""
+    allocator = counting_allocator(parse_alloc_conf(recipe.alloc_conf or ""), Device(segment_bytes=limit_bytes))
+    try:
+        for size, block, stream in zip(
+            log.size_bytes.tolist(), log.blocks.tolist(), log.each_stream().tolist(), strict=True
+        ):
+            if size > 0:
+                allocator.allocate(block, size, stream)
+            elif size:
+                allocator.free(block)
+            else:
+                allocator.empty_cache()
+    except OutOfMemory:
+        return None
+    return allocator.ledger.num_alloc_retries
+
+
+def _notes(recipe: CommandRecipe, branch: Branch, shape: Shape) -> list[str]:
+    rows, length = shape
+    ran = "was probed" if shape in branch.shapes else "never ran"
+    notes = [
+        f"{rows} x {length:,} {ran}: {shlex.join(recipe.command)} was profiled at {recipe.shape[0]} x "
+        f"{recipe.shape[1]:,} on the emulated {recipe.gpu}, and {plural(len(branch.shapes), 'shape')} with these "
+        "requests were probed"
+    ]
+    notes += [_said_of(recipe.held_out)] if recipe.held_out else ["no shape was held out to check the rules"]
+    notes += [
+        f"{plural(one.num_requests, 'request')} of a size that does not follow from the shape, counted by tokens "
+        f"({format_bytes(round(one.bytes_per_token * rows * length))} here): {one.line}"
+        for one in branch.loose[:_MOST_LINES]
+    ]
+    if recipe.num_ranks > 1:
+        notes.append(f"of one rank of {recipe.num_ranks}, the one that needs the most")
+    return notes
+
+
+def _said_of(held_out: Sequence[HeldOutShape]) -> str:
+    said = [
+        f"{one.shape[0]} x {one.shape[1]:,}: {_off(one.predicted_requested_bytes, one.requested_bytes)} requested, "
+        f"{_off(one.predicted_allocated_bytes, one.allocated_bytes)} allocated"
+        for one in held_out
+    ]
+    return f"error on the shapes held out: {'; '.join(said)}"
+
+
+def _off(predicted: int, seen: int) -> str:
+    return "0 B" if predicted == seen else f"{(predicted - seen) / max(seen, 1):+.3%}"
+
+
+def _of_load(load_bytes: int, peak_bytes: int) -> list[str]:
+    return [f"loading allocates the most, {format_bytes(load_bytes)}"] if load_bytes > peak_bytes else []

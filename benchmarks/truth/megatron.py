@@ -83,7 +83,7 @@ HEAD = """# NVIDIA's functional tests of Megatron-LM, on emulated A100s
 
 Published are the `mem-max-allocated-bytes` of the last rank that NVIDIA's own runs wrote into each test (`dev` and
 `lts`: its containers). Emulated is the peak of three to five steps of the same rank of eight, or of the first rank of
-its tensor-parallel group, with mock data and no code of Megatron-LM changed. Nothing was measured here, and no figure is
+its tensor-parallel group, with mock data and no code of Megatron-LM changed. Nothing was measured here, no figure is
 a prediction. Cases of megatron_cases.py without a row have not been run.
 
 Rebuild: `python benchmarks/truth/megatron.py CLONE`.

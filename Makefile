@@ -69,7 +69,7 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard vramprobe/all
 	  { echo "vramprobe needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,measure,liger,hub,emulate,test,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,measure,liger,hub,emulate,mcp,test,docs]'
 	@touch $@
 
 clean:

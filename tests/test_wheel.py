@@ -103,6 +103,7 @@ NEEDS_EXTRA: list[tuple[list[str], str]] = [
     (["run", "quickstart", "--device", "cpu", "--on", "slurm"], "slurm"),
     (["recommend", *CELL[:4], "--seq-len", "2048", "--tokens", "50M", "--prices", "skypilot"], "cloud"),
     (["launch", "24gb", "--gpu", "RTX-4090", "--bucket", "bucket-of-runs"], "cloud"),
+    (["mcp"], "mcp"),
 ]
 #: Verbs that need a machine, a job or a command of the user's, each tried by the tests of its own.
 NEEDS_MORE = {"doctor", "profile", "diff", "status", "collect"}

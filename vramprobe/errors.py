@@ -41,6 +41,7 @@ EXTRAS = {
     "hub": ("pyarrow", "huggingface_hub"),
     "ray": ("ray",),
     "slurm": ("submitit",),
+    "mcp": ("mcp",),
 }
 
 

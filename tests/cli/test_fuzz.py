@@ -27,7 +27,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 VERBS = get_command(verbs.app).commands
 #: Verbs that load torch, start processes or ask the network.
-_HEAVY = {"measure", "profile", "run", "emulate", "doctor", "calibrate-gpu", "launch", "collect", "status"}
+_HEAVY = {"measure", "profile", "run", "emulate", "doctor", "calibrate-gpu", "launch", "collect", "status", "mcp"}
 #: Those whose least answer takes seconds: they judge all records or claims.
 _SLOW = {"claims", "calibrate", "evaluate", "fit", "report"}
 LIGHT = sorted(set(VERBS) - _HEAVY - _SLOW)

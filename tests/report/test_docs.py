@@ -149,6 +149,7 @@ HOW = {
         more="--check", why="it would write what is committed"
     ),
     "vramprobe report results/emulated/records.jsonl.xz --dataset out/dataset": AS_IT_IS,
+    "vramprobe --skill": AS_IT_IS,
     "make demo": Way(instead="make -n demo", why="it sets up an environment; its four commands are above"),
     "make demo-here": Way(instead="make -n demo-here", why="its four commands are above"),
     "make test": Way(instead="make -n test", why="it would run this test"),
@@ -250,7 +251,14 @@ HOW = {
 #: Files that name scripts and tables in sentences.
 SAYING = (".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml")
 #: Named in the pages, and made by whoever follows them.
-MADE_BY_A_USER = {"requirements.txt", "results/h100-sxm/80gb", "results/…/*.jsonl", "slurm-jobs/", "truth.md"}
+MADE_BY_A_USER = {
+    ".claude/skills/vramprobe/SKILL.md",
+    "requirements.txt",
+    "results/h100-sxm/80gb",
+    "results/…/*.jsonl",
+    "slurm-jobs/",
+    "truth.md",
+}
 
 
 def name_of(page: Path) -> str:
@@ -369,7 +377,7 @@ def test_the_command_runs(command: str, workshop: Path) -> None:
 def test_every_verb_and_option_named_is_there(text: str) -> None:
     first, *words = shlex.split(text.partition(" | head ")[0])[1:]
     if first.startswith("-"):
-        assert first in ("--help", "--version")
+        assert first in ("--help", "--version", "--skill")
         return
     assert first in VERBS
     verb = VERBS[first]

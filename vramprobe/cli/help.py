@@ -21,7 +21,7 @@ VERBS = {
     "Look": ("profile", "diff", "measure", "doctor"),
     "Sweep": ("plan", "run", "launch", "status", "collect"),
     "Publish": ("fit", "evaluate", "calibrate", "claims", "report", "check", "merge", "contribute", "export"),
-    "Set up": ("emulate", "calibrate-gpu", "models", "gpus"),
+    "Set up": ("emulate", "calibrate-gpu", "models", "gpus", "mcp"),
 }
 #: Panel → its options, by parameter.
 PANELS = {

@@ -29,6 +29,7 @@ from vramprobe.cli import emulate as emulate_verbs
 from vramprobe.cli import explain as explain_verb
 from vramprobe.cli import grpo as grpo_verb
 from vramprobe.cli import launch as launch_verb
+from vramprobe.cli import mcp as mcp_verb
 from vramprobe.cli import predict as predict_verb
 from vramprobe.cli import profile as profile_verbs
 from vramprobe.cli import recommend as recommend_verb
@@ -181,6 +182,7 @@ for verb in (
     results.calibrate,
     results.claims,
     results.report,
+    mcp_verb.mcp,
 ):
     app.command()(verb)
 
@@ -206,10 +208,20 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _skill(wanted: bool) -> None:
+    if wanted:
+        print((Path(vramprobe.__file__).parent / "data" / "SKILL.md").read_text(encoding="utf-8"), end="")
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    skill: Annotated[
+        bool,
+        typer.Option("--skill", callback=_skill, is_eager=True, help="Print SKILL.md: how an agent uses vramprobe."),
     ] = False,
 ) -> None:
     logger = logging.getLogger("vramprobe")

@@ -6,10 +6,11 @@ process of its own, so that nothing a verb prints or loads reaches the protocol.
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -54,8 +55,22 @@ def make_server() -> MCPServer:
 
     server = MCPServer("vramprobe", version=vramprobe.__version__, instructions=_INSTRUCTIONS)
     for tool in (predict_tool, explain_tool, recommend_tool, profile_tool, techniques_tool):
-        server.add_tool(tool, name=tool.__name__.removesuffix("_tool"), structured_output=False)
+        server.add_tool(_refusing(tool), name=tool.__name__.removesuffix("_tool"), structured_output=False)
     return server
+
+
+def _refusing(tool: Callable[..., str]) -> Callable[..., str]:
+    """Return ``tool`` with a verb's refusal as the SDK's own error, whose words reach the agent."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    @functools.wraps(tool)
+    def refusing(**words: Any) -> str:
+        try:
+            return tool(**words)
+        except VramprobeError as error:
+            raise ToolError(str(error)) from None
+
+    return refusing
 
 
 def predict_tool(

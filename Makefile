@@ -9,7 +9,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= out/demo
 
-.PHONY: demo demo-emulated demo-here test test-all test-exhaustive truth test-gpu readme docs lint clean
+.PHONY: demo demo-emulated demo-here test test-all test-exhaustive truth test-gpu readme docs wheels lint clean
 
 # On the GPU if there is one; else on an emulated one, at real sizes; else (no compiler, not Linux) on the CPU, small.
 demo: $(VENV)/.ready
@@ -58,6 +58,11 @@ readme: $(VENV)/.ready
 
 docs: $(VENV)/.ready
 	$(BIN)/python tools/site.py
+
+# The wheels of a release for every platform, cross-built and checked, in dist/.
+wheels: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[wheels]'
+	$(BIN)/python tools/wheels.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -1,11 +1,20 @@
-"""What pyproject.toml cannot say without a warning: the allocator in C, left out where there is no compiler."""
+"""What pyproject.toml cannot say without a warning: the allocator in C, left out where there is no compiler.
+
+With VRAMPROBE_PURE set it is left out, too, and the wheel is one for every platform (tools/wheels.py).
+"""
+
+import os
 
 from setuptools import Extension, setup
 
 PLAIN = "vramprobe/allocator/plain"
 
+is_pure = bool(os.environ.get("VRAMPROBE_PURE"))
+
 setup(
-    ext_modules=[
+    ext_modules=[]
+    if is_pure
+    else [
         Extension(
             "vramprobe.allocator._plain",
             [f"{PLAIN}/blocks.c", f"{PLAIN}/module.c"],
@@ -15,5 +24,5 @@ setup(
             optional=True,
         )
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={} if is_pure else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -23,10 +23,12 @@ from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
 
 import pytest
+import yaml
 from grids import exhaustive, grid
 from packaging.requirements import Requirement
 from typer.main import get_command
 
+import vramprobe
 from vramprobe import catalog
 from vramprobe.allocator import compiled
 from vramprobe.cli.options import ANSWERED
@@ -304,13 +306,13 @@ def test_every_verb_is_tried_without_the_extras() -> None:
 
 
 def test_an_extra_brings_the_modules_that_a_verb_checks() -> None:
-    """And ``all`` brings each extra but those of this repository's tests and site."""
+    """And ``all`` brings each extra but those of this repository's tests, site and wheels."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, modules in EXTRAS.items():
         names = {Requirement(one).name.lower() for one in declared[extra]}
         assert set(modules) == names - {"vramprobe"}, extra
     (everything,) = map(Requirement, declared["all"])
-    assert everything.extras == set(declared) - {"all", "docs", "test"}
+    assert everything.extras == set(declared) - {"all", "docs", "test", "wheels"}
 
 
 def readme_commands() -> list[list[str]]:
@@ -384,3 +386,36 @@ def test_an_emulated_card_from_a_wheel_beside_a_cpu_build_of_torch(installed: Pa
         shutil.rmtree(beside)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["instrument"] == "emulated"
+
+
+def test_the_citation_has_the_packages_version_and_license() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (cited["version"], cited["license"]) == (vramprobe.__version__, project["license"])
+    assert "version" in project["dynamic"]
+
+
+def test_only_the_job_that_publishes_gets_a_token_and_it_waits_for_those_that_check() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
+    assert {name for name, job in jobs.items() if "permissions" in job} == {"publish"}
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert (jobs["publish"]["needs"], jobs["ask"]["needs"]) == ("ask", "build")
+    assert "python tools/wheels.py" in str(jobs["build"]["steps"])
+
+
+@exhaustive
+def test_the_cross_built_wheel_is_installed_and_answers(tmp_path: Path) -> None:
+    """Against glibc 2.17, by zig; with the allocator in C."""
+    pytest.importorskip("ziglang", reason="no compiler for every platform: pip install 'vramprobe[emulate]'")
+    pytest.importorskip("wheel", reason="no reader of wheels: pip install 'vramprobe[wheels]'")
+    words = ["--only", "manylinux_2_17_x86_64", "--no-check", "--out", str(tmp_path / "dist")]
+    subprocess.run([sys.executable, ROOT / "tools" / "wheels.py", *words], check=True)
+    (built,) = (tmp_path / "dist").glob("*-cp311-abi3-*.whl")
+    assert [path.name for path in (tmp_path / "dist").glob("*-py3-none-any.whl")]
+    installed = installed_in(tmp_path / "home", built)
+    done = run(installed, tmp_path, "predict", *CELL, "--gpu", "RTX-4090", "--exit-zero")
+    assert done.returncode == 0, done.stderr
+    assert "GeForce RTX 4090" in done.stdout
+    code = "from vramprobe.allocator import compiled; print(compiled.PlainAllocator is not None)"
+    done = subprocess.run([installed.with_name("python"), "-I", "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr

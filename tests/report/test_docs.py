@@ -156,6 +156,7 @@ HOW = {
     "make test-all": Way(instead="make -n test-all", why="it would run this test"),
     "make truth": Way(instead="make -n truth", why="its stacks take 20 GB and its runs minutes"),
     "make test-gpu": Way(instead="make -n test-gpu", why="it needs a GPU"),
+    "make wheels": Way(instead="make -n wheels", why="compiling for five platforms takes minutes"),
     "make lint": Way(instead="make -n lint", why="CI runs it"),
     "make readme": Way(instead="make -n readme", why="it measures anew; that all is fresh is tested"),
     "python tools/readme.py --check": Way(elsewhere="tests/report/test_published.py"),

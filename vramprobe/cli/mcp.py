@@ -88,17 +88,17 @@ def predict_tool(
     {"changes": true} adds what each other option would save.
     """
     words = {"model": model, "method": method, "batch_size": batch_size, "seq_len": seq_len, "gpu": gpu}
-    return answer("predict", words | (options or {}))
+    return ask_verb("predict", words | (options or {}))
 
 
 def explain_tool(log: str, options: dict[str, Any] | None = None) -> str:
     """Explain an out-of-memory error: what was full, in which phase, why, and what to try. log: the run's output."""
-    return answer("explain", options or {}, ["-"], given=log)
+    return ask_verb("explain", options or {}, ["-"], given=log)
 
 
 def recommend_tool(model: str, method: str, seq_len: int, tokens: str, options: dict[str, Any] | None = None) -> str:
     """Rank the GPUs to rent for a run, by dollars and hours. tokens: such as 50M; options: of `vramprobe recommend`."""
-    return answer(
+    return ask_verb(
         "recommend", {"model": model, "method": method, "seq_len": seq_len, "tokens": tokens} | (options or {})
     )
 
@@ -109,7 +109,7 @@ def profile_tool(command: list[str], gpu: str, options: dict[str, Any] | None = 
     command: its words, such as ["python", "train.py"]. Weights, tokenizers and data that are missing are replaced by
     empty ones. Linux only, after `vramprobe emulate setup`.
     """
-    return answer("profile", {"emulate": gpu, "empty_weights": True} | (options or {}), ["--", *command])
+    return ask_verb("profile", {"emulate": gpu, "empty_weights": True} | (options or {}), ["--", *command])
 
 
 def techniques_tool(kind: str | None = None, options: dict[str, Any] | None = None) -> str:
@@ -118,15 +118,15 @@ def techniques_tool(kind: str | None = None, options: dict[str, Any] | None = No
     kind: optimizer, weights, adapter, activations, trainer … ; options with a model, method, batch_size, seq_len and
     gpu rank them for that run.
     """
-    return answer("techniques", {"kind": kind} | (options or {}))
+    return ask_verb("techniques", {"kind": kind} | (options or {}))
 
 
-def answer(verb: str, options: Mapping[str, Any], words: Sequence[str] = (), given: str = "") -> str:
+def ask_verb(verb: str, options: Mapping[str, Any], words: Sequence[str] = (), given: str = "") -> str:
     """Return the answer of a verb as JSON: its exit code and verdict, its output, its notes.
 
     Raises VramprobeError, with the verb's own words, where it did not answer.
     """
-    flags = [word for name, value in options.items() for word in flags_of(name, value)]
+    flags = [word for name, value in options.items() for word in argument_words(name, value)]
     command = [sys.executable, "-m", "vramprobe", verb, *flags, "--json", *words]
     done = subprocess.run(command, input=given, capture_output=True, text=True)
     if done.returncode not in ANSWERED:
@@ -137,7 +137,7 @@ def answer(verb: str, options: Mapping[str, Any], words: Sequence[str] = (), giv
     return json.dumps({"verdict": said[done.returncode]} | found if has_verdict else found, ensure_ascii=False)
 
 
-def flags_of(name: str, value: Any) -> list[str]:
+def argument_words(name: str, value: Any) -> list[str]:
     """Return an option as the command line has it: true is a switch, false and null are left out."""
     flag = f"--{name.lstrip('-').replace('_', '-')}"
     if value is None or value is False:

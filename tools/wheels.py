@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _PLAIN = ROOT / "vramprobe" / "allocator" / "plain"
 _MODULE = Path("vramprobe") / "allocator" / "_plain.abi3.so"
+_GLIBC_MINOR = 17
 _OF_LINUX = ("-shared",)
 _OF_MACOS = ("-dynamiclib", "-undefined", "dynamic_lookup")  # Python's own symbols are found when it is loaded
 #: Platform tag of a wheel → zig's target, and how a module is linked there.
@@ -103,9 +105,10 @@ def check(wheels: list[Path]) -> None:
             said = subprocess.run(
                 [sys.executable, "-m", "auditwheel", "show", name], check=True, capture_output=True, text=True
             ).stdout
-            if '"manylinux_2_17_x86_64"' not in said.replace("\n", " "):
-                sys.exit(f"auditwheel: {name} is not manylinux_2_17:\n{said}")
-            print(f"auditwheel: {Path(name).name} is manylinux_2_17_x86_64")
+            found = re.search(r'tag:\s+"manylinux_2_(\d+)_x86_64"', said)
+            if found is None or int(found[1]) > _GLIBC_MINOR:
+                sys.exit(f"auditwheel: {name} needs more than glibc 2.{_GLIBC_MINOR}:\n{said}")
+            print(f"auditwheel: {Path(name).name} runs with glibc 2.{found[1]}")
 
 
 if __name__ == "__main__":

@@ -49,11 +49,12 @@ def test_the_skill_names_the_exit_codes_and_the_package_prints_it() -> None:
 
 
 def test_an_option_is_a_flag_as_the_command_line_has_it() -> None:
-    assert served.argument_words("gradient_checkpointing", True) == ["--gradient-checkpointing"]
-    assert served.argument_words("gradient_checkpointing", False) == []
-    assert served.argument_words("gpu", None) == []
-    assert served.argument_words("seq_len", "2k") == ["--seq-len=2k"]
-    assert served.argument_words("--gpu", ["T4", "L4"]) == ["--gpu=T4", "--gpu=L4"]
+    assert served.argument_words("predict", "gradient_checkpointing", True) == ["--gradient-checkpointing"]
+    assert served.argument_words("predict", "gradient_checkpointing", False) == ["--no-gradient-checkpointing"]
+    assert served.argument_words("predict", "changes", False) == []
+    assert served.argument_words("predict", "gpu", None) == []
+    assert served.argument_words("predict", "seq_len", "2k") == ["--seq-len=2k"]
+    assert served.argument_words("predict", "--gpu", ["T4", "L4"]) == ["--gpu=T4", "--gpu=L4"]
 
 
 def test_a_tool_answers_what_the_command_prints() -> None:

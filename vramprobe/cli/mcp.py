@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.main import get_command
 
 import vramprobe
 from vramprobe.cli.options import ANSWERED, EXIT_CODES, UNCERTAIN, print_json
@@ -115,8 +116,7 @@ def profile_tool(command: list[str], gpu: str, options: dict[str, Any] | None = 
 def techniques_tool(kind: str | None = None, options: dict[str, Any] | None = None) -> str:
     """List what each memory-saving technique saved in an emulated run and costs in time.
 
-    kind: optimizer, weights, adapter, activations, trainer … ; options with a model, method, batch_size, seq_len and
-    gpu rank them for that run.
+    kind: such as optimizer; options with a model, method, batch_size, seq_len and gpu rank them for that run.
     """
     return ask_verb("techniques", {"kind": kind} | (options or {}))
 
@@ -126,7 +126,7 @@ def ask_verb(verb: str, options: Mapping[str, Any], words: Sequence[str] = (), g
 
     Raises VramprobeError, with the verb's own words, where it did not answer.
     """
-    flags = [word for name, value in options.items() for word in argument_words(name, value)]
+    flags = [word for name, value in options.items() for word in argument_words(verb, name, value)]
     command = [sys.executable, "-m", "vramprobe", verb, *flags, "--json", *words]
     done = subprocess.run(command, input=given, capture_output=True, text=True)
     if done.returncode not in ANSWERED:
@@ -134,12 +134,17 @@ def ask_verb(verb: str, options: Mapping[str, Any], words: Sequence[str] = (), g
     said = {code: verdict for verdict, code in EXIT_CODES.items()} | {UNCERTAIN: "may not fit"}
     found = {"exit_code": done.returncode, "answer": json.loads(done.stdout), "notes": done.stderr.splitlines()}
     has_verdict = verb == "predict" and options.get("gpu") is not None
-    return json.dumps({"verdict": said[done.returncode]} | found if has_verdict else found, ensure_ascii=False)
+    return json.dumps({"verdict": said[done.returncode]} | found if has_verdict else found)
 
 
-def argument_words(name: str, value: Any) -> list[str]:
-    """Return an option as the command line has it: true is a switch, false and null are left out."""
+def argument_words(verb: str, name: str, value: Any) -> list[str]:
+    """Return an option as the verb's command line has it: true and false are switches, null is left out."""
+    from vramprobe.cli.verbs import app
+
     flag = f"--{name.lstrip('-').replace('_', '-')}"
-    if value is None or value is False:
+    if value is None:
         return []
+    if value is False:
+        off = f"--no-{flag.removeprefix('--')}"
+        return [off] if any(off in one.secondary_opts for one in get_command(app).commands[verb].params) else []
     return [flag] if value is True else [f"{flag}={one}" for one in (value if isinstance(value, list) else [value])]

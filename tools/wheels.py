@@ -66,6 +66,7 @@ def build_pure(out: Path) -> Path:
 
 def with_module(pure: Path, platform: str) -> Path:
     """Return the wheel for ``platform``: the pure one, the compiled allocator, and the tags that say so."""
+    import setuptools  # noqa: F401, whose own copy of wheel is found where there is no other
     from wheel.wheelfile import WheelFile
 
     version = pure.name.split("-")[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import warnings
 from pathlib import Path
@@ -122,6 +123,20 @@ def test_every_field_of_training_arguments_has_one_place() -> None:
     assert sorted(everywhere) == sorted(set(everywhere))
     for field in dataclasses.fields(transformers.TrainingArguments):
         assert not field.init or field.name in everywhere, field.name
+
+
+@pytest.mark.parametrize(("name", "trainer"), arguments.TRAINER_OF.items())
+def test_every_field_of_trls_configurations_has_a_place(name: str, trainer: str) -> None:
+    pytest.importorskip("trl")
+    module = importlib.import_module("trl.experimental.orpo" if trainer == "orpo" else "trl")
+    kind = getattr(module, name)
+    everywhere = {
+        *arguments.OPTION_OF, *arguments.READ, *arguments.HARMLESS, *arguments.NAMED, *arguments.REFUSED
+    }  # fmt: skip
+    assert {one.name for one in dataclasses.fields(kind) if one.init} <= everywhere
+    args = kind(output_dir="out", report_to=[], use_cpu=True, max_length=512)
+    found = options_of("llama-3.1-8b", args, seq_len=512)
+    assert (found["trainer"], found["autocast"], found["dtype"]) == (trainer, "bf16", "fp32")
 
 
 def test_every_field_of_lora_config_has_one_place() -> None:

@@ -410,6 +410,8 @@ def test_json_has_the_verdicts(tmp_path: Path) -> None:
     verdicts = {one["gpu"]: one["verdict"] for one in json.loads(found.output)["gpus"]}
     assert verdicts["H100-SXM"]["verdict"] == "fits"
     assert verdicts["T4"] is None
+    found = CliRunner().invoke(app, ["predict", "--from", str(tmp_path), "--gpu", "L4", "--json"])
+    assert json.loads(found.output)["verdict"]["verdict"] == "fits"
 
 
 def test_a_cell_still_needs_its_model_and_method() -> None:

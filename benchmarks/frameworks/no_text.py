@@ -2,11 +2,11 @@
 
 FOLDER has what each command is started from: ``venv`` (torch 2.13.0 without NVIDIA's packages, torchvision,
 ultralytics, timm, diffusers, lerobot), clones of ``examples`` (pytorch/examples), ``timm``, ``diffusers``, ``images``
-(train/ and val/, two classes of 160 and 64 pictures), ``wikitext-2`` (its three files with a vocabulary of 33,278) and
-LeRobot data sets ``aloha`` (one camera of 480 × 640, 14 joints) and ``pusht`` (96 × 96, 2). Each runs under
-``vramprobe profile --emulate GPU --empty-weights``, a minute or two. Written: no_text.csv and .md; ``--only`` runs
-these alone and keeps the others' rows; ``--check`` makes the page anew from the csv. Emulated: nothing was measured
-here.
+(train/ and val/, two classes of 160 and 64 pictures; ``images8``: eight), ``classification`` (torchvision 0.14.1's
+references), ``wikitext-2`` (its three files with a vocabulary of 33,278) and LeRobot data sets ``aloha`` (one camera
+of 480 × 640, 14 joints) and ``pusht`` (96 × 96, 2). Each runs under ``vramprobe profile --emulate GPU
+--empty-weights``, a minute or two. Written: no_text.csv and .md; ``--only`` runs these alone and keeps the others'
+rows; ``--check`` makes the page anew from the csv. Emulated: nothing was measured here.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ RUNS = (
         "ResNet-50, timm, fp16 autocast",
         "A100-80GB",
         "python timm/train.py --data-dir images --model resnet50 --num-classes 2 -b 64 --amp -j 2 --epochs 1",
+        "",
+    ),
+    (
+        "ResNet-50, torchvision's reference",
+        "A100-80GB",
+        "python classification/train.py --data-path images8 --model resnet50 -b 32 -j 2 --epochs 1",
         "",
     ),
     ("LSTM, word language model", "T4", "python examples/word_language_model/main.py --accel --data wikitext-2", ""),

@@ -242,7 +242,8 @@ def _of_run(
     if names is None or (names != "all" and len(names) == 1):
         prediction, judged = (found.prediction, None) if gpu is None else found.on(gpu_or_size(gpu))
         if json_output:
-            _print_as_json(prediction, judged, None)
+            more = {"verdict": judged.model_dump(mode="json")} if judged else {}
+            print_json(prediction.model_dump(mode="json") | more)
         else:
             display.print_prediction(prediction, judged)
         exit_with(judged.verdict if judged else None, exit_zero=exit_zero)

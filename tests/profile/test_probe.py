@@ -205,13 +205,27 @@ def test_an_order_between_two_recorded_ones_is_refused(tmp_path: Path) -> None:
 def test_what_follows_from_no_shape_is_named_and_never_fits_at_the_edge(tmp_path: Path) -> None:
     recipe = recipe_in(tmp_path, probed(odd=lambda rows, length: rows * length * 4000 + 512 * (rows * length % 7)))
     assert {one.line for branch in recipe.branches for one in branch.loose} == {"train.py:5 step"}
-    found = predict_run(recipe, batch_size=16, seq_len=1024)
+    found = predict_run(recipe, batch_size=4, seq_len=1024)
     assert any("train.py:5 step" in one for one in found.prediction.warnings)
     needed = found.prediction.reserved_bytes.high
-    edge = [(needed + 16 * 1024 * by_token) * 100 // 95 + GIB for by_token in (2000, 5000)]
+    edge = [(needed + 4 * 1024 * by_token) * 100 // 95 + GIB for by_token in (2000, 5000)]
     verdicts = [found.on(gpu_or_size(f"{size // 2**20}MiB"))[1] for size in edge]
     assert [one.verdict for one in verdicts] == ["tight", "fits"]
     assert "do not follow from the shape" in verdicts[0].reason
+
+
+def test_far_beyond_the_probed_shapes_fits_asks_for_more_room(tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path, probed())
+    most = max(rows * length for branch in recipe.branches for rows, length in branch.shapes)
+    near, far = (predict_run(recipe, batch_size=1, seq_len=length) for length in (2 * most, 2 * most + 64))
+    assert [any("not checked so far out" in note for note in one.prediction.warnings) for one in (near, far)] == [
+        False,
+        True,
+    ]
+    needed = far.prediction.reserved_bytes.high
+    sizes_mib = [-(-needed * percent // 100 // 2**20) + 1024 for percent in (115, 130)]
+    assert [far.on(gpu_or_size(f"{size}MiB"))[1].verdict for size in sizes_mib] == ["tight", "fits"]
+    assert near.on(gpu_or_size(f"{sizes_mib[0]}MiB"))[1].verdict == "fits"
 
 
 def _new(folder: Path) -> Path:

@@ -343,6 +343,21 @@ def test_metal_memory_outside_pytorch_is_no_other_process() -> None:
     assert all("PYTORCH_CUDA_ALLOC_CONF" not in change.text for change in shared.changes)
 
 
+def test_memory_that_a_gpu_shares_with_the_cpu_is_no_other_process() -> None:
+    """A checkpoint is read into a GB10's one memory: ending other processes would free none of it."""
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of "
+        "{total} GiB of which 120.00 MiB is free. Including non-PyTorch memory, this process has 60.06 GiB memory in "
+        "use. Of the allocated memory 59.60 GiB is allocated by PyTorch, and 112.00 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    shared, own = (explain(parse(text.format(total=total)), UNKNOWN) for total in ("119.69", "139.81"))
+    assert (shared.cause, own.cause) == ("neighbor", "neighbor")
+    assert "shares with the CPU" in shared.why
+    assert "keep less on the host" in shared.changes[0].text
+    assert "end the other processes" in own.changes[0].text
+
+
 def test_a_neighbor_is_named_with_its_bytes() -> None:
     found = explain(parse(IN_2_9), UNKNOWN)
     assert (found.cause, found.changes[0].num_bytes) == ("neighbor", gib(12.02))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from vramprobe.catalog import list_gpus
 from vramprobe.explain.advice import MAX_CHANGES, Advice, advice
 from vramprobe.explain.messages import ABSURD_BYTES, Form, OomMessage
 from vramprobe.explain.phases import Phase
@@ -35,6 +36,11 @@ _MUCH_OUTSIDE_SHARE = 0.25  # of the GPU
 _NEIGHBOR = GIB  # of one other process: a desktop, or the CUDA context of another rank, takes less
 _NEIGHBOR_SHARE = 0.05  # of the GPU
 _KEPT_BY_DRIVER = 64 * MIB  # of free memory, for its own tables
+_PRINTED_TO = 0.02  # of one card's total, as systems report it
+_LESS_ON_HOST = (
+    "keep less on the host: files being read and weights that wait for their GPU are counted here too "
+    "(device_map={'': 0} loads tensor by tensor; drop caches; end other programs)"
+)
 _UNUSED = 300 * MIB  # that expandable segments are worth naming for
 #: Below this share of the reserved memory, unused bytes would only delay the end: benchmarks/truth/oom.md.
 FRAGMENTED = 0.1
@@ -145,6 +151,8 @@ def _of_figures(oom: OomMessage, cause: Cause, is_expandable: bool) -> Iterator[
         yield 0, Advice(EXPANDABLE.get(oom.backend, _EMPTY_CACHE), oom.unused)
     elif cause == "ranks on one GPU":
         yield 0, Advice(f"{_SET_DEVICE}, device_map={{'': LOCAL_RANK}}", oom.neighbors)
+    elif cause == "neighbor" and _shares_host_memory(oom):
+        yield 0, Advice(_LESS_ON_HOST, oom.neighbors or None)
     elif cause == "neighbor":
         text = "end the other processes (nvidia-smi names them) or choose another GPU by CUDA_VISIBLE_DEVICES"
         yield 0, Advice(text, oom.neighbors or None)
@@ -223,6 +231,9 @@ def _shared(oom: OomMessage, asked: int) -> tuple[Cause, str] | None:
             f"{len(others) + 1} processes of similar size use this one GPU: ranks that share it by mistake",
         )
     if (held := sum(others) if oom.others else oom.neighbors or 0) >= least:
+        if _shares_host_memory(oom):
+            size = format_bytes(held)
+            return "neighbor", f"{size} of the memory that this GPU shares with the CPU are in use beside PyTorch's own"
         return "neighbor", f"other processes hold {format_bytes(held)} of this GPU, more than the request"
     outside = oom.outside or 0
     is_unseparated = oom.process is None and not oom.others and oom.outside_allocator is None
@@ -230,6 +241,12 @@ def _shared(oom: OomMessage, asked: int) -> tuple[Cause, str] | None:
         size = format_bytes(outside)
         return "neighbor", f"about {size} are in use outside this process's PyTorch: probably another process"
     return None
+
+
+def _shares_host_memory(oom: OomMessage) -> bool:
+    """Return True where the message's total is that of a GPU without memory of its own (GB10)."""
+    totals = [gpu.total_bytes for gpu in list_gpus() if gpu.shares_host_memory and gpu.total_bytes]
+    return any(abs((oom.total or 0) - total) < _PRINTED_TO * total for total in totals)
 
 
 def _fits_in_unused(oom: OomMessage) -> str:

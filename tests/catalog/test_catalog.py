@@ -15,6 +15,7 @@ from huggingface_hub import errors as hub_errors
 
 from vramprobe import catalog
 from vramprobe.catalog.gpus import _gpu_words
+from vramprobe.catalog.names import nearest_names
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
 from vramprobe.kernels.chip import chip_like
 
@@ -144,6 +145,12 @@ def test_an_adapter_of_the_hub_has_the_shape_of_the_model_that_it_names(tmp_path
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", head)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     assert catalog.find_model("me/my-tune").name == "qwen3-8b"
+
+
+def test_a_name_that_is_like_none_has_no_nearest() -> None:
+    """FLUX.1-dev is an image model; helium-1-preview-2b, the least unlike it, would be a wrong hint."""
+    assert nearest_names("black-forest-labs/FLUX.1-dev", [entry.name for entry in catalog.list_models()]) == []
+    assert nearest_names("tinylama", ["tinyllama-1.1b", "gpt2"]) == ["tinyllama-1.1b"]
 
 
 def test_unknown_slug_gives_the_nearest() -> None:

@@ -222,10 +222,11 @@ def test_a_trainer_says_once_how_long_its_training_is(monkeypatch: pytest.Monkey
     for _ in range(2):
         after._say_how_long(args, SimpleNamespace(max_steps=300), range(400))
     expected = {"num_steps": 300, "are_given": False, "num_epochs": 3.0, "num_batches": 400, "grad_accum": 4}
-    assert said == [("trainer", expected | {"world_size": 2})]
+    settings = {name: str(value) for name, value in vars(args).items()}
+    assert said == [("trainer", expected | {"world_size": 2}), ("settings", {"settings": settings})]
     after._is_length_told = False
     after._say_how_long(args, SimpleNamespace(max_steps=300), iter(()))
-    assert said[-1][1]["num_batches"] is None  # a stream
+    assert [words["num_batches"] for kind, words in said if kind == "trainer"][1:] == [None]  # a stream
 
 
 def test_a_file_of_holes_is_read_as_zeros_and_takes_no_disk(tmp_path: Path) -> None:

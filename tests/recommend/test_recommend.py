@@ -10,7 +10,6 @@ import pytest
 from factories import make_environment, make_record, make_spec
 
 from vramprobe import api, catalog
-from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import SpecError, StoreError, UnknownName
 from vramprobe.model.replayed import replayed
 from vramprobe.predict.verdict import verdict
@@ -305,7 +304,6 @@ def test_the_longest_sequences_and_the_largest_model_meet_the_limits() -> None:
         ({"region": "eu"}, SpecError, "no price at hand names its region"),
         ({"gpus": ["RTX-9090"]}, UnknownName, "unknown GPU"),
         ({"device": "cpu"}, SpecError, "about CUDA cards"),
-        ({"model": "t5-base"}, UnsupportedArchitecture, "t5"),
         ({"lora_r": 0}, SpecError, "lora_r"),
         ({"most": "money"}, SpecError, "allowed: tokens, seq_len, model"),
         ({"most": "tokens"}, SpecError, "do not give it"),

@@ -7,6 +7,7 @@ process of its own, so that nothing a verb prints or loads reaches the protocol.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import subprocess
 import sys
@@ -139,12 +140,16 @@ def ask_verb(verb: str, options: Mapping[str, Any], words: Sequence[str] = (), g
 
 def argument_words(verb: str, name: str, value: Any) -> list[str]:
     """Return an option as the verb's command line has it: true and false are switches, null is left out."""
-    from vramprobe.cli.verbs import app
-
     flag = f"--{name.lstrip('-').replace('_', '-')}"
     if value is None:
         return []
     if value is False:
         off = f"--no-{flag.removeprefix('--')}"
-        return [off] if any(off in one.secondary_opts for one in get_command(app).commands[verb].params) else []
+        return [off] if any(off in param.secondary_opts for param in _params_of(verb)) else []
     return [flag] if value is True else [f"{flag}={one}" for one in (value if isinstance(value, list) else [value])]
+
+
+def _params_of(verb: str) -> list[Any]:
+    alone = typer.Typer()
+    alone.command()(getattr(importlib.import_module(f"vramprobe.cli.{verb}"), verb))
+    return get_command(alone).params

@@ -239,9 +239,8 @@ def _record_larger(
 
 def least_weight_bytes(spec: CellSpec, num_params: int) -> int:
     """Bytes that one GPU's share of the weights takes at least, with their gradients where all are trained."""
-    each = {"nf4": 0.5, "nf4-single": 0.5, "fp4": 0.5, "int8": 1.0}.get(
-        spec.quant, 4.0 if spec.dtype == "fp32" else 2.0
-    )
+    whole = {"none": 4.0 if spec.dtype == "fp32" else 2.0, "int8": 1.0}
+    each = whole.get(spec.quant, 0.5)  # every other format has 4 bits
     return int(num_params * each * (2 if spec.method == "full" else 1)) // spec.num_gpus
 
 

@@ -34,7 +34,7 @@ def keep_recipe(
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Probe the command and keep its recipe in ``folder``; where that is not possible, say why and note it there."""
-    why = _why_not(record, options)
+    why = _why_not(record, options)  # for who asks predict --from: nobody asked for a recipe by itself
     if not why:
         say("running it once more on other shapes of its batch, to answer later for those (--no-probe leaves it out)")
         probe = folder / "probe"
@@ -43,8 +43,9 @@ def keep_recipe(
             why = _probed(command, folder, probe, options, emulate, say)
         finally:
             shutil.rmtree(probe, ignore_errors=True)
+        if why:
+            say(f"no recipe was kept, so vramprobe predict --from cannot answer for other shapes: {why}")
     if why:
-        say(f"no recipe was kept, so vramprobe predict --from cannot answer for other shapes: {why}")
         with suppress(OSError, ValueError, VramprobeError):
             launch.write_told(folder, json.loads((folder / "run.json").read_text()) | {"no_recipe": why})
 
@@ -54,6 +55,8 @@ def _why_not(record: ProfileRecord, options: launch.Options) -> str:
         return "an inference engine sizes its KV cache by the GPU"
     if record.outcome.kind not in ("ok", "oom"):
         return f"the command ended with {record.outcome.kind}"
+    if len(record.ranks) > 1 or options.one_rank is not None:
+        return "the command runs on several GPUs, and recipes are of commands on one"
     if not any(one.num_steps for one in record.ranks) and record.outcome.kind == "ok":
         return "the command has no training steps"
     return ""

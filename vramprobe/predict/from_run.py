@@ -37,7 +37,8 @@ from vramprobe.units import format_bytes, plural
 _SAME_KERNELS = (8, 0)
 _MOST_LINES = 3
 #: Beyond so many times the tokens of the largest batch that was probed nothing was checked, and *fits* asks for this
-#: much more room: an embedding and an MLP at nine times its tokens came out 14 % too high (docs/profile.md).
+#: much more room. What is known to differ there comes out too high: torch's sums over rows take a workspace that grows
+#: with them until the GPU is full, which the probed shapes do not reach (docs/profile.md).
 _FAR, _ROOM_WHEN_FAR = 2, 1.25
 _MOST = {"batch_size": 1 << 14, "seq_len": 1 << 22}
 

@@ -12,6 +12,7 @@
 
 enum {
   LAST_POLL = 256, /* of a host that does nothing but ask: a number, not a time, which would be this machine's */
+  LAST_SPIN = 65536, /* of one that asks for several in turn: torch's watchdog as its group ends, which never sleeps */
   LAUNCH_QUEUE = 1024,
 };
 
@@ -39,11 +40,13 @@ API void emu_control_trains(void) {
 static bool host_waits(struct moment moment) {
   static __thread struct {
     uint64_t moment, launches;
-    int num_polls;
+    int num_polls, num_of_any;
   } last;
-  if (last.moment != moment.number || last.launches != launches()) last.num_polls = 0;
+  if (last.launches != launches()) last.num_polls = last.num_of_any = 0;
+  if (last.moment != moment.number) last.num_polls = 0;
   last.moment = moment.number, last.launches = launches();
-  return ++last.num_polls >= LAST_POLL;
+  last.num_polls++, last.num_of_any++;
+  return last.num_polls >= LAST_POLL || last.num_of_any >= LAST_SPIN;
 }
 bool moment_is_over(struct moment moment) {
   return __atomic_load_n(&done, __ATOMIC_RELAXED) >= moment.number || launches() - moment.launches >= LAUNCH_QUEUE;

@@ -162,6 +162,19 @@ def test_a_host_that_does_nothing_but_ask_is_answered(make_machine, in_process) 
     assert in_process(run, make_machine()) == (False, 255)
 
 
+def test_a_host_that_asks_for_several_in_turn_is_answered_too(make_machine, in_process) -> None:
+    """As torch's watchdog does while its group ends: it spins over all collectives that are not done."""
+
+    def run(driver: Driver) -> int:
+        seen = Recorded(driver)
+        num_polls = 0
+        while driver.call("cudaEventQuery", c_void_p(seen.events[num_polls % 2])) == NOT_READY and num_polls < 100_000:
+            num_polls += 1
+        return num_polls
+
+    assert in_process(run, make_machine()) == 65_535
+
+
 def c_float_pointer() -> object:
     return (c_float * 1)()
 

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -174,7 +175,7 @@ class ProbedSteps:
     def _names(self) -> RequestRules:
         return RequestRules(self.names.of_block, self.rules, self.causes)
 
-    @property
+    @cached_property
     def causes(self) -> np.ndarray:
         """The cause of each block, seen from the step that made it."""
         seen = self.seen

@@ -1,14 +1,17 @@
 """A log through CUDA's caching allocator: each phase in every tier.
 
 In: a Log of two steps, the allocator's settings. Out: the phases as the counters of ``torch.cuda.memory_stats`` would
-stand. The cache is emptied before training, as CudaInstrument does.
+stand, or how often the cache goes back within a limit. The cache is emptied before training, as CudaInstrument does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig
-from vramprobe.allocator.ledger import Usage
+from vramprobe.allocator.ledger import Device, OutOfMemory, Usage
 from vramprobe.log.log import Log
 from vramprobe.records.record import TRAINING_PHASES, PhaseMemory
 
@@ -23,8 +26,7 @@ def reserve(
     Step 3 and later are step 2 again, which begins with the segments that step 1 left and ends with what it began with.
     """
     allocator = counting_allocator(config, None)
-    ledger, allocate, free = allocator.ledger, allocator.allocate, allocator.free
-    sizes, blocks, streams = history.size_bytes.tolist(), history.blocks.tolist(), history.each_stream().tolist()
+    ledger, play = allocator.ledger, _player(history, allocator)
     tiers: list[dict[str, int]] = []
     settled = not empties_cache
     for mark in history.marks:
@@ -32,20 +34,40 @@ def reserve(
             allocator.empty_cache()
             settled = True
         ledger.reset_peaks()
-        events = slice(mark.events.start, mark.events.stop)
-        for size, block, stream in zip(sizes[events], blocks[events], streams[events], strict=True):
-            if size > 0:
-                allocate(block, size, stream)
-            elif size:
-                free(block)
-            else:
-                allocator.empty_cache()
+        play(slice(mark.events.start, mark.events.stop))
         tiers.append(_tiers(ledger.now(), "end") | _tiers(ledger.peak(), "peak"))
     second = [seen for mark, seen in zip(history.marks, tiers, strict=True) if mark.step == 2]
     later = len(phases) - len(tiers)
     assert later == 0 or later % len(second) == 0, "a later step is not the second again"
     tiers += [second[at % len(second)] for at in range(later)]
     return [phase.model_copy(update=seen) for phase, seen in zip(phases, tiers, strict=True)]
+
+
+def num_retries(history: Log, config: AllocatorConfig, limit_bytes: int) -> int | None:
+    """Count how often the cache goes back where segments may take so much together; None where it runs out."""
+    allocator = counting_allocator(config, Device(segment_bytes=limit_bytes))
+    try:
+        _player(history, allocator)(slice(None))
+    except OutOfMemory:
+        return None
+    return allocator.ledger.num_alloc_retries
+
+
+def _player(history: Log, allocator: CachingAllocator) -> Callable[[slice], None]:
+    """Return what plays a part of the log's events through ``allocator``."""
+    allocate, free, empty_cache = allocator.allocate, allocator.free, allocator.empty_cache
+    sizes, blocks, streams = history.size_bytes.tolist(), history.blocks.tolist(), history.each_stream().tolist()
+
+    def play(events: slice) -> None:
+        for size, block, stream in zip(sizes[events], blocks[events], streams[events], strict=True):
+            if size > 0:
+                allocate(block, size, stream)
+            elif size:
+                free(block)
+            else:
+                empty_cache()
+
+    return play
 
 
 def _tiers(usage: Usage, moment: str) -> dict[str, int]:

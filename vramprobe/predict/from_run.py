@@ -13,15 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import parse_alloc_conf
-from vramprobe.allocator.ledger import Device, OutOfMemory
 from vramprobe.catalog import Gpu, find_gpu, gpu_or_size, list_gpus
 from vramprobe.catalog.libraries import DECIDING
 from vramprobe.emulate.cards import card_properties
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.log import Log
-from vramprobe.log.reserved import reserve
+from vramprobe.log.reserved import num_retries, reserve
 from vramprobe.log.shapes import Shape
 from vramprobe.measure.observation import Observation, peak_of
 from vramprobe.predict.bisection import bisected
@@ -87,7 +85,7 @@ class RunAnswer:
         limit = usable_bytes(gpu, device_is_known=False, num_gpus=found.num_gpus)
         if reserved is None or not found.peak_allocated_bytes.value <= limit < reserved.value:
             return found
-        retries = _num_retries(self.log, self.recipe, limit)
+        retries = num_retries(self.log, parse_alloc_conf(self.recipe.alloc_conf or ""), limit)
         if retries is None:
             return found
         return found.model_copy(update={"within": Within(limit_bytes=limit, num_alloc_retries=retries)})
@@ -217,24 +215,6 @@ def _other_kernels(ran_on: str, gpu: Gpu) -> str:
     if min(one.compute_capability for one in both) < _SAME_KERNELS:
         return f"its kernels differ from those of {ran_on}: profile the command with --emulate {gpu.short_name}"
     return ""
-
-
-def _num_retries(log: Log, recipe: CommandRecipe, limit_bytes: int) -> int | None:
-    """Count how often the cache goes back where segments may take so much together; None where it runs out."""
-    allocator = counting_allocator(parse_alloc_conf(recipe.alloc_conf or ""), Device(segment_bytes=limit_bytes))
-    try:
-        for size, block, stream in zip(
-            log.size_bytes.tolist(), log.blocks.tolist(), log.each_stream().tolist(), strict=True
-        ):
-            if size > 0:
-                allocator.allocate(block, size, stream)
-            elif size:
-                allocator.free(block)
-            else:
-                allocator.empty_cache()
-    except OutOfMemory:
-        return None
-    return allocator.ledger.num_alloc_retries
 
 
 def _notes(recipe: CommandRecipe, branch: Branch, shape: Shape) -> list[str]:

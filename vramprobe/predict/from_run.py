@@ -15,18 +15,15 @@ from typing import Any, Literal
 
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.catalog import Gpu, find_gpu, gpu_or_size, list_gpus
-from vramprobe.catalog.libraries import DECIDING
 from vramprobe.emulate.cards import card_properties
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.log import Log
-from vramprobe.log.reserved import num_retries, reserve
+from vramprobe.log.reserved import num_retries
 from vramprobe.log.shapes import Shape
-from vramprobe.measure.observation import Observation, peak_of
 from vramprobe.predict.bisection import bisected
 from vramprobe.predict.largest import Answer, Largest
 from vramprobe.predict.prediction import Frozen, Prediction, Within
-from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
-from vramprobe.predict.uncertainty import interval_around
+from vramprobe.predict.recipe_replay import replay_recipe
 from vramprobe.predict.verdict import TIGHT_SHARE, Verdict, usable_bytes, verdict
 from vramprobe.recipe.command import Branch, CommandRecipe, HeldOutShape, read_command
 from vramprobe.units import format_bytes, plural
@@ -104,35 +101,12 @@ def predict_run(
         if value is not None and not 1 <= value <= _MOST["seq_len"]:
             raise SpecError(f"{name}: {value} given; must be from 1 to {_MOST['seq_len']:,}")
     branch = recipe.branch_of(shape)
-    deep = branch.recipe.deep(shape)
-    if deep.log is None:
-        raise VramprobeError("this recipe does not pair its frees: a fault of vramprobe's; report it")
-    phases = reserve(deep.phases, deep.log, parse_alloc_conf(recipe.alloc_conf or ""), empties_cache=False)
-    peak = peak_of(Observation(phases, {}))
-    alive = max(
-        (
-            (phase.allocated_peak_bytes, parts)
-            for phase, parts in zip(phases, deep.at_peak, strict=True)
-            if (phase.name, phase.step) == (peak.phase, peak.step)
-        ),
-        key=lambda one: one[0],
-    )[1]
-    terms = {name.removesuffix("_bytes"): size for name, size in alive.parts().items() if size}
-    terms |= {"block_remainders": left} if (left := peak.allocated_bytes - alive.total_bytes) > 0 else {}
-    prediction = Prediction(
-        cell_id=f"{shlex.join(recipe.command)} at {shape[0]} x {shape[1]}",
-        engine="recipe",
-        peak_allocated_bytes=interval_around(peak.allocated_bytes, ALLOCATED_RATIOS),
-        peak_phase=peak.phase,
-        peak_label=f"{peak.phase} of step {peak.step}",
-        terms=terms,
-        constant_bytes=0,
-        reserved_bytes=interval_around(peak.reserved_bytes or 0, RESERVED_RATIOS),
-        warnings=[*_notes(recipe, branch, shape), *_of_load(peak.load_allocated_bytes, peak.allocated_bytes)],
-        libraries={name: recipe.stack[name] for name in DECIDING if name in recipe.stack},
-        num_gpus=recipe.num_ranks,
+    name, config = f"{shlex.join(recipe.command)} at {shape[0]} x {shape[1]}", parse_alloc_conf(recipe.alloc_conf or "")
+    replay = replay_recipe(branch.recipe, name, config, shape, stack=recipe.stack, empties_cache=False)
+    prediction = replay.prediction(name, _notes(recipe, branch, shape)).model_copy(
+        update={"num_gpus": recipe.num_ranks}
     )
-    return RunAnswer(recipe, shape, prediction, deep.log)
+    return RunAnswer(recipe, shape, prediction, replay.log)
 
 
 def run_on_gpus(answer: RunAnswer, gpus: Sequence[str] | Literal["all"]) -> list[OnGpu]:
@@ -261,7 +235,3 @@ def _said_of(held_out: Sequence[HeldOutShape]) -> str:
 
 def _off(predicted: int, seen: int) -> str:
     return "0 B" if predicted == seen else f"{(predicted - seen) / max(seen, 1):+.3%}"
-
-
-def _of_load(load_bytes: int, peak_bytes: int) -> list[str]:
-    return [f"loading allocates the most, {format_bytes(load_bytes)}"] if load_bytes > peak_bytes else []

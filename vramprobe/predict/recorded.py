@@ -7,31 +7,25 @@ cell's own depth, played through torch's caching allocator. Never imports torch;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from vramprobe import catalog
 from vramprobe.allocator.config import parse_alloc_conf
-from vramprobe.catalog.libraries import DECIDING
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.emulate.toolchain import BuildError, NoCompiler
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.log.log import Log
-from vramprobe.log.reserved import reserve
 from vramprobe.log.shapes import Shape
-from vramprobe.measure.observation import Observation, peak_of
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
-from vramprobe.predict.uncertainty import device_tier, interval_around
+from vramprobe.predict.recipe_replay import Replay, replay_recipe
+from vramprobe.predict.uncertainty import device_tier
 from vramprobe.recipe.book import find_recipe, recorded_as
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe
 from vramprobe.recipe.shipped import labels_of, shipped_recipe
-from vramprobe.records.record import Composition, Peak, PhaseMemory
 from vramprobe.rules.sharding import reasons_not_run
 from vramprobe.spec import CellSpec
-from vramprobe.units import format_bytes
 
 #: The card whose kernels a cell meets where none is named, as in the arithmetic.
 DEFAULT_CARD = "A100-80GB-SXM"
@@ -134,26 +128,10 @@ def over_shapes(
 
 
 def _predicted(replay: Replay, spec: CellSpec, model: MemoryModel | None) -> Prediction:
-    peak, alive, stack = replay.peak, replay.at_peak, replay.stack
-    terms = {name.removesuffix("_bytes"): size for name, size in alive.parts().items() if size}
-    terms |= {"block_remainders": left} if (left := peak.allocated_bytes - alive.total_bytes) > 0 else {}
-    reserved = interval_around(peak.reserved_bytes, RESERVED_RATIOS)
+    found = replay.prediction(spec.cell_id, [*_of_rank(spec), replay.provenance, *replay.notes])
     gap = model.device_over_reserved_bytes if model and model.device == spec.device else None
-    return Prediction(
-        cell_id=spec.cell_id,
-        engine="recipe",
-        peak_allocated_bytes=interval_around(peak.allocated_bytes, ALLOCATED_RATIOS),
-        peak_phase=peak.phase,
-        peak_label=f"{peak.phase} of step {peak.step}",
-        terms=terms,
-        constant_bytes=0,
-        reserved_bytes=reserved,
-        device_bytes=device_tier(reserved, gap),
-        warnings=[*_of_rank(spec), replay.provenance, *replay.notes, *_of_load(peak)],
-        libraries={name: stack[name] for name in DECIDING if name in stack},
-        num_gpus=spec.num_gpus,
-        sharding=spec.sharding,
-    )
+    beyond = {"device_bytes": device_tier(found.reserved_bytes, gap)}
+    return found.model_copy(update=beyond | {"num_gpus": spec.num_gpus, "sharding": spec.sharding})
 
 
 def _card(gpu: catalog.Gpu | None) -> catalog.Gpu:
@@ -176,41 +154,10 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
         raise NoRecipe(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; name an NVIDIA GPU")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replay:
-    """A recording at the cell's own depth, as the allocator's counters would stand; ``at_peak``: what is alive there.
-
-    ``provenance``: how it was recorded, in words. ``stack``: package → version.
-    """
-
-    phases: list[PhaseMemory]
-    log: Log
-    peak: Peak
-    at_peak: Composition
-    provenance: str
-    stack: dict[str, str]
-    notes: tuple[str, ...] = ()
-
-
 def _replay(recipe: Recipe, spec: CellSpec, shape: Shape | None = None) -> Replay:
-    deep = recipe.deep(shape)
-    if deep.log is None:
-        raise VramprobeError(f"the recipe of {spec.cell_id} does not pair its frees: a fault of vramprobe's; report it")
-    phases = reserve(deep.phases, deep.log, parse_alloc_conf(spec.alloc_conf or ""))
-    peak = peak_of(Observation(phases, {}))
-    highest = [
-        (phase.allocated_peak_bytes, alive)
-        for phase, alive in zip(phases, deep.at_peak, strict=True)
-        if (phase.name, phase.step) == (peak.phase, peak.step)
-    ]
-    return Replay(
-        phases=phases,
-        log=deep.log,
-        peak=peak,
-        at_peak=max(highest, key=lambda one: one[0])[1],
-        provenance=_provenance(recipe),
-        stack=recipe.stack,
-    )
+    config = parse_alloc_conf(spec.alloc_conf or "")
+    replay = replay_recipe(recipe, spec.cell_id, config, shape, stack=recipe.stack)
+    return replace(replay, provenance=_provenance(recipe))
 
 
 def _of_rank(spec: CellSpec) -> list[str]:
@@ -232,9 +179,3 @@ def _what_ships(spec: CellSpec) -> str:
     if not labels:
         return f"No recipe of {spec.model} ships either"
     return f"Of {spec.model} these recipes ship, for cards like an A100, for any batch and length: {', '.join(labels)}"
-
-
-def _of_load(peak: Peak) -> list[str]:
-    if peak.load_allocated_bytes <= peak.allocated_bytes:
-        return []
-    return [f"loading allocates the most, {format_bytes(peak.load_allocated_bytes)}"]

@@ -1,0 +1,92 @@
+"""A recipe at one depth and shape through torch's caching allocator: peaks, what is alive there, a Prediction.
+
+In: a recipe (of a cell or of a command), a shape, the allocator's settings. Out: a Replay. Records nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vramprobe.allocator.config import AllocatorConfig
+from vramprobe.catalog.libraries import DECIDING
+from vramprobe.errors import VramprobeError
+from vramprobe.log.log import Log
+from vramprobe.log.reserved import reserve
+from vramprobe.log.shapes import Shape
+from vramprobe.measure.observation import Observation, peak_of
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
+from vramprobe.predict.uncertainty import interval_around
+from vramprobe.recipe.recipe import Recipe
+from vramprobe.records.record import Composition, Peak, PhaseMemory
+from vramprobe.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """A recording as the allocator's counters would stand; ``at_peak``: what is alive there.
+
+    ``stack``: package → version. ``provenance``: how it was recorded, in words.
+    """
+
+    phases: list[PhaseMemory]
+    log: Log
+    peak: Peak
+    at_peak: Composition
+    stack: dict[str, str]
+    provenance: str = ""
+    notes: tuple[str, ...] = ()
+
+    def prediction(self, name: str, warnings: Sequence[str]) -> Prediction:
+        """Return the Prediction of ``name`` for one GPU, with these warnings and that of a load above the peak."""
+        peak, alive = self.peak, self.at_peak
+        terms = {part.removesuffix("_bytes"): size for part, size in alive.parts().items() if size}
+        terms |= {"block_remainders": left} if (left := peak.allocated_bytes - alive.total_bytes) > 0 else {}
+        return Prediction(
+            cell_id=name,
+            engine="recipe",
+            peak_allocated_bytes=interval_around(peak.allocated_bytes, ALLOCATED_RATIOS),
+            peak_phase=peak.phase,
+            peak_label=f"{peak.phase} of step {peak.step}",
+            terms=terms,
+            constant_bytes=0,
+            reserved_bytes=interval_around(peak.reserved_bytes, RESERVED_RATIOS),
+            warnings=[*warnings, *_of_load(peak)],
+            libraries={package: self.stack[package] for package in DECIDING if package in self.stack},
+        )
+
+
+def replay_recipe(
+    recipe: Recipe,
+    name: str,
+    config: AllocatorConfig,
+    shape: Shape | None = None,
+    *,
+    stack: dict[str, str],
+    empties_cache: bool = True,
+) -> Replay:
+    """Return ``recipe`` at its own depth and at ``shape``; ``empties_cache`` is :func:`reserve`'s."""
+    deep = recipe.deep(shape)
+    if deep.log is None:
+        raise VramprobeError(f"the recipe of {name} does not pair its frees: a fault of vramprobe's; report it")
+    phases = reserve(deep.phases, deep.log, config, empties_cache=empties_cache)
+    peak = peak_of(Observation(phases, {}))
+    highest = [
+        (phase.allocated_peak_bytes, alive)
+        for phase, alive in zip(phases, deep.at_peak, strict=True)
+        if (phase.name, phase.step) == (peak.phase, peak.step)
+    ]
+    return Replay(
+        phases=phases,
+        log=deep.log,
+        peak=peak,
+        at_peak=max(highest, key=lambda one: one[0])[1],
+        stack=stack,
+    )
+
+
+def _of_load(peak: Peak) -> list[str]:
+    if peak.load_allocated_bytes <= peak.allocated_bytes:
+        return []
+    return [f"loading allocates the most, {format_bytes(peak.load_allocated_bytes)}"]

@@ -79,7 +79,7 @@ class RunAnswer:
     def _within(self, gpu: Gpu) -> Prediction:
         """With how often the cache goes back, where ``gpu`` holds the tensors and not all that the allocator keeps."""
         found, reserved = self.prediction, self.prediction.reserved_bytes
-        limit = usable_bytes(gpu, device_is_known=False, num_gpus=found.num_gpus)
+        limit = usable_bytes(gpu, device_is_known=False)
         if reserved is None or not found.peak_allocated_bytes.value <= limit < reserved.value:
             return found
         retries = num_retries(self.log, parse_alloc_conf(self.recipe.alloc_conf or ""), limit)
@@ -103,10 +103,7 @@ def predict_run(
     branch = recipe.branch_of(shape)
     name, config = f"{shlex.join(recipe.command)} at {shape[0]} x {shape[1]}", parse_alloc_conf(recipe.alloc_conf or "")
     replay = replay_recipe(branch.recipe, name, config, shape, stack=recipe.stack, empties_cache=False)
-    prediction = replay.prediction(name, _notes(recipe, branch, shape)).model_copy(
-        update={"num_gpus": recipe.num_ranks}
-    )
-    return RunAnswer(recipe, shape, prediction, replay.log)
+    return RunAnswer(recipe, shape, replay.prediction(name, _notes(recipe, branch, shape)), replay.log)
 
 
 def run_on_gpus(answer: RunAnswer, gpus: Sequence[str] | Literal["all"]) -> list[OnGpu]:
@@ -210,8 +207,6 @@ def _notes(recipe: CommandRecipe, branch: Branch, shape: Shape) -> list[str]:
         f"({format_bytes(round(one.bytes_per_token * rows * length))} here): {one.line}"
         for one in branch.loose[:_MOST_LINES]
     ]
-    if recipe.num_ranks > 1:
-        notes.append(f"of one rank of {recipe.num_ranks}, the one that needs the most")
     return notes
 
 

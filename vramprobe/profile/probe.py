@@ -53,7 +53,6 @@ def command_recipe(folder: Path, command: Sequence[str], gpu: str) -> CommandRec
         shape=probed.base,
         is_cut=len({length for _, length in probed.shapes.values()}) > 1,
         micro_steps=probed.micro_steps,
-        num_ranks=max(raw.process.world_size or 1, 1),
         alloc_conf=seen.history.allocator.get("alloc_conf"),
         stack={"torch": raw.process.torch or "", **versions, "emulator": str(emulator.get("version"))},
         branches=probed.branches(),

@@ -81,15 +81,14 @@ class HeldOutShape:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandRecipe:
-    """``shape``: the command's own. ``is_cut``: whether lengths were varied. ``num_ranks``: processes of the run, of
-    which this is the one that needs the most. ``stack``: package → version, with the emulator's."""
+    """``shape``: the command's own. ``is_cut``: whether lengths were varied. ``stack``: package → version, with the
+    emulator's."""
 
     command: tuple[str, ...]
     gpu: str
     shape: Shape
     is_cut: bool
     micro_steps: int
-    num_ranks: int
     alloc_conf: str | None
     stack: dict[str, str]
     branches: tuple[Branch, ...]  # the command's own first

@@ -122,23 +122,25 @@ def shape_of(batch):
     ids = [one for name, one in named.items() if str(name).endswith("input_ids") and isinstance(one, torch.Tensor)]
     if ids and all(one.dim() == 2 for one in ids):
         return max(len(one) for one in ids), sum(one.shape[1] for one in ids)
-    tensors = [one for one in _tensors(list(named.values()) if named else batch) if one.dim() > 0 and len(one)]
+    tensors = [one for one in tensors_in(list(named.values()) if named else batch) if one.dim() > 0 and len(one)]
     if not tensors:
         return None
     largest = max(tensors, key=lambda one: one.numel())
     return len(largest), largest.numel() // len(largest)
 
 
-def _tensors(value):
+def tensors_in(value):
+    """The tensors of a batch, however deep in its lists and mappings."""
     import torch
 
     if isinstance(value, torch.Tensor):
         yield value
+    elif hasattr(value, "keys"):
+        for name in value.keys():  # noqa: SIM118  (a BatchEncoding iterates over its keys, a UserDict may not)
+            yield from tensors_in(value[name])
     elif isinstance(value, (list, tuple)):
         for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+            yield from tensors_in(one)
 
 
 def _rules(seen):

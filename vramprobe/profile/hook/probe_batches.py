@@ -2,7 +2,7 @@
 
 In: torch's DataLoader iterators, as the program uses them. Out: a ``probe`` line with the batch's own shape, and a
 ``batch`` line for each other one, with the step that trains on it. Rows are taken or repeated, tokens cut or repeated;
-the values are nobody's, so this is for an emulated GPU alone. Of several ranks each reshapes its own batch.
+the values are nobody's, so this is for an emulated GPU alone.
 """
 
 import copy
@@ -10,6 +10,7 @@ import functools
 import time
 import weakref
 
+from .batch_shapes import tensors_in
 from .journal import complain
 from .own_batches import OwnBatches
 
@@ -57,13 +58,13 @@ class ProbeBatches(OwnBatches):
             num_shapes=len(shapes),
         )  # fmt: skip
         self._fed_set = key
-        self._until = time.monotonic() + _LIMIT_SECONDS if watch.place_among_ranks[1] == 1 else None
+        self._until = time.monotonic() + _LIMIT_SECONDS
         self._begin_to_play([(self._base.shape, False), *shapes], size, stale, step)
 
     def _next_of_ours(self):
         (shape, held_out), step = self._queue.pop(0)
         if step is not None and len(self._queue) % self._size == self._size - 1:  # the first of its step
-            if self._until is not None and time.monotonic() > self._until:
+            if time.monotonic() > self._until:
                 self._queue, self._last_step = self._queue[: self._size - 1], step
             self._watches[-1].line(
                 "batch", step=step, batch=0, rows=shape[0], width=shape[1], held_out=held_out, indices=[]
@@ -104,7 +105,7 @@ class ProbedBatch:
 
     def __init__(self, batch, num_samples):
         self._batch = batch
-        tensors = [one for one in _tensors(batch) if one.dim() > 0 and len(one)]
+        tensors = [one for one in tensors_in(batch) if one.dim() > 0 and len(one)]
         tokens = [one for one in tensors if one.dim() == 2 and not one.dtype.is_floating_point]
         largest = max(tokens or tensors, key=lambda one: one.numel(), default=None)
         self.shape = self.length = None
@@ -181,19 +182,6 @@ def _positions(modules):
     """The longest row that a model says it takes; None where none says so."""
     said = [getattr(getattr(one, "config", None), "max_position_embeddings", None) for one in modules]
     return min((one for one in said if isinstance(one, int) and one > 0), default=None)
-
-
-def _tensors(value):
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif hasattr(value, "keys"):
-        for name in value.keys():  # noqa: SIM118  (a BatchEncoding iterates over its keys, a UserDict may not)
-            yield from _tensors(value[name])
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
 
 
 def _mapped(value, change):

@@ -67,6 +67,7 @@ wheels: $(VENV)/.ready
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check --output-format min-text
 
 # Torch first and exactly: a looser request may fetch another build of several gigabytes.
 $(VENV)/.ready: pyproject.toml setup.py constraints.txt $(wildcard vramprobe/allocator/plain/*)

@@ -23,9 +23,8 @@ import numpy as np
 import processes
 import pytest
 from page_browser import NO_CHROMIUM, NO_PLAYWRIGHT, browser, html, opened, shared_tabs, with_tables
-from page_engine import answers
 
-__all__ = ["answers", "browser", "html", "opened", "shared_tabs", "with_tables"]  # fixtures of the tests in a browser
+__all__ = ["browser", "html", "opened", "shared_tabs", "with_tables"]  # fixtures of the tests in a browser
 
 _FAILED = pytest.StashKey[bool]()
 #: So many modules more, and what they made is left out of later collections.
@@ -47,8 +46,8 @@ def _nothing_stays() -> Iterator[None]:
 def _no_recorder_stays() -> Iterator[None]:
     """The processes that record for a module's tests end with it: a later test may kill the one worker it sees."""
     yield
-    if (book := sys.modules.get("vramprobe.recipe.book")) is not None:  # most tests never record
-        book.close_recorders()
+    if (recorder := sys.modules.get("vramprobe.recipe.recorder")) is not None:  # most tests never record
+        recorder.close_recorders()
 
 
 @pytest.fixture(autouse=True)

@@ -48,25 +48,18 @@ def with_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written(folder: Path, content: Any) -> Path:
     """The page of this content, as a file."""
-    from page_example import engine_script
-
     from vramprobe.report.page import page
 
     path = folder / "index.html"
-    path.write_text(page(content, engine_script()), encoding="utf-8")
+    path.write_text(page(content), encoding="utf-8")
     return path
-
-
-#: Starts of selectors whose text no replay changes.
-_OF_THE_FORM = ("label", "#command", "#link-", "#changes", "#which", "#answers", "#no-prediction")
 
 
 class Opened:
     """A tab: what it asks of the network and what goes wrong in it are kept."""
 
-    def __init__(self, tab: Any, path: Path, fragment: str = "", *, replays: bool = True) -> None:
+    def __init__(self, tab: Any, path: Path, fragment: str = "") -> None:
         self.tab = tab
-        self.replays = replays
         self.problems: list[str] = []
         self._listeners = {
             "console": lambda message: self.problems.append(message.text),
@@ -90,13 +83,11 @@ class Opened:
         self.tab.goto("about:blank")
 
     def text(self, selector: str) -> str:
-        """Once the calculator's answer by the allocator's replay is there, where that may change it."""
-        if self.replays and not (selector.startswith(_OF_THE_FORM) or selector.endswith("-error")):
-            self.settle()
         return self.tab.inner_text(selector).strip()
 
     def settle(self) -> None:
-        self.tab.wait_for_selector("#result[data-replayed]", state="attached")
+        """Wait until the largest counts and the other options are there."""
+        self.tab.wait_for_selector("#gpus-rows[data-done]", state="attached")
 
     @property
     def fragment(self) -> str:
@@ -112,50 +103,42 @@ class Opened:
 
 #: On a busy machine what takes a second takes many: playwright's own 30 s, and 5 s for assertions, were too few there.
 _PATIENCE_MS = 120_000
-#: A worker that never answers: a page's own loads the engine and replays what is shown, 3 s of CPU each time.
-_SILENT_WORKER = "window.Worker = class { postMessage() {} terminate() {} };"
 
 
 @pytest.fixture(scope="session")
-def shared_tabs(browser: Any) -> dict[bool, list[Any]]:
-    """Tabs that tests have left, by whether they replay: a new tab's process compiles the page's script, for 2 s."""
-    return {True: [], False: []}
+def shared_tabs(browser: Any) -> list[Any]:
+    """Tabs that tests have left."""
+    return []
 
 
 @pytest.fixture
-def opened(browser: Any, html: Path, shared_tabs: dict[bool, list[Any]]) -> Iterator[Any]:
+def opened(browser: Any, html: Path, shared_tabs: list[Any]) -> Iterator[Any]:
     """Opens tabs, and fails where any of them logged an error or asked for anything.
 
-    One with options, or that is to be the test's ``own`` (it may change the tab itself), is closed with its test. One
-    without ``replays`` shows arithmetic alone, as each page does until its worker answers.
+    One with options, or that is to be the test's ``own`` (it may change the tab itself), is closed with its test.
     """
     tabs: list[tuple[Opened, bool]] = []
 
-    def open_page(
-        fragment: str = "", path: Path = html, *, own: bool = False, replays: bool = True, **options: Any
-    ) -> Opened:
+    def open_page(fragment: str = "", path: Path = html, *, own: bool = False, **options: Any) -> Opened:
         is_shared = not (own or options)
-        left = shared_tabs[replays] if is_shared else []
-        tab = left.pop() if left else new_tab(browser, replays, **options)
-        tabs.append((Opened(tab, path, fragment, replays=replays), is_shared))
+        tab = shared_tabs.pop() if is_shared and shared_tabs else new_tab(browser, **options)
+        tabs.append((Opened(tab, path, fragment), is_shared))
         return tabs[-1][0]
 
     yield open_page
     for one, is_shared in tabs:
         if is_shared and one.problems == []:
             one.leave()
-            shared_tabs[one.replays].append(one.tab)
+            shared_tabs.append(one.tab)
         else:
             one.tab.context.close()
     for one, _ in tabs:
         assert one.problems == []
 
 
-def new_tab(browser: Any, replays: bool, **options: Any) -> Any:
+def new_tab(browser: Any, **options: Any) -> Any:
     """A tab of a context with these options, alone in it."""
     context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
-    if not replays:
-        context.add_init_script(_SILENT_WORKER)
     context.set_default_timeout(_PATIENCE_MS)
     return context.new_page()
 
@@ -166,12 +149,3 @@ def waiting(locator: Any) -> Any:
 
     expect.set_options(timeout=_PATIENCE_MS)
     return expect(locator)
-
-
-def asked(tab: Any, answer: str) -> Any:
-    """What the engine says, past the page, of the ``spec`` and ``config`` that the form shows."""
-    return tab.evaluate(
-        "() => { const { options } = form.read(); "
-        "const { config } = vramprobe.catalog.find(one => one.slug === options.model); "
-        f"const {{ spec }} = vramprobe.resolve(options, config); return {answer}; }}"
-    )

@@ -14,10 +14,14 @@ from typing import Any
 
 from page_browser import CHROMIUM
 
+from vramprobe.catalog.shipped import data_file
+from vramprobe.recipe.recipe import unpack
+from vramprobe.recipe.shipped import BOOK, read_book
 from vramprobe.report import page as page_builder
-from vramprobe.report.page import engine
+from vramprobe.report.page import page_book, page_data
 
 ROOT = Path(__file__).parent.parent
+MODELS = ("ernie-4.5-0.3b", "granite-4.0-micro", "glm-4-9b")
 #: No network, no first-run pages, no sandbox (containers have none to give).
 FLAGS = [
     "--no-sandbox",
@@ -31,21 +35,39 @@ FLAGS = [
 
 
 @cache
-def engine_script() -> str:
-    """The calculator's own, translated once."""
-    return engine.javascript()
-
-
-def engine_data(**overrides: Any) -> dict[str, Any]:
-    """Catalog, GPUs with their lowest price on demand, choices and fits, as the engine gets them."""
-    return engine.data() | overrides
+def example_book() -> bytes:
+    """Recipes of three models that ship, the first's as those of other methods, too, and of one length alone."""
+    packed = read_book(data_file(BOOK))
+    names = {
+        model: next(name for name in packed if f" {model}_lora" in name and not name.split()[1].startswith("1x"))
+        for model in MODELS
+    }
+    recipes = {model: unpack(packed[name], name) for model, name in names.items()}
+    several, options = ((2, 512), (3, 1024), (5, 2048), (8, 8192)), {"gradient_checkpointing": True, "method": "lora"}
+    rows = [(model, options, several, model) for model in MODELS]
+    rows += [(MODELS[0], options, ((1, 1024), (1, 8192)), MODELS[0])]
+    rows += [(MODELS[0], options | {"method": "qlora"}, several, MODELS[1])]
+    rows += [(MODELS[0], {"gradient_checkpointing": False, "method": "full"}, ((2, 1024), (3, 1024)), MODELS[2])]
+    made = [
+        page_book.PageRecipe(
+            model=model,
+            options=chosen,
+            card="A100-80GB-SXM",
+            shapes=shapes,
+            notes=["as recorded"],
+            recipe=recipes[source],
+        )
+        for model, chosen, shapes, source in rows
+    ]
+    return page_book.packed_book(made, {"gradient_checkpointing": [True, False], "method": ["lora", "qlora", "full"]})
 
 
 def content(**overrides: Any) -> page_builder.Content:
     """The page of a few words, for tests of the calculator."""
     plain = page_builder.Content(
-        engine=engine_data(),
-        predictor=engine.predictor(),
+        data=page_data.data(),
+        book=example_book(),
+        predictor=page_data.predictor(),
         chapters=[],
         plots=[],
         provenance=["nothing"],
@@ -70,7 +92,8 @@ def published() -> page_builder.Content:
         documents(material),
         drawings(material),
         gather.read_claims(ROOT / "results" / "claims" / "claims.csv"),
-        engine=plain.engine,
+        data=plain.data,
+        book=plain.book,
         predictor=plain.predictor,
         provenance=material.origin,
         command=plain.command,

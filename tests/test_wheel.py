@@ -50,6 +50,7 @@ ANSWERS: list[tuple[list[str], str]] = [
     (["plan", "--help"], "or the name of one that ships: 24gb"),
     (["models"], "llama-3.1-8b"),
     (["gpus"], "RTX 4090"),
+    (["recipes", "list"], "ships"),
     (["predict", *CELL, "--gpu", "RTX-4090"], "predicted, not measured"),
     (["predict", *CELL, "--gpu", "RTX-4090", "--min-gpus"], "RTX 4090"),
     (
@@ -78,7 +79,7 @@ ANSWERS: list[tuple[list[str], str]] = [
     (["merge", str(RECORDS), "--out", "merged.jsonl"], "records"),
     (["contribute", str(RECORDS), "--out", "contribution.jsonl"], "contribution.jsonl"),
     (["emulate", "--help"], "setup"),
-    (["launch", "24gb", "--gpu", "RTX-4090", "--bucket", "bucket-of-runs", "--dry-run"], "RTX-4090"),
+    (["launch", "24gb", "--gpu", "RTX-4090", "--bucket", "bucket-of-runs", "--dry-run"], "RTX 4090"),
 ]
 #: Those that read each kind of data that ships and that the core reads: catalog, sweeps.
 FEW = [pair for pair in ANSWERS if pair[0][0] in ("recommend", "plan")]
@@ -107,6 +108,8 @@ NEEDS_EXTRA: list[tuple[list[str], str]] = [
     (["launch", "24gb", "--gpu", "RTX-4090", "--bucket", "bucket-of-runs"], "cloud"),
     (["mcp"], "mcp"),
 ]
+#: One for each extra; what is said is made in one place.
+ONE_OF_EACH = list({extra: (words, extra) for words, extra in NEEDS_EXTRA}.values())
 #: Verbs that need a machine, a job or a command of the user's, each tried by the tests of its own.
 NEEDS_MORE = {"doctor", "profile", "diff", "status", "collect"}
 
@@ -279,7 +282,9 @@ def test_the_verbs_that_the_extra_report_answers(reporting: Path, empty_folder: 
     assert "<style" in page
 
 
-@pytest.mark.parametrize(("words", "extra"), NEEDS_EXTRA, ids=lambda one: one if isinstance(one, str) else one[0])
+@pytest.mark.parametrize(
+    ("words", "extra"), grid(NEEDS_EXTRA, *ONE_OF_EACH), ids=lambda one: one if isinstance(one, str) else one[0]
+)
 def test_a_verb_without_its_extra_says_the_line_to_type(
     installed: Path, empty_folder: Path, words: list[str], extra: str
 ) -> None:
@@ -364,7 +369,8 @@ def test_a_sweep_that_is_not_there_names_those_that_are(installed: Path, empty_f
     for name in catalog.list_sweeps():
         assert name in done.stderr
     (empty_folder / "24gb").write_text("cells:\n  - {model: gpt2, method: lora, batch_size: 1, seq_len: 64}\n")
-    by_name = json.loads(run(installed, empty_folder, "plan", "24GB", "--gpu", "RTX-4090", "--json").stdout)
+    words = ["plan", "24GB", "--gpu", "RTX-4090", "--engine", "formula", "--json"]
+    by_name = json.loads(run(installed, empty_folder, *words).stdout)
     by_path = json.loads(run(installed, empty_folder, "plan", "./24gb", "--gpu", "RTX-4090", "--json").stdout)
     assert len(by_path["cells"]) == 1 < len(by_name["cells"])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "vramprobe"
 GOING = {"terms", "architecture", "kernels"}  # to be deleted
-#: Of two in modules that are translated for the page: renamed when the page does without.
+#: Of two, to be renamed.
 TWICE = {"Answer", "Recipe"}
 #: A question in a sentence's place, or a reference to the docstring before: neither says what is returned.
 NOT_FIRST = re.compile(r"(What|Whether|Of|How|Where|Why|Which|Who|Whose|When|The same)\b")

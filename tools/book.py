@@ -1,10 +1,10 @@
 """Record the book of recipes that ships: ``python tools/book.py [SWEEP.yaml]`` (default: configs/book.yaml).
 
-Each cell is recorded on an emulated card at a few lengths, for one row or for several as its batch_size says, so that
-the recipe answers for any. What is recorded stays in the user's cache, and what failed in book-failures.json there: the
-command goes on where it ended. ``--seconds N`` ends it after the cell in which they are over. At the end it puts all
-that the cache has into vramprobe/data/recipes.zip, beside what is there. ``--check`` records nothing and says what the
-book lacks.
+Each cell is recorded on an emulated card (``--card``) at a few lengths, for one row or for several as its batch_size
+says, so that the recipe answers for any. What is recorded stays in the user's cache, and what failed in
+book-failures.json there: the command goes on where it ended. ``--seconds N`` ends it after the cell in which they are
+over. At the end it puts all that the cache has into vramprobe/data/recipes.zip, beside what is there. ``--check``
+records nothing and says what the book lacks.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from vramprobe.catalog import find_gpu
+from vramprobe.catalog import Gpu, find_gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.build import cache_folder
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
-from vramprobe.recipe.book import CannotRecord, find_recipe, kept_recipe, recorded_as
+from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
 from vramprobe.recipe.recipe import pack, unpack
+from vramprobe.recipe.recorder import CannotRecord
 from vramprobe.recipe.shipped import BOOK, CARD_OF_CAPABILITY, entry_name, read_book, shipped_recipe, write_book
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
@@ -42,29 +44,28 @@ def attempts(spec: CellSpec) -> Iterator[list[tuple[Shape, ...]]]:
     yield [((1, length),) if one_row else tuple((rows, length) for rows in (2, 3, 5)) for length in _LENGTHS]
 
 
-def recorded(spec: CellSpec, shapes: tuple[Shape, ...], *, records: bool) -> tuple[str, bytes] | None:
+def recorded(spec: CellSpec, gpu: Gpu, shapes: tuple[Shape, ...], *, records: bool) -> tuple[str, bytes] | None:
     """An entry's name and bytes; None where it is not at hand and none is recorded. Raises CannotRecord."""
-    gpu = find_gpu(CARD_OF_CAPABILITY["8.0"])
     (rows, length), *others = shapes
     first = spec.model_copy(update={"batch_size": rows, "seq_len": length})
     find = find_recipe if records else kept_recipe
     recipe = find(recorded_as(first), gpu, lambda words: None, shapes=others)
-    return recipe and (entry_name(recorded_as(spec), gpu.short_name, shapes), pack(recipe))
+    return recipe and (entry_name(recorded_as(spec), gpu.short_name, shapes), pack(replace(recipe, origin=None)))
 
 
-def entries(spec: CellSpec, failures: dict[str, str], *, records: bool) -> Iterator[tuple[str, bytes]]:
+def entries(spec: CellSpec, gpu: Gpu, failures: dict[str, str], *, records: bool) -> Iterator[tuple[str, bytes]]:
     """The entries of one cell; what cannot be recorded is in ``failures`` afterwards."""
     for shapes_of_entries in attempts(spec):
         found = []
         for shapes in shapes_of_entries:
-            name = entry_name(recorded_as(spec), CARD_OF_CAPABILITY["8.0"], shapes)
+            name = entry_name(recorded_as(spec), gpu.short_name, shapes)
             if name in failures:
                 continue
             try:
-                found.append(recorded(spec, shapes, records=records))
+                found.append(recorded(spec, gpu, shapes, records=records))
             except CannotRecord as error:
                 failures[name] = str(error)
-        if found:
+        if any(found):
             yield from filter(None, found)
             return
 
@@ -74,28 +75,29 @@ def main() -> None:
     parser.add_argument("sweep", nargs="?", type=Path, default=ROOT / "configs" / "book.yaml")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--card", choices=sorted(set(CARD_OF_CAPABILITY.values())), default=CARD_OF_CAPABILITY["8.0"])
     given = parser.parse_args()
     cells, book = load_sweep(given.sweep, device="cuda").cells, data_file(BOOK)
     if not given.check:
-        _record(cells, book, given.seconds)
-    found, card = read_book(book), find_gpu(CARD_OF_CAPABILITY["8.0"])
+        _record(cells, find_gpu(given.card), book, given.seconds)
+    found, card = read_book(book), find_gpu(given.card)
     missing = [cell.cell_id for cell in cells if shipped_recipe(recorded_as(cell), card) is None]
     print(f"{book}: {len(found)} entries, {sum(map(len, found.values())):,} bytes")
     print(
-        f"it answers {len(cells) - len(missing)} of {len(cells)} cells of {given.sweep.name}; not:",
+        f"it answers {len(cells) - len(missing)} of {len(cells)} cells of {given.sweep.name} on {given.card}; not:",
         *missing,
         sep="\n  ",
     )
 
 
-def _record(cells: Sequence[CellSpec], book: Path, most_seconds: float) -> None:
+def _record(cells: Sequence[CellSpec], gpu: Gpu, book: Path, most_seconds: float) -> None:
     """Record what is missing while there is time, and add all that the cache has to the book."""
     log, start = cache_folder() / "book-failures.json", time.monotonic()
     failures = json.loads(log.read_text()) if log.is_file() else {}
     found = {name: packed for name, packed in read_book(book).items() if _is_read(name, packed)}
     for number, cell in enumerate(cells, 1):
         began = time.monotonic()
-        new = dict(entries(cell, failures, records=began - start < most_seconds))
+        new = dict(entries(cell, gpu, failures, records=began - start < most_seconds))
         found |= new
         if (seconds := time.monotonic() - began) > 1:
             print(f"{number} of {len(cells)}: {cell.cell_id}: {len(new)} entries, {seconds:.0f} s", flush=True)

@@ -31,7 +31,6 @@ SHARDINGS = {
     "fsdp1": 3,
     "fsdp1-shard-grad-op": 2,
     "fsdp1-hybrid": 2,
-    "tp": 4,
     "device-map": 3,
 }
 OPTIMS = {

@@ -3,6 +3,8 @@
 import gc
 import sys
 
+import vramprobe
+
 #: New objects before the garbage collector runs (Python's default is 700): importing libraries takes a tenth less time.
 _COLLECT_AFTER = 100_000
 
@@ -11,6 +13,9 @@ def main() -> None:
     """Run the command line."""
     if sys.platform == "win32":  # no fcntl, no signals between processes
         sys.exit("vramprobe: it runs on Linux and macOS; on Windows run it in WSL (wsl --install), with a GPU, too")
+    if sys.argv[1:] == ["--version"]:
+        sys.stdout.write(f"vramprobe {vramprobe.__version__}\n")
+        return
     gc.set_threshold(_COLLECT_AFTER)
     try:
         from vramprobe.cli.verbs import main as run

@@ -40,20 +40,23 @@ if TYPE_CHECKING:
     from vramprobe.predict.serve import serve
     from vramprobe.profile.command import profile, profiled
     from vramprobe.profile.diff import Difference
+    from vramprobe.recipe.sharing import export_recipes, list_recipes, merge_recipes
     from vramprobe.records.parquet import export
     from vramprobe.records.profile import ProfileRecord
     from vramprobe.records.record import RunRecord
     from vramprobe.report.card_truth import card_truth, card_truth_gpu
+    from vramprobe.report.receipt import receipts
     from vramprobe.sweep.launch import launch_tasks
     from vramprobe.sweep.launch_command import launch_command
     from vramprobe.sweep.questions import campaign, plan, plan_campaign, run
 
 __all__ = [
     "calibrate", "campaign", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute",
-    "dataset", "default_results", "diff", "doctor", "evaluate", "explain", "export", "fit", "gpus", "grpo",
-    "largest_model", "largest_of_run", "launch_command", "launch_tasks", "max_batch_size", "max_seq_len", "measure",
-    "merge", "min_gpus", "min_gpus_by_sharding", "models", "plan", "plan_campaign", "predict", "predict_run", "profile",
-    "profiled", "recommend", "report", "run", "run_on_gpus", "serve", "techniques", "timeline",
+    "dataset", "default_results", "diff", "doctor", "evaluate", "explain", "export", "export_recipes", "fit", "gpus",
+    "grpo", "largest_model", "largest_of_run", "launch_command", "launch_tasks", "list_recipes", "max_batch_size",
+    "max_seq_len", "measure", "merge", "merge_recipes", "min_gpus", "min_gpus_by_sharding", "models", "plan",
+    "plan_campaign", "predict", "predict_run", "profile", "profiled", "receipts", "recommend", "report", "run",
+    "run_on_gpus", "serve", "techniques", "timeline",
 ]  # fmt: skip
 
 
@@ -64,16 +67,20 @@ _IN_THEIR_ROOMS = {
     "card_truth_gpu": "vramprobe.report.card_truth",
     "contribute": "vramprobe.check.contribute",
     "export": "vramprobe.records.parquet",
+    "export_recipes": "vramprobe.recipe.sharing",
     "grpo": "vramprobe.predict.grpo",
     "largest_of_run": "vramprobe.predict.from_run",
     "launch_command": "vramprobe.sweep.launch_command",
     "launch_tasks": "vramprobe.sweep.launch",
+    "list_recipes": "vramprobe.recipe.sharing",
     "merge": "vramprobe.check.merge",
+    "merge_recipes": "vramprobe.recipe.sharing",
     "plan": "vramprobe.sweep.questions",
     "plan_campaign": "vramprobe.sweep.questions",
     "predict_run": "vramprobe.predict.from_run",
     "profile": "vramprobe.profile.command",
     "profiled": "vramprobe.profile.command",
+    "receipts": "vramprobe.report.receipt",
     "run_on_gpus": "vramprobe.predict.from_run",
     "run": "vramprobe.sweep.questions",
     "serve": "vramprobe.predict.serve",
@@ -175,19 +182,23 @@ def timeline(
 
 def explain(
     failure: BaseException | str | Path,
+    model: Any = None,
     *,
-    model: str | None = None,
     batch_size: int | None = None,
     seq_len: int | None = None,
     num_gpus: int | None = None,
 ) -> Report:
     """Return why a run ran out of memory, in words by ``str``: from an exception, the text of a log, or a file's path.
 
-    ``except torch.OutOfMemoryError as error: print(vramprobe.api.explain(error))``. ``model``, ``batch_size``
-    (sequences of a micro-batch) and ``seq_len`` (tokens) name the tensor of the request's size. Raises VramprobeError
-    for what tells nothing.
+    ``except torch.OutOfMemoryError as error: print(vramprobe.explain(error, model))``. ``model`` (a name, a config, a
+    model, as :func:`predict` takes it), ``batch_size`` (sequences of a micro-batch) and ``seq_len`` (tokens) name the
+    tensor of the request's size. Raises VramprobeError for what tells nothing or is no model.
     """
     from vramprobe.explain.report import report_of
+    from vramprobe.interop.models import read_model
+
+    if model is not None and not isinstance(model, str):
+        model = read_model(model).model
 
     words = {"model": model, "batch_size": batch_size, "seq_len": seq_len, "num_gpus": num_gpus}
     if isinstance(failure, Path):

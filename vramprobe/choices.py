@@ -10,7 +10,7 @@ import re
 from typing import Any, Literal, get_args
 
 from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
-from vramprobe.trainers import TRAINERS
+from vramprobe.trainers import LOOPS, TRAINERS, TRL
 
 Method = Literal["full", "lora", "qlora"]
 Quant = Literal["none", "nf4", "nf4-single", "fp4", "int8"]
@@ -25,6 +25,8 @@ Device = Literal["cuda", "cpu"]
 Loss = Literal["nll", "chunked_nll", "cut_cross_entropy"]
 #: Who computes the loss of a micro-batch, and of what (trainers.py).
 Trainer = Literal[tuple(TRAINERS)]
+#: What the training loop keeps from one step to the next (trainers.py).
+LoopName = Literal[tuple(LOOPS)]
 Weights = Literal["random", "pretrained"]
 #: How several ranks share one model: torch's DDP; DeepSpeed's stages; FSDP2 (``fully_shard``) and FSDP1, both through
 #: accelerate, that gather anew in backward or, under shard-grad-op, keep what forward gathered, or, under hybrid, share
@@ -45,7 +47,6 @@ Sharding = Literal[
     "tp",
     "device-map",
 ]
-TENSOR_PARALLEL = "tp"
 DEVICE_MAP = "device-map"
 #: How ranks that share each sequence bring keys and values to one another: all at once, or one rank's at a time.
 CpRotation = Literal["allgather", "alltoall"]
@@ -80,6 +81,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "attn": get_args(Attention),
     "loss": get_args(Loss),
     "trainer": (*get_args(Trainer), "grpo"),  # a verb of its own, which says so
+    "loop": (*get_args(LoopName), TRL),  # the last with TRL's loss, which spec.py resolves
     "weights": get_args(Weights),
     "optim": tuple(OPTIMIZER_NAMES),
     "sharding": get_args(Sharding),
@@ -97,6 +99,7 @@ ALIASES: dict[str, str] = {
     "flashattention": "flash_attention_2", "flashattn": "flash_attention_2", "flashattn2": "flash_attention_2",
     "fa2": "flash_attention_2",
     "cce": "cut_cross_entropy",
+    "plain": "trainer", "plainkeepsoutputs": "keeps-outputs", "accelerator": "accelerate",
     "fsdp2": "fsdp", "fullshard": "fsdp", "shardgradop": "fsdp-shard-grad-op", "hybridshard": "fsdp-hybrid",
     "fsdp2shardgradop": "fsdp-shard-grad-op", "fsdp2hybrid": "fsdp-hybrid",
     "zerostage1": "zero1", "zerostage2": "zero2", "zerostage3": "zero3",

@@ -15,6 +15,7 @@ from vramprobe.choices import (
     CpRotation,
     Dtype,
     KbitPrep,
+    LoopName,
     Loss,
     Method,
     Offload,
@@ -132,7 +133,9 @@ OPTIONS: dict[str, CellOption] = {
         str, f"Dtype of the weights as loaded: {_words(Dtype)} (default bf16).", "dtype of the weights as loaded"
     ),
     "autocast": CellOption(
-        str, f"Autocast dtype: {_words(Autocast)} (default: none for full, else bf16).", "dtype of autocast, or none"
+        str,
+        f"Autocast dtype: {_words(Autocast)} (default: none for full, fp16 with --dtype fp16, else bf16).",
+        "dtype of autocast, or none",
     ),
     "quant": CellOption(
         str,
@@ -196,6 +199,12 @@ OPTIONS: dict[str, CellOption] = {
         "pairs. GRPO: vramprobe grpo.",
         "whose loss was computed, by its name in TRL: sft (next tokens), or of preferences: dpo, kto, orpo, reward",
         is_recipe=True,
+    ),
+    "loop": CellOption(
+        str,
+        f"What your loop keeps between steps: {_words(LoopName)} | trl (default trainer; plain is the same).",
+        "what the training loop kept between steps: trainer (its loss at most), keeps-outputs (logits), step-function "
+        "(logits, until the step ended), accelerate (logits in fp32), late-zero-grad (gradients)",
     ),
     **_ADAPTER,
     "num_layers": CellOption(

@@ -26,6 +26,7 @@ from vramprobe.choices import (
     Device,
     Dtype,
     KbitPrep,
+    LoopName,
     Loss,
     Method,
     Offload,
@@ -41,7 +42,7 @@ from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
 from vramprobe.rules.cell import NO_SDPA, lora_target_names, reasons_against
 from vramprobe.rules.images import reasons_against_images
 from vramprobe.rules.sharding import HYBRID, SHARD_SIZE, reasons_not_run, rules_of
-from vramprobe.trainers import TRAINERS, config_for
+from vramprobe.trainers import TRAINERS, TRL, USUAL_LOOP, config_for
 from vramprobe.units import parse_bytes, parse_length, short_bytes
 
 _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
@@ -85,6 +86,7 @@ class CellSpec(BaseModel):
     fused_linear_cross_entropy: bool = False  # Liger's head and loss in one, which never holds all logits
     loss: Loss = "nll"  # of the model's own forward, or TRL's from tiles of the logits
     trainer: Trainer = "sft"  # whose loss is computed, with what it holds beside the model
+    loop: LoopName = USUAL_LOOP  # what the loop around the step keeps until the next one
 
     images: int = 0  # per sequence; their tokens come on top of seq_len
     image_size: str | None = None  # of each image, before the processor resizes it: "640x480"
@@ -307,6 +309,7 @@ class CellSpec(BaseModel):
         parts += ["fused-loss"] if self.fused_linear_cross_entropy else []
         parts += [self.loss.replace("_", "-")] if self.loss != "nll" else []
         parts += [self.trainer] if self.trainer != "sft" else []
+        parts += [self.loop] if self.loop != USUAL_LOOP else []
         parts += [f"on{self.limit_vram}"] if self.limit_vram else []
         groups = "" if self.shard_size is None else f"{self.shard_size}"
         parts += [f"{self.sharding}{groups}-x{self.num_gpus}"] if self.sharding else []
@@ -366,7 +369,7 @@ def resolve(
     for name, value, kind in (("model", named, str), ("num_layers", num_layers, int), ("lora_r", lora_r, int)):
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise SpecError(f"{name}: {value!r} given; must be {'text' if kind is str else 'a whole number'}")
-    rest = {name: understood(name, value) for name, value in rest.items()}
+    rest = _without_trl({name: understood(name, value) for name, value in rest.items()})
     precision = _recipe_values(
         meant("recipe", recipe),
         **{
@@ -377,6 +380,7 @@ def resolve(
         entry = catalog.entry_of_config(model)
     else:
         entry = catalog.find_model(model, trust_remote_code=bool(rest.get("trust_remote_code", False)))
+        entry = catalog.with_vision(entry, model, is_needed=bool(rest.get("images") or rest.get("freeze_vision")))
     architecture = entry.config if num_layers is None else catalog.cut_depth(entry.config, num_layers)
     architecture = config_for(rest.get("trainer", "sft"), architecture)
     words = {
@@ -401,24 +405,31 @@ def resolve(
     return checked(CellSpec, made | words | rest)
 
 
+def _without_trl(rest: dict[str, Any]) -> dict[str, Any]:
+    """The words with loop trl as those that it stands for."""
+    if rest.get("loop") != TRL:
+        return rest
+    if rest.get("loss") not in (None, "chunked_nll"):
+        raise SpecError(f"loop trl means loss=chunked_nll, but loss={rest['loss']} was given; drop one of them")
+    named = {} if rest.get("trainer", "sft") != "sft" else {"loss": "chunked_nll"}
+    return rest | named | {"loop": USUAL_LOOP}
+
+
 def understood(name: str, value: Any) -> Any:
     """The value that is meant: a word of choices.py in any spelling, a length such as ``2k``. Raises SpecError."""
     return parse_length(value) if name == "seq_len" and isinstance(value, str) else meant(name, value)
 
 
 def with_defaults(words: dict[str, Any], model_type: str) -> dict[str, Any]:
-    """A cell's words, and for each of them that is None what the method's users expect, if anything.
-
-    The calculator of the page fills its cells with this same function, translated.
-    """
+    """A cell's words, and for each of them that is None what the method's users expect, if anything."""
     given = {name: value for name, value in words.items() if value is not None}
     method = given.get("method")
     usual = {
         "optim": "adamw_torch_fused",
         "quant": "nf4" if method == "qlora" else "none",
         "kbit_prep": "peft" if method == "qlora" else "none",
-        "dtype": "bf16",
-        "autocast": "none" if method == "full" else "bf16",
+        "dtype": "bf16" if given.get("autocast") != "fp16" else "fp32" if method == "full" else "fp16",
+        "autocast": "none" if method == "full" else "fp16" if given.get("dtype") == "fp16" else "bf16",
         "attn": "eager" if model_type in NO_SDPA else "sdpa",
     }
     if method in ("lora", "qlora"):

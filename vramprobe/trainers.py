@@ -1,13 +1,16 @@
-"""Trainers: what a micro-batch of each holds, in one row that specs, rules, arithmetic, workload and the page read.
+"""Trainers and loops: what a micro-batch of each holds, and what is kept from one step to the next, a row each.
 
-In: nothing. Out: frozen rows by name. What its loss does is arithmetic's (terms/models/preference.py) and TRL's own
-code (workload/trainer.py). Imports neither.
+In: nothing. Out: frozen rows by name, which specs, rules, arithmetic, workload and the page read; bytes of a model's
+outputs. What a trainer's loss does is arithmetic's (terms/models/preference.py) and TRL's own code
+(workload/trainer.py); the loops themselves are examples/loops.py. Imports neither.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from vramprobe.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,60 @@ _ROWS = (
 TRAINERS = {row.name: row for row in _ROWS}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A training loop; those whose peaks are the same share a row (docs/loops.md)."""
+
+    name: str
+    outputs_until: Literal["", "step", "forward"] = ""  # the end of the step, or the next forward's; empty: its own
+    raises_outputs: bool = False  # to fp32, where there is autocast: accelerate's prepared model
+    frees_gradients_late: bool = False  # not before the next forward has returned
+
+
+_LOOPS = (
+    Loop(name="trainer"),
+    Loop(name="keeps-outputs", outputs_until="forward"),
+    Loop(name="step-function", outputs_until="step"),
+    Loop(name="accelerate", outputs_until="forward", raises_outputs=True),
+    Loop(name="late-zero-grad", frees_gradients_late=True),
+)
+LOOPS = {row.name: row for row in _LOOPS}
+#: The loop of a cell that names none.
+USUAL_LOOP = "trainer"
+#: A word for :data:`USUAL_LOOP` with TRL's head and loss.
+TRL = "trl"
+#: The loop that is named where none was said, as the commonest one that needs more.
+COMMONEST_OTHER = "keeps-outputs"
+_LEAST_SHARE = 0.01
+
+
 def config_for(trainer: str, config: dict[str, Any]) -> dict[str, Any]:
     """The config.json of the model that a trainer builds: one that scores rows has a single label."""
     row = TRAINERS.get(str(trainer))
     return config if row is None or not row.scores_rows else {**config, "num_labels": 1}
+
+
+def outputs_bytes(spec: Any, loop: Loop, vocab_size: int, *, logits_are_fp32: bool = False) -> int:
+    """Bytes of the logits that ``loop`` keeps when a forward has returned; 0 where it keeps none or there are none.
+
+    ``logits_are_fp32``: the model's own forward raises them, as transformers before 4.49.
+    """
+    if not loop.outputs_until or spec.other_head != "" or spec.fused_linear_cross_entropy:
+        return 0
+    head = "fp32" if spec.kbit_prep == "peft" else spec.dtype
+    dtype = head if spec.autocast == "none" else spec.autocast
+    is_fp32 = dtype == "fp32" or logits_are_fp32 or (loop.raises_outputs and spec.autocast != "none")
+    return spec.num_tokens * vocab_size * (4 if is_fp32 else 2)
+
+
+def other_loop(num_gpus: int, peak_bytes: int, kept_bytes: int) -> list[str]:
+    """Name the loop that a peak assumes, and the peak of the commonest other one, which keeps ``kept_bytes`` more.
+
+    Nothing where that hardly differs.
+    """
+    if num_gpus > 1 or kept_bytes < _LEAST_SHARE * peak_bytes:
+        return []
+    needed = format_bytes(peak_bytes + kept_bytes)
+    return [
+        f"{needed} allocated if your loop keeps its outputs (--loop {COMMONEST_OTHER}); a Trainer's is assumed",
+    ]

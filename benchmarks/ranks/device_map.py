@@ -57,7 +57,7 @@ HEAD = """# One process over several cards: `device_map="auto"`
 Whole models on emulated cards by the real libraries; nothing here was measured on a GPU. One sequence, bf16 autocast,
 fused AdamW, rank 16 on all linear layers; *prep*: `prepare_model_for_kbit_training` (peft), which raises what is not
 quantised to fp32, or none; *again*: layers are computed again in backward. By card: layers that transformers put there,
-allocated and reserved at the peak of a step; the fullest card in bold. The emulated CUDA context is 519 MiB a card.
+allocated and reserved at the peak of a step; the fullest card in bold. The emulated CUDA context was 519 MiB a card.
 *Arithmetic*: how far what `predict` counts is off what is allocated, by card;
 {summary}.
 Rebuild: `python benchmarks/ranks/device_map.py`.

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from vramprobe.catalog import find_gpu, list_claims
 from vramprobe.choices import Sharding
 from vramprobe.predict.fewest import MAX_GPUS, min_gpus
-from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, TIGHT_SHARE
+from vramprobe.predict.verdict import NCCL_ALLOWANCE_BYTES, TIGHT_SHARE
 from vramprobe.rules.sharding import cannot_quantize
 from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes
@@ -182,19 +182,19 @@ def further(question: Question, rows: list[one_rank.Row]) -> list[Run]:
     return [Run(card, recipe, one_rank.cell_of(model, recipe, sharding, count))]
 
 
-_ASIDE = format_bytes(CONTEXT_ALLOWANCE_BYTES + NCCL_ALLOWANCE_BYTES)
+_ASIDE = format_bytes(NCCL_ALLOWANCE_BYTES)
 HEAD = f"""# The fewest cards
 
 Predicted by `vramprobe predict --min-gpus`: one sequence of 2,048 tokens on each card, layers computed again, LoRA of
 rank 16 on all linear layers. *Mixed*: fp32 weights and AdamW, bf16 in the step. First the fewest of which each rank
-fits with room to spare: its interval's upper end within {TIGHT_SHARE:.0%} of what the card has beside {_ASIDE}
-for the CUDA context and NCCL. In brackets fewer, on which the best estimate still runs, if need be with cached blocks
-given back. 1 is a single card without ranks. A dash: the libraries do not run it, or nobody tried. Rebuild:
-`python benchmarks/ranks/fewest_cards.py`, and with `--run` what was run.
+fits with room to spare: its interval's upper end within {TIGHT_SHARE:.0%} of what the card has beside the driver's
+part, its CUDA context and {_ASIDE} for NCCL. In brackets fewer, on which the best estimate still runs, if need be with
+cached blocks given back. 1 is a single card without ranks. A dash: the libraries do not run it, or nobody tried.
+Rebuild: `python benchmarks/ranks/fewest_cards.py`, and with `--run` what was run.
 """
 RUN_HEAD = """## Decided by runs
 
-Rank 0 alone on an emulated card, by the real libraries: nothing was measured on a GPU. The emulated CUDA context is
+Rank 0 alone on an emulated card, by the real libraries: nothing was measured on a GPU. The emulated CUDA context was
 519 MiB, and NCCL's own buffers are not charged. *Really*: the least count that ran; where only one side was run, what
 is known of it. 4-bit weights are loaded whole on each card here, and divided there, whatever the count, which what is
 said counts at the least that it takes (those who load them on rank 0's host are not covered).

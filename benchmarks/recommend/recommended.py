@@ -50,7 +50,8 @@ RANK = Path(__file__).resolve().with_name("recommended_rank.py")
 HEAD = """# Recommendations, run on an emulated GPU
 
 Whether a recommended setting fits: predicted, and run by torch, transformers, peft and bitsandbytes themselves on an
-emulated card, not measured; of several micro-batches per step two, which take as much as many. Rebuild:
+emulated card, not measured; of several micro-batches per step two, which take as much as many. *Of*: what was usable
+beside the 1 GiB that a verdict set aside then, in place of the card's own context. Rebuild:
 `python benchmarks/recommend/recommended.py`.
 
 ## Five questions

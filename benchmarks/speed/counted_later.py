@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.speed.counted_fit import CountedStep
 from benchmarks.speed.counted_steps import (
     LATER,
     NAMES,
@@ -26,10 +27,9 @@ from benchmarks.speed.counted_steps import (
     told,
     why_aside,
 )
+from benchmarks.speed.rates_fit import fit_rates, log_error
 from benchmarks.speed.speed_model import percent, table
 from benchmarks.tables import as_csv, write_or_check
-from vramprobe.speed.counted_fit import CountedStep
-from vramprobe.speed.fit import fit_rates, log_error
 from vramprobe.speed.rates import shipped_counted
 
 OUT = Path(__file__).resolve().with_suffix(".md")

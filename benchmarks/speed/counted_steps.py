@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.speed import torchtune_rows
+from benchmarks.speed.counted_fit import CountedStep
 from benchmarks.speed.counted_rows import (
     as_record,
     count_cell,
@@ -40,13 +41,7 @@ from benchmarks.speed.published_steps import (
     SpeedRow,
     observations,
 )
-from benchmarks.speed.speed_model import coverage_table, percent, spread, table
-from benchmarks.tables import as_csv, read_csv, write_or_check
-from vramprobe.catalog import find_gpu
-from vramprobe.catalog.shipped import data_file
-from vramprobe.speed.counted import Count, CountRow, time_of
-from vramprobe.speed.counted_fit import CountedStep
-from vramprobe.speed.fit import (
+from benchmarks.speed.rates_fit import (
     EXPECTED,
     card_of,
     fit_speed,
@@ -56,6 +51,11 @@ from vramprobe.speed.fit import (
     rates_of,
     source_of,
 )
+from benchmarks.speed.speed_model import coverage_table, percent, spread, table
+from benchmarks.tables import as_csv, read_csv, write_or_check
+from vramprobe.catalog import find_gpu
+from vramprobe.catalog.shipped import data_file
+from vramprobe.speed.counted import Count, CountRow, time_of
 from vramprobe.speed.rates import Condition, SpeedFit
 
 OUT = Path(__file__).resolve().with_suffix(".md")

@@ -15,13 +15,13 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from benchmarks.speed.rates_fit import StepObservation
 from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.choices import Sharding
 from vramprobe.spec import CellSpec, checked, with_defaults
 from vramprobe.speed.elementwise import Fusion
-from vramprobe.speed.fit import StepObservation
 from vramprobe.speed.step import Kernel
 from vramprobe.speed.work import PACKED_BYTES, Work, work_of
 

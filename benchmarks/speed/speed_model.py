@@ -30,9 +30,7 @@ from benchmarks.speed.published_steps import (
     list_published_speed,
     observations,
 )
-from benchmarks.tables import as_markdown, write_or_check
-from vramprobe.catalog.shipped import data_file
-from vramprobe.speed.fit import (
+from benchmarks.speed.rates_fit import (
     StepObservation,
     card_of,
     fit_speed,
@@ -40,6 +38,8 @@ from vramprobe.speed.fit import (
     left_out_errors,
     source_of,
 )
+from benchmarks.tables import as_markdown, write_or_check
+from vramprobe.catalog.shipped import data_file
 from vramprobe.speed.rates import Condition, SpeedFit
 
 OUT = Path(__file__).resolve().with_suffix(".md")

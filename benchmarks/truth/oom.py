@@ -16,7 +16,7 @@ import sys
 import tomllib
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 from benchmarks.tables import as_csv, as_markdown, write_or_check
+from benchmarks.truth.published_verdicts import PublishedRun, card_of, judged, run_name, runs_of_others, section
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.ledger import Device
 from vramprobe.allocator.ledger import OutOfMemory as Full
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
+from vramprobe.emulate.cards import card_properties, context_bytes
 from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.report import report_of
 from vramprobe.kernels.chip import A100
@@ -48,6 +49,14 @@ EMULATED = FOLDER / "emulated.json"
 _ALIKE = ({"load", "to_device", "prepare"}, {"forward", "backward", "forward or backward"})
 _EMULATED_FIGURES = ("requested", "allocated", "reserved")
 Row = dict[str, Any]
+_VERDICTS = """`predict --gpu` of the runs above on the card of the report, and of published runs that ended well
+beside them, as the command line says it: under today's libraries and for a Trainer's loop, and wide enough for what was
+not said ([coverage.md](coverage.md)). A *fits* that ran out is false, a *does not fit* that ran is a refusal, *tight*
+is open. Beside it are other tools, each asked in an environment of its own
+(`python benchmarks/truth/published_verdicts.py`) or, where it prints a formula, by that formula against the whole card;
+a run on several GPUs is no question to the first. fitcheck-llm was fitted to some of its T4's runs. Shown by run are
+the verdicts that are wrong or open.
+"""
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,8 @@ def emulated(report: Mapping[str, Any]) -> dict[str, Any]:
     assert said is not None
     room = room_of(said)
     assert room is not None
-    words = [f"--limit-vram={room + ASSUMED_CONTEXT_BYTES}B", "--emulate=A100-SXM-80GB", "--json"]
+    limit = room + context_bytes(card_properties("A100-80GB-SXM"))
+    words = [f"--limit-vram={limit}B", "--emulate=A100-SXM-80GB", "--json"]
     for name, value in report["cell"].items():
         option = f"--{name.replace('_', '-')}"
         words.append(option if value is True else f"{option}={value}")
@@ -146,7 +156,7 @@ def compared(report: Mapping[str, Any]) -> Row:
     }
     if "cell" in report and room is not None:
         again = repeated(report, room)
-        row |= {"run": _in_words(spec_of(report)), "repeated_phase": again.phase}
+        row |= {"run": run_name(spec_of(report)), "repeated_phase": again.phase}
         row |= {
             f"repeated_{name}_bytes": getattr(again, name) for name in ("requested", "allocated", "reserved", "peak")
         }
@@ -156,9 +166,20 @@ def compared(report: Mapping[str, Any]) -> Row:
     return row | {name: report.get(name, "") for name in ("tensor", "assumed", "why")}
 
 
-def _in_words(spec: CellSpec) -> str:
-    ranks = f", {spec.sharding} × {spec.num_gpus}" if spec.num_gpus > 1 else ""
-    return f"{spec.model_label} {spec.method}, {spec.batch_size} × {spec.seq_len}{ranks}"
+def published_runs() -> Iterator[PublishedRun]:
+    """The reports' runs on cards of the catalog, which ran out, and those that the thread says fit there."""
+    for report in reports():
+        gpu = card_of(report.get("gpu", ""))
+        if "cell" not in report or gpu is None:
+            continue
+        about = {"source": "public issues", "gpu": gpu}
+        spec = spec_of(report)
+        name = f"{report['source']}: {run_name(spec)}"
+        yield PublishedRun(name=name, spec=spec, ran=False, why=report.get("why") or report["told"], **about)
+        if "fits" in report:
+            spec = spec_of({**report, "cell": report["cell"] | report["fits"]})
+            name = f"{report['source']}: {run_name(spec)}"
+            yield PublishedRun(name=name, spec=spec, ran=True, why=report["assumed"], **about)
 
 
 def same_phase(row: Row) -> bool | None:
@@ -169,8 +190,8 @@ def same_phase(row: Row) -> bool | None:
     return told == found or any({told, found} <= alike for alike in _ALIKE)
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """Counts, the table of repetitions, what explain says, and what was assumed."""
+def markdown(rows: Sequence[Row], verdicts: Sequence[str]) -> str:
+    """Counts, the table of repetitions, what explain says, the lines of verdicts, and what was assumed."""
     again = [row for row in rows if "run" in row]
     ended = [row for row in again if row["repeated_phase"] != "fits"]
     judged = [row for row in rows if row["cause"]]
@@ -210,6 +231,8 @@ def markdown(rows: Sequence[Row]) -> str:
             "lllll",
             [(row["source"], row["told"], row["cause"] or "–", row["explained_cause"], _verdict(row)) for row in rows],
         ),
+        "\n## Verdicts on published runs\n",
+        *verdicts,
         "\n## The request's tensor, and what was assumed\n",
         *as_markdown(
             ("report", "request", "the tensor of this size (by hand)", "assumed"),
@@ -294,7 +317,8 @@ def main() -> None:
         ran = {report["source"]: emulated(report) for report in reports() if report.get("is_emulated")}
         EMULATED.write_text(json.dumps(ran, indent=1) + "\n")
     rows = [compared(report) for report in reports()]
-    made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): markdown(rows)}
+    verdicts = [_VERDICTS, *section(list(judged([*published_runs(), *runs_of_others()])))]
+    made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): markdown(rows, verdicts)}
     write_or_check(made, "truth/oom.py", check="--check" in sys.argv)
 
 

@@ -13,8 +13,13 @@ import sys
 import types
 import unittest
 import warnings
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.forked import in_a_child
 
 _MAX_SAMPLES = 4
 _LIMIT_SECONDS = 60
@@ -26,6 +31,8 @@ def operators() -> list:
         module = types.ModuleType("expecttest")
         module.TestCase, module.assert_expected_inline = unittest.TestCase, None
         sys.modules["expecttest"] = module
+    for library in ("numba", "cupy", "jax"):  # torch's tests ask them for a GPU, and no fork could use it afterwards
+        sys.modules.setdefault(library, None)
     is_available, torch.cuda.is_available = torch.cuda.is_available, lambda: False
     try:
         from torch.testing._internal.common_methods_invocations import op_db
@@ -68,7 +75,18 @@ def try_operator(operator, device: str) -> dict[str, object]:
             num_backward += 1
         if device == "cuda":
             torch.cuda.synchronize()
-    return {"outcome": "forward and backward" if num_backward else "forward", "dtype": str(dtype).split(".")[1]}
+    row = {"outcome": "forward and backward" if num_backward else "forward", "dtype": str(dtype).split(".")[1]}
+    return row | (memory_of(torch.cuda.memory_stats()) if device == "cuda" else {})
+
+
+def memory_of(stats: dict[str, int]) -> dict[str, int]:
+    """What the operator's process took of torch's allocator, in bytes, and in how many requests."""
+    return {
+        "peak_allocated_bytes": stats["allocated_bytes.all.peak"],
+        "peak_reserved_bytes": stats["reserved_bytes.all.peak"],
+        "requested_bytes": stats["requested_bytes.all.allocated"],
+        "num_requests": stats["allocation.all.allocated"],
+    }
 
 
 def said(error: BaseException) -> str:
@@ -76,43 +94,34 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split(chr(10))[0].split())}"[:300]
 
 
-def in_a_child(operator, device: str) -> dict[str, object]:
+def outcome_of(operator, device: str) -> dict[str, object]:
     """The operator's row: what ``try_operator`` returned, its exception, or the signal that ended the child."""
-    read, written = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        signal.alarm(_LIMIT_SECONDS)
-        try:
-            row = try_operator(operator, device)
-        except BaseException as error:
-            row = {"outcome": "exception", "error": said(error)}
-        os.write(written, json.dumps(row).encode())
-        os._exit(0)
-    os.close(written)
-    with open(read, "rb") as pipe:
-        row = pipe.read()
-    _, status = os.waitpid(child, 0)
+    row, status = in_a_child(
+        lambda: try_operator(operator, device),
+        lambda error: {"outcome": "exception", "error": said(error)},
+        _LIMIT_SECONDS,
+    )
     if os.WIFSIGNALED(status):
         late = os.WTERMSIG(status) == signal.SIGALRM
         return {"outcome": f"not done in {_LIMIT_SECONDS} s" if late else f"signal {os.WTERMSIG(status)}"}
-    return json.loads(row) if row else {"outcome": f"exit status {os.WEXITSTATUS(status)}"}
+    return {"outcome": f"exit status {os.WEXITSTATUS(status)}"} if row is None else row
 
 
 def row_of(operator) -> dict[str, object]:
     """The operator's row; what does not run is tried on the CPU, too."""
-    row = in_a_child(operator, "cuda")
+    row = outcome_of(operator, "cuda")
     if row["outcome"] in ("forward", "forward and backward"):
         return row
-    other = in_a_child(operator, "cpu")
+    other = outcome_of(operator, "cpu")
     return row | {"on_the_cpu": other.get("error", other["outcome"])}
 
 
 def main() -> None:
-    """A line for each operator that stdin names."""
+    """A line for each operator that stdin names; with an argument ``2/8``, for every eighth of them from the third."""
     warnings.simplefilter("ignore")
     wanted = set(json.load(sys.stdin))
-    for operator in operators():
+    first, number = map(int, (sys.argv[1] if len(sys.argv) > 1 else "0/1").split("/"))
+    for operator in operators()[first::number]:
         if not wanted or name_of(operator) in wanted:
             print(json.dumps({"operator": name_of(operator)} | row_of(operator)), flush=True)
 

@@ -29,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.tables import as_csv, read_csv, write_or_check
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
 from vramprobe import catalog
+from vramprobe.architecture import architecture
+from vramprobe.catalog.gpus import Gpu
 from vramprobe.literature.formulas import FORMULAS, Formula, FormulaEstimate, facts_of
 from vramprobe.predict.predict import predict
 from vramprobe.spec import CellSpec
@@ -68,15 +70,17 @@ def with_errors(row: Row, names: Iterable[str]) -> Row:
     return row
 
 
-def ask_peer(name: str, python: str, cells: list[CellSpec]) -> tuple[str, list[dict[str, Any]]]:
-    """(version, one estimate a cell) of a peer in its own environment."""
+def ask_peer(name: str, python: str, cells: list[tuple[CellSpec, Gpu]]) -> tuple[str, list[dict[str, Any]]]:
+    """(version, one estimate for each cell on its card) of a peer in its own environment."""
     asked = [
         {
             "architecture": spec.architecture,
-            "num_params": catalog.find_model(spec.model).n_params,
+            "num_params": architecture(spec.architecture).num_params,
             "spec": spec.model_dump(mode="json", exclude={"architecture"}),
+            "gpu_bytes": gpu.total_bytes,
+            "gpu": gpu.short_name,
         }
-        for spec in cells
+        for spec, gpu in cells
     ]
     done = subprocess.run([python, PEERS, name], input=json.dumps(asked), capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -84,7 +88,8 @@ def ask_peer(name: str, python: str, cells: list[CellSpec]) -> tuple[str, list[d
 
 
 def add_peer(name: str, python: str, rows: list[Row], cells: list[CellSpec]) -> None:
-    version, estimates = ask_peer(name, python, cells)
+    card = catalog.find_gpu("A100-80GB-SXM")
+    version, estimates = ask_peer(name, python, [(spec, card) for spec in cells])
     for row, estimate in zip(rows, estimates, strict=True):
         row |= {
             f"{name}_version": version,

@@ -78,7 +78,7 @@ def record(cells: Sequence[Oracle], number: int) -> None:
     """Record ``number`` cells of each kind, seeded, and all that arithmetic does not know; each once."""
     from vramprobe import catalog
     from vramprobe.predict import recorded
-    from vramprobe.recipe.book import close_recorders
+    from vramprobe.recipe.recorder import close_recorders
 
     known = [one for one in cells if (is_of_one_gpu(one) or is_a_rank(one)) and of_run(one) != (None, None)]
     groups = sorted(set(map(group_of, known)))
@@ -237,7 +237,7 @@ def tables(cells: Sequence[Oracle], answer: Answer, *, baseline: bool = False) -
         *table(found),
         *furthest_of_both(found),
         "",
-        "At a GPU's limit: reserved memory within or beyond what the GPU has beside 1 GiB for the CUDA context, and",
+        "At a GPU's limit: reserved memory within or beyond what a verdict leaves it beside the CUDA context, and",
         "how the run ended. A run beyond it can end well, as the emulated context is smaller and as the allocator",
         "gives cached blocks back; a run within it may not run out.",
         "",

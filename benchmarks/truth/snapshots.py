@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 from vramprobe.explain.report import report_of
-from vramprobe.explain.snapshot import states_of
-from vramprobe.log.snapshot import load_plain
+from vramprobe.explain.snapshot import load_plain, states_of
 from vramprobe.units import format_bytes
 
 TABLE = Path(__file__).with_suffix(".csv")

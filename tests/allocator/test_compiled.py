@@ -222,8 +222,8 @@ def test_it_compiles_without_a_warning(tmp_path: Path) -> None:
         pytest.skip("no C compiler, or Python's headers are not installed")
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", "-DPy_LIMITED_API=0x030B0000"]
     sources = sorted(SOURCES.glob("*.c"))
-    assert [source.name for source in sources] == ["blocks.c", "module.c"]
-    for source in sources:
+    assert [source.name for source in sources] == ["blocks.c", "module.c", "replay.c"]
+    for source in sources[:2]:  # replay.c is WebAssembly's: tests/report/test_page_recipes.py
         command = [compiler, *flags, f"-I{headers}", str(source), "-o", str(tmp_path / f"{source.stem}.o")]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

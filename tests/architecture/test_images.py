@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import json
+import math
 import random
 from collections import defaultdict
 from pathlib import Path
@@ -66,7 +67,7 @@ def own_functions(module: str) -> dict[str, Any]:
         node.returns, node.decorator_list = None, []
         for argument in node.args.args:
             argument.annotation = None
-    names: dict[str, Any] = {"torch": torch, "defaultdict": defaultdict}
+    names: dict[str, Any] = {"torch": torch, "defaultdict": defaultdict, "math": math}
     exec(compile(tree, source, "exec"), names)
     return names
 
@@ -85,11 +86,53 @@ def test_llama_4_cuts_into_tiles_as_its_processor_does() -> None:
         assert image_of(config, width, height) == Image(number, 336, 336, 144 * number), (width, height)
 
 
+def sizes_drawn(seed: int, least: int = 1) -> list[tuple[int, int]]:
+    drawn = random.Random(seed)
+    return [*SIZES, *((drawn.randint(least, 6000), drawn.randint(least, 6000)) for _ in range(300))]
+
+
+def test_gemma_4_keeps_the_shape_as_its_processor_does() -> None:
+    own = own_functions("transformers.models.gemma4.image_processing_gemma4")
+    config = config_of("gemma-4-e4b-it")
+    for width, height in [*sizes_drawn(5), (9000, 10), (10, 9000)]:
+        high, wide = own["get_aspect_ratio_preserving_size"](height, width, 16, 2520, 3)
+        assert image_of(config, width, height) == Image(1, high, wide, high * wide // 48**2), (width, height)
+    with pytest.raises(SpecError, match="makes nothing"):
+        image_of(config | {"vision_soft_tokens_per_image": 0}, 640, 480)
+
+
+def test_internvl_cuts_into_tiles_as_its_processor_does() -> None:
+    own = own_functions("transformers.models.got_ocr2.image_processing_got_ocr2")
+    config = config_of("internvl3.5-8b")
+    for width, height in [*sizes_drawn(6), (448, 448), (896, 448), (2688, 448)]:
+        wide, high = own["get_optimal_tiled_canvas"]((height, width), (448, 448), 1, 12)
+        number = wide * high + (wide * high > 1)
+        assert image_of(config, width, height) == Image(number, 448, 448, 256 * number), (width, height)
+
+
+@pytest.mark.parametrize("slug", ["llava-onevision-0.5b", "llava-onevision-7b"])
+def test_llava_onevision_cuts_into_tiles_as_its_processor_does(slug: str) -> None:
+    own = importlib.import_module("transformers.models.llava_onevision.processing_llava_onevision")
+    config = config_of(slug)
+    views = range(384, 2305, 384)
+    processor = SimpleNamespace(
+        image_processor=SimpleNamespace(image_grid_pinpoints=[[high, wide] for high in views for wide in views]),
+        num_image_tokens=729,
+        vision_aspect_ratio="anyres_max_9",
+    )
+    kind = own.LlavaOnevisionProcessor
+    processor._get_unpadded_features = lambda *sizes: kind._get_unpadded_features(processor, *sizes)
+    for width, height in sizes_drawn(7, least=20):
+        tokens = kind._get_number_of_features(processor, height, width, 384, 384)
+        high, wide = own.select_best_resolution((height, width), processor.image_processor.image_grid_pinpoints)
+        assert image_of(config, width, height) == Image(1 + high * wide // 384**2, 384, 384, tokens), (width, height)
+
+
 def test_gemma_makes_all_images_alike() -> None:
     found = {image_of(config_of("gemma-3-4b-it"), *size) for size in SIZES}
     assert found == {Image(1, 896, 896, 256)}
 
 
 def test_a_model_without_a_tower_has_no_images() -> None:
-    with pytest.raises(SpecError, match="images are known for qwen2_5_vl"):
+    with pytest.raises(SpecError, match="images are known for qwen2_vl"):
         image_of({"model_type": "llama"}, 640, 480)

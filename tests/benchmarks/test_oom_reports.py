@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
+from vramprobe.catalog import find_gpu
 from vramprobe.explain.report import report_of
+from vramprobe.predict.verdict import usable_bytes
+from vramprobe.spec import resolve
 
 Script = Callable[[str], ModuleType]
 
@@ -45,3 +49,35 @@ def test_a_phase_counts_as_the_same_as_far_as_a_repetition_tells_it(script: Scri
     assert same({"phase": "optimizer_step", "repeated_phase": "fits"}) is False
     assert same({"phase": "evaluation", "repeated_phase": "forward"}) is None
     assert same({"phase": "", "repeated_phase": "load"}) is None
+
+
+def test_a_published_run_is_judged_with_what_was_not_said(script: Script) -> None:
+    verdicts = script("truth.published_verdicts")
+    card = find_gpu("T4")
+    words = {"source": "here", "gpu": card, "ran": False}
+    spec = resolve(
+        device="cuda", model="gpt2", method="full", batch_size=4, seq_len=1024, dtype="fp32", autocast="none"
+    )
+    small = resolve(device="cuda", model="gpt2", method="lora", batch_size=1, seq_len=64)
+    runs = [verdicts.PublishedRun(name=name, spec=one, **words) for name, one in (("full", spec), ("small", small))]
+    full, fits = verdicts.judged(runs)
+    assert full.said.usable_bytes == usable_bytes(card, device_is_known=False)
+    assert full.said.needed_bytes.high > 1.099 * full.said.needed_bytes.value  # versions alone
+    assert fits.said.verdict == "fits"
+    lines = verdicts.section([full, fits, replace(fits, run=replace(runs[1], ran=True))])
+    assert len([line for line in lines if line.startswith("| here | small |")]) == 1  # the one that ran is right
+
+
+def test_peers_stand_beside_the_same_runs(script: Script) -> None:
+    verdicts = script("truth.published_verdicts")
+    spec = resolve(device="cuda", model="llama-3.1-8b", method="full", batch_size=1, seq_len=64)
+    words = {"source": "here", "gpu": find_gpu("RTX-4090"), "spec": spec}
+    runs = [verdicts.PublishedRun(name="one", ran=False, **words), verdicts.PublishedRun(name="two", ran=True, **words)]
+    lines = verdicts._beside_peers(list(verdicts.judged(runs)))
+    assert lines[0].count(" ran: fits") == 1
+    ours, *others = lines[2:]
+    assert ours == "| vramprobe predict | 0 | 0 | 1 | 0 | 0 | 0 | 1 | 0 |"
+    assert "| fitcheck 0.3.1 | 0 | 0 | 0 | 1 | 0 | 0 | 0 | 1 |" in others  # not asked of these
+    assert "| accelerate, its formula | 0 | 0 | 1 | 0 | 0 | 0 | 1 | 0 |" in others  # 16 bytes a parameter
+    names = {row["peer"] for row in verdicts.read_csv(verdicts.PEERS)}
+    assert names == {"fitcheck", "canifinetune", "vramcalc"}

@@ -18,10 +18,10 @@ from benchmarks.speed.published_steps import (
     list_published_speed,
     observations,
 )
+from benchmarks.speed.rates_fit import fit_rates, log_error
 from vramprobe.architecture import architecture
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
-from vramprobe.speed.fit import fit_rates, log_error
 from vramprobe.speed.rates import shipped_speed
 from vramprobe.speed.work import work_of
 

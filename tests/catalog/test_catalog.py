@@ -18,6 +18,7 @@ from vramprobe.catalog.gpus import _gpu_words
 from vramprobe.catalog.names import nearest_names
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
 from vramprobe.kernels.chip import chip_like
+from vramprobe.spec import resolve
 
 DATA = Path(catalog.__file__).parents[1] / "data"
 
@@ -34,7 +35,7 @@ def test_every_architecture_file_has_a_verified_row_and_the_reverse() -> None:
     files = {path.stem for path in (DATA / "models").glob("*.json")}
     models = catalog.list_models()
     assert {model.name for model in models} == files
-    assert len(models) == 163
+    assert len(models) == 167
     for model in models:
         assert model.n_params > model.n_embedding_params > 0
         assert model.origin == "catalog"
@@ -46,6 +47,31 @@ def test_slug_and_hub_id_find_the_shipped_entry(name: str) -> None:
     entry = catalog.find_model(name)
     assert (entry.name, entry.hf_id, entry.model_type) == ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", "llama")
     assert entry.n_params == 8030261248
+
+
+@pytest.mark.parametrize(
+    ("given", "images", "expected"),
+    [
+        ("qwen3.5-9b", 1, "qwen3.5-9b-vl"),
+        ("Qwen/Qwen3.5-9B", 2, "qwen3.5-9b-vl"),
+        ("unsloth/Qwen3.5-9B", 1, "qwen3.5-9b-vl"),
+        ("gemma-3-4b", 1, "gemma-3-4b-it"),
+        ("qwen3.5-9b", 0, "qwen3.5-9b"),
+        ("google/gemma-4-E4B-it", 0, "gemma-4-e4b-it"),
+    ],
+)
+def test_a_model_that_is_given_images_has_its_tower(given: str, images: int, expected: str, caplog) -> None:
+    caplog.set_level("INFO")
+    words = {"method": "lora", "batch_size": 1, "seq_len": 64, "device": "cuda"}
+    found = resolve(model=given, **words, **({"images": images} if images else {}))
+    assert found.model == expected
+    assert ("with its vision tower" in caplog.text) == (images > 0 or given.startswith("Qwen/"))
+
+
+def test_a_hub_id_whose_tower_is_left_out_names_the_model_that_has_it(caplog) -> None:
+    caplog.set_level("INFO")
+    resolve(model="Qwen/Qwen3.5-9B", method="lora", batch_size=1, seq_len=64, device="cuda")
+    assert "the language model alone; with its vision tower, as trainers load it: qwen3.5-9b-vl" in caplog.text
 
 
 def test_a_caller_cannot_change_the_catalog() -> None:
@@ -156,8 +182,8 @@ def test_a_name_that_is_like_none_has_no_nearest() -> None:
 def test_unknown_slug_gives_the_nearest() -> None:
     with pytest.raises(UnknownName, match=r"unknown model 'lama-3-8b'.*llama-3-8b.*vramprobe models"):
         catalog.find_model("lama-3-8b")
-    with pytest.raises(UnknownName, match=r"Nearest: qwen2\.5-vl-7b, "):
-        catalog.find_model("qwen2-vl-7b")
+    with pytest.raises(UnknownName, match=r"Nearest: qwen2\.5-vl-3b, qwen2-vl-"):
+        catalog.find_model("qwen2-vl-3b")
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_a_users_error_is_one_clear_line(
             pytest.skip("this machine has CUDA")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["vramprobe", *words])
-    monkeypatch.setattr(verbs, "signals_that_end", list)  # here they are the tests'
+    monkeypatch.setattr("vramprobe.sweep.signals.signals_that_end", list)  # here they are the tests'
     with pytest.raises(SystemExit) as left:
         verbs.main()
     stderr = capsys.readouterr().err

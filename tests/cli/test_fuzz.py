@@ -1,36 +1,50 @@
 """Any words of the command line end in an answer, one clear line or wrong usage: never in a traceback of ours.
 
-The verbs and their options are the command line's own list; verbs that start processes, torch or the network are named
-in ``_HEAVY``. Each example runs in this process, in a folder of its own.
+The verbs and their options are the command line's own list; verbs that start processes or the network are tried until
+they do (``_STARTS``). Each example runs in this process, in a folder of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
+import socket
 import string
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.main import get_command
 
+from vramprobe import api
+from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.choices import ALIASES, WORDS
-from vramprobe.cli import verbs
-from vramprobe.recipe.book import close_recorders
+from vramprobe.cli import mcp, verbs
+from vramprobe.recipe.recorder import close_recorders
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-VERBS = get_command(verbs.app).commands
-#: Verbs that load torch, start processes or ask the network.
-_HEAVY = {"measure", "profile", "run", "emulate", "doctor", "calibrate-gpu", "launch", "collect", "status", "mcp"}
-#: Those whose least answer takes seconds: they judge all records or claims.
-_SLOW = {"claims", "calibrate", "evaluate", "fit", "report"}
-LIGHT = sorted(set(VERBS) - _HEAVY - _SLOW)
+
+def verbs_of(group: Any) -> Iterator[tuple[str, Any]]:
+    """Each verb by its words: ``predict``, and ``emulate setup`` of a group."""
+    for name, command in group.commands.items():
+        inner = verbs_of(command) if hasattr(command, "commands") else [("", command)]
+        yield from ((f"{name} {word}".strip(), one) for word, one in inner)
+
+
+COMMAND = get_command(verbs.app)
+VERBS = dict(verbs_of(COMMAND))
+#: Verbs that start processes, serve, ask the network or judge all records: tried until they do (``stops_before_work``).
+_STARTS = {"measure", "profile", "run", "doctor", "calibrate-gpu", "launch", "collect", "status", "claims", "calibrate",
+           "evaluate", "fit", "report", "emulate setup", "emulate status", "emulate remove", "mcp"}  # fmt: skip
+LIGHT = sorted(set(VERBS) - _STARTS)
 #: Options that would load torch or the network, or take minutes.
 _NOT_TRIED = {
     "--engine",
@@ -130,7 +144,7 @@ def values_of(parameter: Any) -> st.SearchStrategy[str]:
 @st.composite
 def command_lines(draw: st.DrawFn, verb: str) -> list[str]:
     """The verb with what it needs, mostly, and up to three of its options."""
-    words, own = [verb], [one for one in VERBS[verb].params if _flag(one) not in _NOT_TRIED]
+    words, own = verb.split(), [one for one in VERBS[verb].params if _flag(one) not in _NOT_TRIED]
     extra = draw(st.lists(st.sampled_from(own), max_size=3, unique_by=id)) if own else []
     for parameter in own:
         if parameter.param_type_name == "argument":
@@ -173,7 +187,9 @@ def ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """Runs words as the command line does, in a folder of files that no verb may write to; asserts how they end."""
     made_files(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verbs, "signals_that_end", list)
+    monkeypatch.setattr("vramprobe.sweep.signals.signals_that_end", list)
+    # Made anew, all verbs' options take ten times as long as an answer about wrong words.
+    monkeypatch.setattr(typer.main, "get_command", lambda app: COMMAND if app is verbs.app else get_command(app))
 
     def run(words: list[str]) -> int:
         monkeypatch.setattr(sys, "argv", ["vramprobe", *words])
@@ -203,8 +219,11 @@ def fuzzed(ends: Any, verb: str, base: list[str], number: int) -> None:
     )
     @given(command_lines(verb))
     def each(words: list[str]) -> None:
-        drawn = [word for word in words[1:] if not any(word.startswith(one.split("=")[0] + "=") for one in base)]
-        ends([verb, *base, *drawn])
+        name = verb.split()
+        drawn = [
+            word for word in words[len(name) :] if not any(word.startswith(one.split("=")[0] + "=") for one in base)
+        ]
+        ends([*name, *base, *drawn])
 
     each()
 
@@ -243,12 +262,14 @@ def test_no_number_and_no_file_ends_in_a_traceback(verb: str, base: list[str], e
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("verb", "base"), [*((verb, []) for verb in LIGHT), *PLAIN.values()])
 def test_a_thousand_words_of_each_verb(verb: str, base: list[str], ends: Any) -> None:
     fuzzed(ends, verb, base, 1000)
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("verb", "base"), PLAIN.values(), ids=PLAIN)
 def test_no_odd_number_ends_in_a_traceback(verb: str, base: list[str], ends: Any) -> None:
     for parameter in numbers_of(verb):
@@ -256,9 +277,41 @@ def test_no_odd_number_ends_in_a_traceback(verb: str, base: list[str], ends: Any
             ends([verb, *beside(base, f"{_flag(parameter)}={number}")])
 
 
+@pytest.fixture
+def stops_before_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A verb ends well where it would start a process, connect, or load torch: its words were read by then.
+
+    Its cache is the test's: ``emulate remove`` deletes there.
+    """
+
+    def started(*_: Any, **__: Any) -> None:
+        raise SystemExit(0)
+
+    for name in ("execv", "execve", "execvp", "execvpe", "fork", "posix_spawn"):
+        monkeypatch.setattr(os, name, started)
+    monkeypatch.setattr(subprocess.Popen, "__init__", started)
+    monkeypatch.setattr(socket.socket, "connect", started)
+    monkeypatch.setattr(mcp, "make_server", started)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    for name in ("claims", "evaluate", "calibrate", "fit", "report"):
+        monkeypatch.setattr(api, name, started)
+
+
+@pytest.mark.parametrize("verb", sorted(_STARTS))
+def test_no_words_of_a_verb_that_works_long_end_in_a_traceback(verb: str, ends: Any, stops_before_work: None) -> None:
+    fuzzed(ends, verb, [], 12)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("verb", sorted(_STARTS))
+def test_two_hundred_words_of_a_verb_that_works_long(verb: str, ends: Any, stops_before_work: None) -> None:
+    fuzzed(ends, verb, [], 200)
+
+
 def test_every_verb_is_tried_or_said_why_not() -> None:
-    assert set(VERBS) >= _HEAVY | _SLOW
-    assert len(LIGHT) >= 10
+    assert set(VERBS) == {*LIGHT, *_STARTS}
+    assert len(LIGHT) >= 9
 
 
 def test_the_verbs_options_have_the_kinds_that_are_drawn() -> None:

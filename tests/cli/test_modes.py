@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -100,6 +101,12 @@ def _recorder(function: Callable[..., None], told: dict[str, Any]) -> Callable[.
     return record
 
 
+def test_every_verb_with_modes_is_tried() -> None:
+    modules = {sys.modules[command.callback.__module__] for command in app.registered_commands}
+    with_modes = {module.__name__.rpartition(".")[2] for module in modules if hasattr(module, "_MODES")}
+    assert with_modes == set(VERBS)
+
+
 @pytest.mark.parametrize("name", VERBS)
 def test_modes_read_the_verbs_options_all_of_them_and_no_others(name: str) -> None:
     verb, modes, asks = VERBS[name]
@@ -125,7 +132,10 @@ def test_a_run_that_has_ended_takes_no_options_of_a_command() -> None:
 
 def test_no_verb_has_an_option_that_its_body_does_not_name() -> None:
     """What a body never names is ignored whatever the mode."""
-    for command in app.registered_commands:
+    groups = [one for group in app.registered_groups for one in group.typer_instance.registered_commands]
+    of_groups = {"setup", "status", "remove"} | {"list_all", "export", "merge"}  # of emulate, and of recipes
+    assert {command.callback.__name__ for command in groups} == of_groups
+    for command in [*app.registered_commands, *groups]:
         body = inspect.unwrap(command.callback)
         code = body.__code__
         if "locals" in code.co_names:

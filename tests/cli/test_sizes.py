@@ -23,7 +23,8 @@ def run(*words: str) -> Result:
     [
         ("2GiB", ("--model=gpt2", "--method=full", "--batch-size=1", "--seq-len=512"), "does not fit"),
         ("14.9GiB", CELL, "tight"),
-        ("16GiB", CELL, "fits"),
+        ("16GiB", CELL, "tight"),  # 16.0 GiB under an older transformers
+        ("18GiB", CELL, "fits"),
     ],
 )
 def test_predict_judges_a_size_by_either_option(size: str, cell: tuple[str, ...], answer: str) -> None:

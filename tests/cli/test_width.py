@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+from grids import grid
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -16,11 +17,12 @@ from vramprobe.report.formats import terminal
 
 ROOT = Path(__file__).parents[2]
 RESULTS = str(ROOT / "results" / "cpu" / "quickstart")
-LARGE = ["predict", "--model", "llama-3.1-70b", "--method", "qlora", "--batch-size", "1", "--gpu", "T4"]
+LARGE = ["predict", "--model", "llama-3.1-8b", "--method", "qlora", "--batch-size", "1", "--gpu", "T4"]
 #: Verbs whose lines are all within the terminal. Of plan, run, check, fit and report some are names and paths, which
 #: are there to be copied and stay on one line.
 FITTING = {
     "claims": ["claims"],
+    "claims --id": ["claims", "--id", "L1-12"],
     "evaluate": ["evaluate", RESULTS],
     "calibrate": ["calibrate", RESULTS],
     "models": ["models"],
@@ -51,14 +53,16 @@ def shown(words: list[str], columns: int) -> list[str]:
     return done.output.splitlines()
 
 
-@pytest.mark.parametrize("verb", FITTING)
+@pytest.mark.parametrize("verb", grid(FITTING, *(verb for verb in FITTING if verb != "claims")))
 def test_no_line_is_wider_than_80_columns(verb: str) -> None:
     lines = shown(FITTING[verb], 80)
     assert len(lines) >= 2
     assert [line for line in lines if len(line) > 80] == []
 
 
-@pytest.mark.parametrize("verb", ["claims", "evaluate", "calibrate", "models", "gpus"])
+@pytest.mark.parametrize(
+    "verb", grid(["claims", "claims --id", "evaluate", "calibrate", "models", "gpus"], "claims --id", "models", "gpus")
+)
 def test_tables_stay_within_40_columns_too(verb: str) -> None:
     assert max(map(len, shown(FITTING[verb], 40))) <= 40
 

@@ -24,7 +24,7 @@ CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "64", "--device", 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., str]:
     """The message with which the command line refuses these words."""
-    monkeypatch.setattr(verbs, "signals_that_end", list)
+    monkeypatch.setattr("vramprobe.sweep.signals.signals_that_end", list)
 
     def run(*words: str | Path) -> str:
         monkeypatch.setattr(sys, "argv", ["vramprobe", *map(str, words)])
@@ -209,7 +209,7 @@ def test_a_gpu_without_a_name(words: list[str], refused: Callable[..., str]) -> 
 
 @pytest.mark.parametrize("words", [["evaluate", "results"], ["claims"]], ids=lambda words: words[0])
 def test_a_check_of_no_folder(words: list[str], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs, "signals_that_end", list)
+    monkeypatch.setattr("vramprobe.sweep.signals.signals_that_end", list)
     monkeypatch.setattr(sys, "argv", ["vramprobe", *words, "--check"])
     with pytest.raises(SystemExit) as left:
         verbs.main()

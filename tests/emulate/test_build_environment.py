@@ -190,3 +190,11 @@ def test_it_can_be_removed(commands):
     (python.parents[1] / "vramprobe-ready.json").write_text(json.dumps({}))
     assert remove_environment() is True
     assert find_environment() is None
+
+
+def test_no_name_removes_a_folder_elsewhere(commands):
+    home = set_up_environment().parents[2]
+    (home.parent / "precious").mkdir()
+    with pytest.raises(SetupError, match="is no version of torch"):
+        remove_environment(f"{pinned_torch()}/../../precious")
+    assert (home.parent / "precious").is_dir()

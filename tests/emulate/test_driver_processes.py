@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from driver_client import CudaError, Driver, IpcHandle
-
-from vramprobe.emulate.machine import read_state
+from machine_state import read_state
 
 MIB = 1 << 20
 CONTEXT = 100 * MIB

@@ -112,6 +112,16 @@ def test_large_masks_are_computed_where_all_they_are_made_of_is_known():
         assert mode.state(big(mode, 2048, 2048) > 0) == UNCOMPUTED
 
 
+def test_large_floats_are_computed_where_they_are_a_mask_that_was_cast():
+    with TrueValuesOnCpu() as mode:
+        at = torch.arange(256)
+        weights = (at[:, None] == at[None, :]).float() / 4  # 256 KiB, as Gemma 4 pools an image's patches
+        assert mode.state(weights) == COMPUTED
+        assert int((weights > 0).any(dim=1).sum()) == 256
+        assert mode.state(weights @ big(mode)) == UNCOMPUTED
+        assert mode.state(torch.zeros(256, 256)) == UNCOMPUTED  # of no mask: too large to be computed
+
+
 def test_counts_are_handed_to_data_dependent_operators():
     with TrueValuesOnCpu() as mode:
         x = known(mode, [3, 1, 3, 2, 0])

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from test_log import SUMMARY
 from vramprobe import api
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_model
-from vramprobe.errors import VramprobeError
+from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.explain.failure import in_words
 from vramprobe.explain.phases import UNKNOWN, Phase
 from vramprobe.explain.report import report_of
@@ -106,6 +107,30 @@ def test_tensors_of_known_sizes() -> None:
 )
 def test_the_shape_that_the_failing_line_names_counts_only_where_it_is_the_request(source: str, said: str) -> None:
     assert shape_in(source, 512 * MIB, 5242) == said
+
+
+def test_an_embedding_or_head_is_named_by_its_model_and_advice_begins_with_it() -> None:
+    """A gradient that a compiled backward makes: by the source's own sides, the model's, and a larger vocabulary."""
+    text = """  File "/x/torch/_inductor/output_code.py", line 465, in __call__
+    return self.current_callable(inputs)
+  File "/tmp/torchinductor_u/ab/cabc.py", line 2391, in call
+    {source}
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {size} GiB. GPU 0 has a total capacity of 14.74 GiB of \
+which 1.31 GiB is free.
+"""
+    made = explained(text.format(source="b = empty_strided_cuda((262208, 2560), (1, 1), torch.float32)", size="2.50"))
+    assert any("262208 × 2560 of 4 bytes each, the shape of gemma-3-4b's embedding or head" in line for line in made)
+    rows = explained(text.format(source="b = empty_strided_cuda((65536, 2560), (2560, 1), torch.float32)", size="0.62"))
+    assert not any("embedding or head" in line for line in rows)  # as many tokens as a batch may have
+    for model, size, said in (
+        ("gemma-3-4b", "2.50", "embed_tokens (262208 × 2560) in fp32"),
+        ("gemma-3-4b", "2.56", "an embedding or head of 267,912 to 268,959 tokens × 2560 in fp32"),
+        ("qwen3.5-9b", "1.89", "an embedding or head (248320 × 4096) in bf16 or fp16"),
+    ):
+        lines = explained(text.format(source="return f(x)", size=size), model=model)
+        assert any(said in line for line in lines), lines
+        assert any(line.startswith("try: 1. train neither embeddings nor head") for line in lines)
+    assert not any("embedding" in line for line in explained(text.format(source="", size="2.80"), model="gemma-3-4b"))
 
 
 def block(size: int, state: str, line: int) -> dict[str, Any]:
@@ -333,7 +358,7 @@ def test_expandable_segments_are_no_advice_where_the_log_has_them() -> None:
 
 
 def test_a_model_that_cannot_be_used_is_a_note_and_never_the_end() -> None:
-    for name, note in (("Qwen/Qwen3.5-9B", "only logits can be named"), ("google/gemma-4-31B", "")):
+    for name, note in (("Qwen/Qwen3.5-9B", "only logits, embedding and head can be named"), ("google/gemma-4-31B", "")):
         lines = explained(LOG.replace("meta-llama/Llama-3.1-8B", name))
         assert lines[0].startswith("GPU 1 ran out of memory")
         assert any(note in line for line in lines if line.startswith("note: "))
@@ -384,7 +409,8 @@ def test_weights_that_are_larger_than_the_gpu_are_said_to_be() -> None:
     assert not any("all parameters" in line for line in explained(LOG, model="llama-3.1-8b"))
     # 70,553,706,496 parameters of 2 bytes
     said = "note: all parameters of llama-3.1-70b take 131.42 GiB in bf16, more than one such GPU has (about 32.85 GiB "
-    assert said + "in 4 bits)" in explained(LOG, model="llama-3.1-70b")
+    over = "in 4 bits); device_map, FSDP or ZeRO-3 spread them over 2 GPUs or more"
+    assert said + over in explained(LOG, model="llama-3.1-70b")
 
 
 def test_a_gpu_error_counts_before_the_kills_that_follow_it() -> None:
@@ -443,3 +469,17 @@ def test_an_exception_a_text_and_a_file_are_explained_alike_from_python(tmp_path
     assert said == str(api.explain(LOG, batch_size=4))
     assert said.splitlines()[0].startswith("GPU 1 ran out of memory")
     assert "explain" in dir(api)
+
+
+def test_the_model_at_hand_names_the_requests_tensor() -> None:
+    """An exception is caught where the model is an object, not a name."""
+    logits = "CUDA out of memory. Tried to allocate 392.63 MiB. GPU 0 has a total capacity of 23.65 GiB"
+    config = find_model("gpt2").config
+    named = api.explain(logits, "gpt2", batch_size=4, seq_len=512).tensors
+    assert any(one.startswith("logits") for one in named)
+    at_hand = SimpleNamespace(model_type="gpt2", to_dict=lambda: config)
+    module = SimpleNamespace(config=at_hand, named_parameters=lambda: iter(()))
+    for model in (config, at_hand, module):
+        assert api.explain(logits, model, batch_size=4, seq_len=512).tensors == named
+    with pytest.raises(SpecError, match="model: int given"):
+        api.explain(logits, 7)

@@ -7,6 +7,7 @@ facts, which no license covers. ``derived_non_torch_gib`` was worked out by hand
 from __future__ import annotations
 
 import csv
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 
 from vramprobe.explain import messages
 from vramprobe.explain.causes import explain
+from vramprobe.explain.failure import in_words
 from vramprobe.explain.log import WORDS
 from vramprobe.explain.messages import OomMessage, form_of, forms, is_whole
 from vramprobe.explain.phases import UNKNOWN
+from vramprobe.explain.report import report_of
 from vramprobe.units import GIB, MIB
 
 #: Texts of public reports; the issue or the release beside each.
@@ -354,6 +357,8 @@ def test_memory_that_a_gpu_shares_with_the_cpu_is_no_other_process() -> None:
     shared, own = (explain(parse(text.format(total=total)), UNKNOWN) for total in ("119.69", "139.81"))
     assert (shared.cause, own.cause) == ("neighbor", "neighbor")
     assert "shares with the CPU" in shared.why
+    lines = in_words(report_of(io.BytesIO(text.format(total="119.69").encode())))
+    assert "     59.51 GiB  the host, other processes (about)" in lines
     assert "keep less on the host" in shared.changes[0].text
     assert "end the other processes" in own.changes[0].text
 

@@ -230,7 +230,12 @@ def test_a_frame_is_shown_without_folders_and_control_characters() -> None:
 
 def test_every_row_of_advice_is_of_a_phase_and_a_detail_that_rules_name() -> None:
     phases = {rule.name for rules in (AROUND, STEP, FORWARD, OTHERS) for rule in rules} | {"unknown"}
-    details = {rule.name for rules in DETAILS.values() for rule in rules} | {"logits", "load", "outside"}
+    details = {rule.name for rules in DETAILS.values() for rule in rules} | {
+        "logits",
+        "embedding or head",
+        "load",
+        "outside",
+    }
     beside = {"larger than the GPU", "bug", "host", "pinned memory", "driver", "MPS"}
     for key, changes in ADVICE.items():
         phase, _, detail = key.partition(": ")

@@ -331,3 +331,16 @@ def test_recommend_and_techniques_take_the_same_objects() -> None:
     assert ranking.ranked
     with pytest.raises(SpecError, match="give gpu"):
         vramprobe.techniques("llama-3.1-8b", args, seq_len=1024)
+
+
+def test_weights_that_a_gpu_with_the_hosts_memory_cannot_hold_twice_are_a_note() -> None:
+    """A DGX Spark fills up while loading: the file is read into the memory that the GPU has, too."""
+    cell = {"method": "lora", "batch_size": 1, "seq_len": 512}
+    notes = {
+        (model, gpu): [
+            one for one in vramprobe.predict(model, gpu=gpu, **cell).warnings if "loading may not fit" in one
+        ]
+        for model, gpu in (("qwen2.5-32b", "GB10"), ("qwen2.5-7b", "GB10"), ("qwen2.5-32b", "H200"))
+    }
+    assert [len(found) for found in notes.values()] == [1, 0, 0]
+    assert "61.53 GiB of weights" in notes["qwen2.5-32b", "GB10"][0]

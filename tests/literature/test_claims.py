@@ -161,7 +161,10 @@ def test_figures_by_hand() -> None:
         "gradient_checkpointing": True,
         "recipe": "all-bf16",
     }
-    usable = 81559 * 2**20 - 2**30 - 3 * 2**29
+    h100 = catalog.find_gpu("H100-SXM")
+    assert h100.cuda_total_bytes is not None
+    assert h100.context_bytes is not None
+    usable = h100.cuda_total_bytes - h100.context_bytes - 3 * 2**29
     assert one["L1-18"].figure.value == Cells().rank(cell, 8, "zero3").source.value / usable
     tokens = 80 * 2048 * 8192 + 2048 * 128_256 + 8192 * 128_256
     by_hand = 20 * 70_553_706_496 / 8 + 4 * (0.5e9 + 8192 * 128_256 + tokens)

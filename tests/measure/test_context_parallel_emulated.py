@@ -21,9 +21,9 @@ cells:
 """
 FEW = """
   - {method: full, autocast: bf16}
-  - {method: full, autocast: bf16, only_rank: 1}
 """
 MORE = """
+  - {method: full, autocast: bf16, only_rank: 1}
   - {method: full, autocast: bf16, only_rank: 0}
   - {method: lora, lora_targets: q_v, gradient_checkpointing: true}
   - {method: full, autocast: bf16, cp_rotation: alltoall}
@@ -91,8 +91,8 @@ def moved(rank: RankRecord) -> dict[tuple[str, str], int]:
 
 
 @exhaustive
-def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(records: list[RunRecord]) -> None:
-    assert_alone_as_among_all(1, records)
+def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(all_records: list[RunRecord]) -> None:
+    assert_alone_as_among_all(1, all_records)
 
 
 @exhaustive

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +11,14 @@ import pytest
 from factories import TINY_LLAMA_PARAMS, make_spec
 from processes import children
 
+from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.catalog import gpu_seen
+from vramprobe.explain.snapshot import load_plain, states_of
+from vramprobe.log.file import read_log
+from vramprobe.log.reserved import reserve
 from vramprobe.measure import doctor, nvml, selftest
 from vramprobe.measure.isolation import new_ticket, run_isolated
-from vramprobe.measure.launcher import Server, worker_environment
+from vramprobe.measure.launcher import Server, Spawner, worker_environment
 from vramprobe.records.record import RunRecord
 from vramprobe.sweep import runner
 from vramprobe.units import GIB, MIB
@@ -287,48 +288,30 @@ def test_a_limit_above_this_card_is_refused(server: Server, tmp_path: Path) -> N
 # -- the replay, held against the truth --------------------------------------------------------------------------------
 
 
-SNAPSHOT = """
-import sys, torch
-from vramprobe.log.snapshot import read_snapshot
-from vramprobe.log.against_snapshot import compare
-torch.zeros(1, device="cuda")
-torch.cuda.memory._record_memory_history(context=None, stacks="python", max_entries=1_000_000)
-model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-for size in (64, 512, 4096, 128, 4096):
-    model(torch.randn(size, 2048, device="cuda")).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-torch.cuda.empty_cache()
-comparison = compare(read_snapshot(torch.cuda.memory._snapshot()))
-print(comparison)
-sys.exit(0 if abs(comparison.peak_error) <= 0.01 else 1)
-"""
-
-
-@pytest.mark.parametrize("alloc_conf", ["", "expandable_segments:True", "max_split_size_mb:64"])
-def test_the_replay_takes_the_segments_that_torch_took(alloc_conf: str) -> None:
-    environment = os.environ | {"PYTORCH_ALLOC_CONF": alloc_conf, "PYTORCH_CUDA_ALLOC_CONF": alloc_conf}
-    done = subprocess.run([sys.executable, "-c", SNAPSHOT], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("alloc_conf", [None, "expandable_segments:True", "max_split_size_mb:64"])
+def test_the_log_of_a_cell_replays_to_the_reserved_memory_of_the_gpu(alloc_conf: str | None, tmp_path: Path) -> None:
+    spec = make_spec(device="cuda", timing_steps=1, method="lora", alloc_conf=alloc_conf)
+    launcher = Spawner(worker_environment(), tmp_path / "log")
+    ticket = new_ticket(tmp_path, recording=tmp_path / "log.npz")
+    record = run_isolated(spec, launcher, ticket, tmp_path / "log", 300)
+    launcher.close()
+    assert record.outcome.kind == "ok", record.outcome
+    replayed = reserve(record.phases, read_log(tmp_path / "log.npz"), parse_alloc_conf(alloc_conf or ""))
+    for one, seen in zip(replayed, record.phases, strict=True):
+        assert (one.name, one.allocated_peak_bytes) == (seen.name, seen.allocated_peak_bytes)
+        assert one.reserved_peak_bytes == pytest.approx(seen.reserved_peak_bytes, rel=0.01), seen.name
 
 
 def test_a_snapshot_is_of_one_steady_step_and_moves_no_number(tmp_path: Path) -> None:
-    """What memory_viz opens: this model's code in the stacks, and the peak that the counters saw."""
-    import pickle
-
-    from vramprobe.log.against_snapshot import compare
-    from vramprobe.log.snapshot import read_snapshot
-
+    """What memory_viz opens: this model's code in the stacks, and no more memory than the counters saw."""
     spec = make_spec(device="cuda", timing_steps=1)
     plain = runner.measure(spec, log=tmp_path / "log")
     record = runner.measure(spec, log=tmp_path / "log", snapshot=tmp_path / "step.pickle")
     assert record.warnings == plain.warnings
     assert (record.peak.allocated_bytes, record.ledger) == (plain.peak.allocated_bytes, plain.ledger)
-    with open(tmp_path / "step.pickle", "rb") as file:
-        written = pickle.load(file)
+    with (tmp_path / "step.pickle").open("rb") as file:
+        written = load_plain(file)
     frames = {frame["filename"] for entry in written["device_traces"][0] for frame in entry["frames"]}
     assert any("modeling_llama" in name for name in frames)
-    found = compare(read_snapshot(written))
-    assert found.num_events > 0
-    assert found.reserved_peak_torch <= record.peak.reserved_bytes
+    [state] = states_of(written)
+    assert 0 < state.peak.requested <= record.peak.allocated_bytes

@@ -45,7 +45,7 @@ assert torch.cuda.is_available()
 
 from vramprobe.measure import forkserver, nvml
 nvml.compute_capability = lambda: (9, 0)
-why = forkserver._load("cuda", ["llama", "gpt2", "gpt_neox", "opt", "qwen2", "qwen3", "mistral"])
+why = forkserver._load("cuda", ["llama", "gpt2", "gpt_neox", "opt", "qwen2", "qwen3", "mistral"], [])
 loaded = [name for name in ("peft", "bitsandbytes", "bitsandbytes.backends.cuda.ops") if name in sys.modules]
 restored = torch.cuda.get_device_capability is capability
 print(json.dumps({"why": why, "asked": asked, "loaded": loaded, "restored": restored}))
@@ -104,6 +104,32 @@ def test_a_server_that_initialised_the_driver_is_not_forked_from(monkeypatch: py
     assert "initialised the CUDA driver" in forkserver._unsafe("cuda")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert "has initialised CUDA" in forkserver._unsafe("cuda")
+
+
+def test_what_opens_the_driver_as_it_loads_is_left_to_the_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server begins anew without that module, and says which; what was open before is nobody's fault."""
+    began: list[list[str]] = []
+    tmp_path.joinpath("opens_the_driver.py").touch()
+    tmp_path.joinpath("harmless.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(forkserver, "PRELOADED", ("harmless", "opens_the_driver"))
+    monkeypatch.setattr(forkserver, "_PRELOADED_WITH_CARE", ())
+    monkeypatch.setattr(forkserver.environment, "remember", lambda: None)
+    is_open = "opens_the_driver"
+    monkeypatch.setattr(forkserver, "_open_files", lambda: {"/dev/nvidia-uvm"} if is_open in sys.modules else set())
+    monkeypatch.setattr(forkserver.os, "execv", lambda program, words: began.append(words))
+    monkeypatch.setenv(forkserver._LEFT_OUT, "")
+    with pytest.raises(forkserver._InitialisedCuda, match=r"^opens_the_driver$"):
+        forkserver._load("cpu", [], [])
+    forkserver._begin_without(["opens_the_driver"])
+    assert began[0][1:3] == ["-m", "vramprobe.measure.forkserver"]
+    assert os.environ[forkserver._LEFT_OUT] == "opens_the_driver"
+    forkserver._import("json", [])  # open already, and not by this
+    monkeypatch.delitem(sys.modules, "opens_the_driver")
+    assert forkserver._load("cpu", [], ["opens_the_driver"]) is None
+    assert "opens_the_driver" not in sys.modules
 
 
 def test_a_kernel_without_pidfd_is_not_forked_on(monkeypatch: pytest.MonkeyPatch) -> None:

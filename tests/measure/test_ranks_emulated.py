@@ -22,11 +22,12 @@ cells:
 """
 #: Those that stand for all of them.
 FEW = """
-  - {method: full, num_gpus: 2, sharding: [ddp, fsdp, fsdp1]}
-  - {method: full, num_gpus: 2, sharding: [ddp, fsdp, fsdp1], only_rank: 1}
+  - {method: full, num_gpus: 2, sharding: [ddp, fsdp]}
+  - {method: full, num_gpus: 2, sharding: fsdp, only_rank: 1}
   - {method: full, num_gpus: 2, sharding: fsdp, offload: params}
   - {method: full, recipe: mixed, num_gpus: 4, sharding: fsdp-hybrid, shard_size: 2}
 """
+NUM_FEW = 5
 ALL = """
   - {method: full, num_gpus: 2, sharding: [ddp, fsdp, fsdp1]}
   - {method: full, num_gpus: 2, sharding: [ddp, fsdp, fsdp1], only_rank: 1}
@@ -52,7 +53,7 @@ def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) -> None:
-    assert len(records) in (8, 31)
+    assert len(records) in (NUM_FEW, 31)
     for record in records:
         assert record.outcome.kind == "ok", (record.cell_id, record.outcome)
         ranks = list(range(record.spec.num_gpus)) if record.spec.only_rank is None else [record.spec.only_rank]
@@ -61,7 +62,7 @@ def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) 
 
 
 def test_one_rank_alone_counts_the_bytes_of_that_rank_among_all(records: list[RunRecord]) -> None:
-    assert_alone_as_among_all(records, num_alone={8: 3, 31: 13}[len(records)])
+    assert_alone_as_among_all(records, num_alone={NUM_FEW: 1, 31: 13}[len(records)])
 
 
 def assert_alone_as_among_all(records: list[RunRecord], *, num_alone: int) -> None:
@@ -84,7 +85,7 @@ def test_shards_are_smaller_than_replicas_and_rank_0_loads_for_all(records: list
         if (record.spec.method, record.spec.num_gpus, record.spec.only_rank) == ("full", 2, None)
         and record.spec.offload == "none"
     }
-    for sharding in ("fsdp", "fsdp1"):
+    for sharding in {"fsdp", "fsdp1"} & set(full):
         assert full[sharding].ledger.weights_bytes < 0.51 * full["ddp"].ledger.weights_bytes
         first, second = full[sharding].ranks
         assert first.host_tensors_bytes == pytest.approx(full["ddp"].ledger.weights_bytes, rel=0.01)
@@ -127,7 +128,7 @@ def test_what_a_step_moves(records: list[RunRecord], num_gpus: int) -> None:
     }
     for rank in full.get("ddp", []):
         assert asked(rank) == {("backward", "all_reduce"): gradients}
-    if num_gpus > 2 and len(records) == 8:
+    if num_gpus > 2 and len(records) == NUM_FEW:
         pytest.skip("these are of two ranks")
     for rank in full["fsdp"]:
         assert asked(rank) == {
@@ -137,7 +138,7 @@ def test_what_a_step_moves(records: list[RunRecord], num_gpus: int) -> None:
         }
         link = sum(one.link_bytes for one in rank.traffic)
         assert link == (3 * weights - root) * (num_gpus - 1) // num_gpus
-    for rank in full["fsdp1"]:
+    for rank in full.get("fsdp1", []):
         assert asked(rank) == {
             ("forward", "all_gather"): weights,
             ("backward", "all_gather"): weights - root - 2 * 256 * 64,
@@ -175,6 +176,7 @@ def test_a_single_cell_on_as_many_cards_as_it_needs_and_64_ranks_on_one(tmp_path
     assert (record["emulation"]["num_cards"], len(record["ranks"])) == (1, 1)
 
 
+@exhaustive
 def test_out_of_memory_of_a_rank_is_the_cells(tmp_path: Path) -> None:
     require_emulation()
     words = ["--model", "smollm2-135m", "--num-layers", "2", "--method", "full", "--batch-size", "2", "--seq-len", "64"]

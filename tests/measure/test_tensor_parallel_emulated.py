@@ -20,9 +20,9 @@ cells:
 """
 FEW = """
   - {{method: full, autocast: bf16}}
-  - {{method: full, autocast: bf16, only_rank: 1}}
 """
 MORE = """
+  - {{method: full, autocast: bf16, only_rank: 1}}
   - {{method: lora, lora_targets: q_v}}
   - {{method: lora, lora_targets: q_v, only_rank: 0}}
   - {{model: {tied}, method: full, autocast: bf16}}
@@ -106,8 +106,8 @@ def by_kind(folder: Path, sweep: str) -> dict[tuple[str, bool], RunRecord]:
 
 
 @exhaustive
-def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(records: dict[tuple[str, bool], RunRecord]) -> None:
-    assert_alone_as_among_all("full", records)
+def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(all_records: dict[tuple[str, bool], RunRecord]) -> None:
+    assert_alone_as_among_all("full", all_records)
 
 
 @exhaustive

@@ -13,7 +13,6 @@ from vramprobe.model import memory_model
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import Spread, shipped_fit
 from vramprobe.model.replayed import replayed
-from vramprobe.predict.grid import predict_cells
 from vramprobe.predict.predict import predict
 from vramprobe.records.record import RunRecord
 
@@ -39,8 +38,6 @@ def test_the_cards_differ_by_their_workspaces_alone(both: memory_model.MemoryMod
         for record in of_card(name)[:8]:
             found = predict(record.spec, both, gpu=find_gpu(name))
             assert found.peak_allocated_bytes.value == pytest.approx(record.peak.allocated_bytes, rel=1e-3)
-            [one] = predict_cells([record.spec], both, gpu=find_gpu(name)).peak_allocated_bytes.value.tolist()
-            assert one == found.peak_allocated_bytes.value
 
 
 def test_what_was_measured_on_two_cards_is_not_fitted_together() -> None:

@@ -36,6 +36,14 @@ GONE = {
 }
 
 
+#: Shardings whose arithmetic is gone, since recordings have their runs to the byte (recipes.md): their rows stay.
+RECORDED = {"tp"}
+
+
+def by_arithmetic(one: oracles.Oracle) -> bool:
+    return one.today.engine == "formula" and one.cell["sharding"] not in RECORDED
+
+
 @pytest.fixture(scope="module")
 def cells() -> list[oracles.Oracle]:
     return list(oracles.cells())
@@ -103,7 +111,7 @@ def test_every_sharding_trainer_loss_optimizer_and_format_is_among_them(cells: l
 
 
 def test_predict_says_of_a_part_what_it_said(cells: list[oracles.Oracle]) -> None:
-    some = [one for one in cells if one.today.engine == "formula"][::PART]
+    some = [one for one in cells if by_arithmetic(one)][::PART]
     assert freeze.changed(some) == []
 
 
@@ -122,7 +130,7 @@ def test_a_part_of_the_questions_is_answered_as_it_was() -> None:
 @exhaustive
 @pytest.mark.timeout(7200)
 def test_predict_says_of_all_what_it_said(cells: list[oracles.Oracle]) -> None:
-    assert freeze.changed(cells) == []
+    assert freeze.changed([one for one in cells if one.cell["sharding"] not in RECORDED]) == []
 
 
 @exhaustive

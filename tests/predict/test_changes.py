@@ -140,7 +140,7 @@ def test_a_change_is_not_broken_within_a_word(columns: int) -> None:
 def test_a_cell_that_is_recorded_gets_its_changes_from_recordings_on_one_gpu(monkeypatch) -> None:
     recorded = []
 
-    def by_recording(spec: CellSpec, *, gpu, model, say) -> Prediction:
+    def by_recording(spec: CellSpec, *, gpu, model, say, where) -> Prediction:
         recorded.append(spec)
         return by_arithmetic(spec, model, gpu=gpu)
 

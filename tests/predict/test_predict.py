@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from factories import CONSTANT_BYTES, TRUE, make_spec, specs, synthetic
@@ -28,6 +28,9 @@ class Card:
     name: str
     total_bytes: int | None
     shares_host_memory: bool = False
+    cuda_total_bytes: int | None = None
+    context_bytes: int | None = None
+    context_basis: str = ""
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +152,15 @@ def test_verdicts_on_a_24_gib_card(value_gib: float, high_gib: float, answer: st
     assert "set aside for the CUDA context" in found.reason
 
 
+def test_the_driver_s_part_and_the_most_of_a_context_are_set_aside() -> None:
+    card = Card("card", 24 * GIB, False, 23 * GIB, 400 * 2**20, "published")
+    found = verdict(with_peak(10 * GIB, 11 * GIB), card)
+    assert found.usable_bytes == 23 * GIB - 400 * 2**20
+    assert "1.39 GiB set aside for the driver and the CUDA context (published): 10.00 GiB" in found.reason
+    limited = replace(card, total_bytes=8 * GIB)  # as --limit-vram
+    assert usable_bytes(limited, device_is_known=False) == 8 * GIB - 400 * 2**20
+
+
 def test_a_known_device_tier_is_compared_with_the_whole_card() -> None:
     device = Interval(value=20 * GIB, low=19 * GIB, high=21 * GIB)
     found = verdict(with_peak(1, 1).model_copy(update={"device_bytes": device}), Card("card", 24 * GIB))
@@ -171,7 +183,7 @@ def test_a_deep_model_takes_milliseconds() -> None:
 @pytest.mark.parametrize(
     ("tiers", "answer", "said"),
     [
-        ({}, "fits", r"predicted allocated memory, .*: 20.00 GiB \(up to 21.20 GiB\) of 22.99 GiB"),
+        ({}, "fits", r"predicted allocated memory, .*: 20.00 GiB \(up to 21.20 GiB\) of 22.90 GiB"),
         ({"reserved_bytes": 20 * GIB}, "fits", r"predicted reserved memory, .*: 20.00 GiB \(up to 21.60 GiB\) of"),
         ({"reserved_bytes": 22 * GIB}, "tight", "predicted reserved memory, .*: 22.00 GiB"),
         ({"reserved_bytes": 23 * GIB}, "does not fit", "predicted reserved memory, .*: 23.00 GiB"),
@@ -221,7 +233,7 @@ def test_a_gpus_fit_is_for_that_gpu_alone(model: MemoryModel) -> None:
 def test_a_gpu_that_shares_the_cpu_s_memory_leaves_it_a_part() -> None:
     spark = find_gpu("GB10")
     assert spark.total_bytes == 122570 * 2**20
-    assert usable_bytes(spark, device_is_known=False) == spark.total_bytes - 17 * GIB  # 1 GiB is the context's
+    assert usable_bytes(spark, device_is_known=False) == spark.total_bytes - 16 * GIB - spark.context_bytes
     told = verdict(predict(make_spec(device="cuda")), spark).reason
     assert "16.00 GiB for the CPU, which shares this memory" in told
 

@@ -125,7 +125,6 @@ def test_every_counted_sharding_is_logged() -> None:
     [
         {"sharding": "fsdp", "offload": "params"},
         {"sharding": "fsdp", "cp_size": 2, "seq_len": 1024},
-        {"sharding": "tp"},
     ],
 )
 def test_what_is_not_logged_is_refused_and_left_as_it_is(words: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from vramprobe.predict.fewest import min_gpus
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.questions import predict as ask
-from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, verdict
+from vramprobe.predict.verdict import NCCL_ALLOWANCE_BYTES, verdict
 from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Moment, moments
@@ -361,7 +361,7 @@ def test_a_rank_says_what_it_is_and_its_interval_has_room_for_the_buffers(shardi
 def test_verdicts_set_nccls_buffers_aside() -> None:
     card = find_gpu("RTX-4090")
     found = verdict(predict(on_ranks(tiny(), 2, "fsdp")), card)
-    assert found.usable_bytes == card.total_bytes - CONTEXT_ALLOWANCE_BYTES - NCCL_ALLOWANCE_BYTES
+    assert found.usable_bytes == card.cuda_total_bytes - card.context_bytes - NCCL_ALLOWANCE_BYTES
     assert "for NCCL, on each rank" in found.reason
 
 

@@ -11,6 +11,11 @@ from emulated import require_emulation
 
 from vramprobe.profile import launch
 
+#: For its first optimizer torch loads its compiler: two seconds of CPU, which a script that compiles nothing can save.
+NO_COMPILER = (
+    "import sys as _s, types as _t; _s.modules['torch._dynamo'] = "
+    "_t.SimpleNamespace(disable=lambda step=None, *_, **__: step, graph_break=lambda *_, **__: None)"
+)
 TRAIN = """
 import sys, torch
 model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)).cuda()
@@ -35,15 +40,22 @@ def profiled(
     num_steps: int = 6,
     verify: bool = False,
     stand_ins: dict[str, Any] | None = None,
+    compiles: bool = False,
 ) -> launch.Ended:
-    """Run a script under the hook; the raw files are in ``folder / "run"``."""
+    """Run a script under the hook; the raw files are in ``folder / "run"``. ``compiles``: it needs torch's compiler."""
     python = require_emulation()
     path = folder / "script.py"
-    path.write_text(script.replace("NUM_STEPS", str(num_steps)))
+    path.write_text(_prepared(script, num_steps, compiles))
     (folder / "run").mkdir()
     command = [str(python), str(path), *words]
     options = launch.Options(trace=trace, steps=steps, verify=verify, stand_ins=stand_ins)
     return launch.run(command, folder / "run", options, emulate=emulate)
+
+
+def _prepared(script: str, num_steps: int, compiles: bool) -> str:
+    """Its lines keep their numbers: one that begins with an empty line begins with what saves the compiler."""
+    first = NO_COMPILER if script.startswith("\n") and not compiles else ""
+    return first + script.replace("NUM_STEPS", str(num_steps))
 
 
 def unprofiled(folder: Path, script: str, *, emulate: str = "RTX-4090", num_steps: int = 6) -> str:
@@ -51,7 +63,7 @@ def unprofiled(folder: Path, script: str, *, emulate: str = "RTX-4090", num_step
     from vramprobe.emulate.enter import entrance_for_command
 
     path = folder / "plain.py"
-    path.write_text(script.replace("NUM_STEPS", str(num_steps)))
+    path.write_text(_prepared(script, num_steps, compiles=False))
     way = entrance_for_command(require_emulation(), emulate)
     done = subprocess.run([way.python, path], env=way.environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

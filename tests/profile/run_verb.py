@@ -87,8 +87,11 @@ class Verb:
         """Wait for its end, and for what it has others end; a supervisor with nothing to keep ends by itself."""
         try:
             status = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self.process.terminate()
+        except subprocess.TimeoutExpired:  # the supervisor ends the rest when the verb is gone
+            self.process.kill()
+            self.process.wait()
+            for file in self._files:
+                file.close()
             raise
         running = _running(self._folder)
         leaves_it_to_others = status == -9 or was_starting

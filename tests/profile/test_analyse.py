@@ -12,7 +12,7 @@ from profile_factory import BATCH, SAVED, STATE, TEMPORARY, WEIGHT, WORKSPACE, S
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.lifetimes import lives_of, spans_of
 from vramprobe.profile.places import NOWHERE, Location, Places, pattern
-from vramprobe.profile.ranks import module_said
+from vramprobe.profile.ranks import merged, module_said
 from vramprobe.profile.raw import read_run
 from vramprobe.records.profile import ProfileRecord, RankProfile
 
@@ -553,3 +553,9 @@ def test_threads_of_autograd_have_no_line() -> None:
 )
 def test_a_module_has_a_name_anyway(place: Location, said: str) -> None:
     assert module_said(place) == said
+
+
+def test_a_remark_of_many_processes_is_said_once() -> None:
+    killed = [f"process {pid}: it was killed" for pid in range(100, 127)]
+    few = ["rank 0: no history", "rank 1: no history", "memory is a lower bound"]
+    assert merged([*killed[:3], *few, *killed[3:]]) == ["27 processes: it was killed", *few]

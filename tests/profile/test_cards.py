@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from profile_factory import Script, write_launcher
 
-from vramprobe.catalog import list_gpus
+from vramprobe.catalog import find_gpu, list_gpus
 from vramprobe.emulate.cards import card_properties
 from vramprobe.errors import UnknownName
 from vramprobe.profile.analyse import analyse
@@ -15,8 +15,7 @@ from vramprobe.profile.cards import MARGIN_BYTES
 from vramprobe.records.profile import CardVerdict
 from vramprobe.units import GIB, MIB
 
-CONTEXT = 480 * MIB
-USABLE_3090 = card_properties("RTX-3090").total_bytes - CONTEXT
+USABLE_3090 = card_properties("RTX-3090").total_bytes - find_gpu("RTX-3090").context_bytes
 
 
 def run(
@@ -53,7 +52,7 @@ def test_one_that_fits_has_its_headroom(tmp_path: Path) -> None:
 
 def test_where_the_cpu_shares_the_memory_its_part_is_not_for_tensors(tmp_path: Path) -> None:
     """DGX Spark: 122,570 MiB, of which the context and 16 GiB for the CPU are set aside, even where it ran there."""
-    usable = card_properties("GB10").total_bytes - CONTEXT - 16 * GIB
+    usable = card_properties("GB10").total_bytes - find_gpu("GB10").context_bytes - 16 * GIB
     for name in ("few", "many"):
         (tmp_path / name).mkdir()
     few = verdict(run(tmp_path / "few", 3 * GIB, GIB), "GB10")

@@ -10,12 +10,12 @@ from profile_factory import training, write_launcher
 from run_verb import Verb
 
 from vramprobe.cli import display_profile
-from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.places import Places
 from vramprobe.units import GIB, MIB
 
 STDLIB = "/usr/lib/python3.11/copy.py"
+CONTEXT_BYTES = 519 * MIB
 
 
 def test_a_deepcopy_is_its_callers() -> None:
@@ -52,9 +52,9 @@ def test_each_process_on_the_card_has_a_context(
     record = analyse(tmp_path)
     (rank,) = record.ranks
     assert rank.peak is not None
-    peak = rank.peak.model_copy(update={"device_bytes": GIB + contexts * ASSUMED_CONTEXT_BYTES, "reserved_bytes": GIB})
+    peak = rank.peak.model_copy(update={"device_bytes": GIB + contexts * CONTEXT_BYTES, "reserved_bytes": GIB})
     record = record.model_copy(
-        update={"ranks": [rank.model_copy(update={"peak": peak})], "context_bytes": ASSUMED_CONTEXT_BYTES}
+        update={"ranks": [rank.model_copy(update={"peak": peak})], "context_bytes": CONTEXT_BYTES}
     )
     display_profile.print_profile(record)
     assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(said)]

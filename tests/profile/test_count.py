@@ -109,7 +109,7 @@ def test_fp32_runs_as_tf32_in_convolutions_alone(
     major: int, expected: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's default, on GPUs that have it."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (major, 0))
+    monkeypatch.setattr(operators, "_capability", lambda device: (major, 0))
     assert [operators._is_tf32(name, None) for name in ("aten::mm", "aten::convolution_backward")] == expected
     assert not operators._is_tf32("aten::_scaled_dot_product_efficient_attention", None)
     try:

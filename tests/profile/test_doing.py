@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from profile_factory import Script, write_launcher
@@ -24,7 +25,7 @@ from vramprobe.profile.hook.doing import note_doing
 phases = SimpleNamespace(name="evaluation", step=1, steps=0, num_phases={"evaluation": 640})
 watch = SimpleNamespace(phases=phases, counters=SimpleNamespace(allocated_now=lambda: 2**30))
 note_doing(sys.argv[1], [watch] if len(sys.argv) > 2 else [])
-exec(compile("def call(f): f()", "/env/site-packages/torch/_dynamo/convert.py", "exec"))
+exec(compile("def call(f): f()", "/env/site-packages/torch/_dynamo/convert_frame.py", "exec"))
 def evaluate():
     time.sleep(100)
 call(evaluate)
@@ -72,8 +73,9 @@ def test_a_torn_file_says_nothing() -> None:
     assert doing_of("") is None
 
 
-def doing(phase: str, *stack: str) -> str:
-    said = {"pid": 1, "main_thread": 1, "phase": phase, "step": 1, "num_steps": 0, "allocated_bytes": 2**30}
+def doing(phase: str, *stack: str, num_steps: int = 0, says_its_pace: bool = True) -> str:
+    said = {"pid": 1, "main_thread": 1, "phase": phase, "step": 1, "num_steps": num_steps, "allocated_bytes": 2**30}
+    said["says_its_pace"] = says_its_pace
     return "\n".join([json.dumps(said), "Thread 0x0000000000000001 (most recent call first):", *stack])
 
 
@@ -94,6 +96,57 @@ def test_a_run_of_minutes_says_what_takes_its_time(phase: str, is_told: bool, tm
         not said
         or "forward of step 1, 0 steps done, 1.00 GiB allocated; seen 100% of the time at tf/gdn.py chunks" in said[0]
     )
+
+
+def test_slow_steps_say_how_long_all_take_and_once_how_to_shorten_them(monkeypatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    pace, place = waiting._Pace(3), "tf/gdn.py torch_chunk_gated_delta_rule"
+
+    def at(seconds: float, num_steps: int) -> str:
+        clock[0] = seconds
+        found = doing_of(doing("forward", num_steps=num_steps))
+        assert found is not None
+        pace.look(found)
+        return pace.in_words(place)
+
+    assert at(0, 0) == at(20, 0) == ""
+    first = at(60, 0)
+    assert first.startswith("; a step takes more than 60 s here; to shorten the steps: fewer tokens in each")
+    assert "flash-linear-attention" in first
+    assert at(70, 1) == "; a step takes about 70 s here, about 140 s to go"
+    assert at(100, 1) == "; a step takes about 70 s here, about 110 s to go"
+    assert at(140, 3) == "; a step takes about 35 s here"
+
+
+def test_a_launcher_that_waits_is_not_the_process_whose_time_counts(tmp_path: Path) -> None:
+    (tmp_path / "7.doing").write_text(doing("load", '  File "/e/site-packages/tf/load.py", line 5 in load'))
+    (tmp_path / "8.doing").write_text(doing("load", '  File "/usr/lib/python3.11/subprocess.py", line 9 in _try_wait'))
+    found = waiting.latest(tmp_path)
+    assert found is not None
+    assert found.stack[0][2] == "load"
+
+
+def test_a_generation_that_does_not_say_its_pace_is_told_of_each_minute(tmp_path: Path, monkeypatch) -> None:
+    """Continuous batching asks no criterion for each token."""
+    monkeypatch.setattr(waiting, "_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.01)
+    frame = '  File "/e/site-packages/transformers/generation/continuous_batching/api.py", line 5 in run'
+    (tmp_path / "7.doing").write_text(doing("generation", frame, says_its_pace=False))
+    said: list[str] = []
+    with waiting.told_each_minute(said.append, tmp_path, []):
+        time.sleep(0.3)
+    assert said[0].endswith("fewer or shorter completions shorten it")
+
+
+def test_a_checkpointed_layer_is_not_said_to_be_compiled() -> None:
+    """torch keeps Dynamo out of gradient checkpointing by a wrapper of Dynamo's own."""
+    wrapper = '  File "/e/site-packages/torch/_dynamo/eval_frame.py", line 1446 in _fn'
+    compiling = '  File "/e/site-packages/torch/_dynamo/convert_frame.py", line 9 in compile_inner'
+    for frame, is_compiling in ((wrapper, False), (compiling, True)):
+        found = doing_of(doing("forward", '  File "/e/site-packages/tf/gdn.py", line 5 in chunks', frame))
+        assert found is not None
+        assert ("compiling" in found.progress()) is is_compiling
 
 
 def test_a_run_of_seconds_says_nothing_of_its_time(tmp_path: Path, monkeypatch) -> None:

@@ -126,6 +126,8 @@ def test_a_transformers_that_checks_its_processors_in_init_is_served_too(empty, 
         [
             ("qwen2.5-vl-3b", 999),  # 1024 × 768, each side to the nearest multiple of 28: 37 × 27
             ("qwen3-vl-4b", 768),  # 32 × 24 of 32 pixels
+            ("qwen3.5-9b-vl", 768),  # the same
+            ("gemma-4-e4b-it", 266),  # 19 × 14 of 48 pixels
             ("gemma-3-4b-it", 256),  # whatever the size
             ("smolvlm-instruct", 1053),  # 4 × 3 parts and the whole, of 81
         ],

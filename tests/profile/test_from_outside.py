@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from emulated import require_emulation
 from grids import exhaustive
-from run_command import TRAIN
+from run_command import NO_COMPILER, TRAIN
 
 from vramprobe.emulate.enter import entrance
 from vramprobe.profile.from_outside import CardSeen, seen_from_outside
@@ -17,7 +17,9 @@ from vramprobe.profile.raw import RawPhase, RawProcess, RawRank, read_run
 from vramprobe.records.profile import last_profile
 from vramprobe.units import GIB, MIB
 
-PASSING = "import time, torch\nx = torch.empty(2 << 30, dtype=torch.uint8, device='cuda'); time.sleep(0.5)\n"
+PASSING = (
+    NO_COMPILER + "\nimport time, torch\nx = torch.empty(2 << 30, dtype=torch.uint8, device='cuda'); time.sleep(0.5)\n"
+)
 
 
 @pytest.mark.parametrize("words", [(), pytest.param(("--trace", "none"), marks=exhaustive)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from grids import grid
 from run_command import profiled
 
 from vramprobe.profile.analyse import analyse
@@ -89,18 +90,21 @@ for _ in range(3):
 """
 
 
+HELD = [
+    (_MASTERS + _OWN + _STEPS, (WEIGHTS, 2 * WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS)),
+    (_MASTERS + _SHARDS + _IN_THE_OPTIMIZER + _STEPS, (2 * WEIGHTS, 2 * WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS)),
+    (_MASTERS + _AVERAGED, (WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS, 4 * WEIGHTS)),  # averaged, and flat for the step
+    (
+        _MASTERS + _AVERAGED.replace("zero = ZeROOptimizer()\n", _LATER),
+        (WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS, 4 * WEIGHTS),
+    ),
+    (_BARE, (WEIGHTS, 0, WEIGHTS, 2 * WEIGHTS)),
+]
+
+
 @pytest.mark.parametrize(
     ("script", "expected"),
-    [
-        (_MASTERS + _OWN + _STEPS, (WEIGHTS, 2 * WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS)),
-        (_MASTERS + _SHARDS + _IN_THE_OPTIMIZER + _STEPS, (2 * WEIGHTS, 2 * WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS)),
-        (_MASTERS + _AVERAGED, (WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS, 4 * WEIGHTS)),  # averaged, and flat for the step
-        (
-            _MASTERS + _AVERAGED.replace("zero = ZeROOptimizer()\n", _LATER),
-            (WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS, 4 * WEIGHTS),
-        ),
-        (_BARE, (WEIGHTS, 0, WEIGHTS, 2 * WEIGHTS)),
-    ],
+    grid(HELD, HELD[0], HELD[2]),
     ids=["masters", "in the optimizer", "averaged", "made later", "no module"],
 )
 def test_a_framework_s_own_tensors(tmp_path: Path, script: str, expected: tuple[int, ...]) -> None:

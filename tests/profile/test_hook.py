@@ -17,7 +17,7 @@ import pytest
 from emulated import require_emulation
 from grids import exhaustive, grid
 from processes import command_line
-from run_command import TRAIN, lines, profiled, told, unprofiled
+from run_command import NO_COMPILER, TRAIN, lines, profiled, told, unprofiled
 
 from vramprobe.emulate import values
 from vramprobe.profile import hook as profile_hook
@@ -190,7 +190,7 @@ def looped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the program that runs all LOOPS."""
     folder = tmp_path_factory.mktemp("looped")
     loops = "".join(_BEGIN.replace("LOOP", repr(name)) + loop for name, loop in LOOPS.items())
-    assert profiled(folder, _MADE.replace("LOOPS", str(list(LOOPS))) + loops).exit_status == 0
+    assert profiled(folder, _MADE.replace("LOOPS", str(list(LOOPS))) + loops, compiles=True).exit_status == 0
     return folder
 
 
@@ -319,8 +319,8 @@ def test_a_program_that_catches_the_end_is_ended(tmp_path: Path) -> None:
 def test_children_are_watched_each_by_itself_and_none_stays(tmp_path: Path) -> None:
     """A forked one without a card, one of its own interpreter that trains, and one that would stay for ever."""
     script = (
-        f"import os, subprocess, sys, time\nif os.fork() == 0:\n    os._exit(0)\n"
-        f"subprocess.run([sys.executable, '-c', {TRAIN.replace('NUM_STEPS', '1')!r}], check=True)\n"
+        f"\nimport os, subprocess, sys, time\nif os.fork() == 0:\n    os._exit(0)\n"
+        f"subprocess.run([sys.executable, '-c', {NO_COMPILER + TRAIN.replace('NUM_STEPS', '1')!r}], check=True)\n"
         f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=True)\n{TRAIN}"
     )
     ended = profiled(tmp_path, script, num_steps=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from profile_factory import training, write_launcher
+from run_command import NO_COMPILER
 from run_verb import Verb
 
 from vramprobe.cli import display_profile
@@ -80,7 +81,7 @@ def test_the_driver_counts_cpu_tensors_and_pinned_memory(tmp_path: Path) -> None
 
     python = require_emulation()
     file = tmp_path / "weights.safetensors"
-    (tmp_path / "train.py").write_text(SCRIPT.replace("/tmp/weights-of-test-host.safetensors", str(file)))
+    (tmp_path / "train.py").write_text(NO_COMPILER + SCRIPT.replace("/tmp/weights-of-test-host.safetensors", str(file)))
     words = ["--emulate", "RTX-4090", "--host-memory", "256MiB", "--json"]
     left = Verb(tmp_path, [str(python), str(tmp_path / "train.py")], *words).left(120)
     assert left.status == 0, left.err

@@ -18,6 +18,12 @@ def test_a_library_is_named_once():
     assert note.startswith("memory is a lower bound: workspaces of cuDNN, cuSOLVER are counted as 0, because")
 
 
+def test_an_assumed_workspace_is_a_note_once_and_no_lower_bound():
+    names = ("cudnnBackendGetAttribute", "cudnnGetRNNTempSpaceSizes")
+    [note] = library_notes(library_remarks([event("assumed_workspace", name, "libcudnn") for name in names]))
+    assert note.startswith("workspaces of cuDNN follow what cuDNN 9.19 asked for on an H200; for other cards")
+
+
 def test_a_missing_function_is_a_note_and_nothing_is_said_of_a_run_without():
     sentence = "cusparseSpGEMM_compute of libcusparse.so.12 is not emulated: …"
     assert library_notes(library_remarks([event("unsupported_function", "cusparseSpGEMM_compute", sentence)])) == [

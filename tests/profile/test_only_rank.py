@@ -11,6 +11,8 @@ from run_command import require_emulation
 from run_verb import Left, Verb
 
 from vramprobe.emulate.values import one_rank
+from vramprobe.errors import SpecError
+from vramprobe.profile.command import _one_rank, profiled
 
 TRAINING = str(Path(__file__).with_name("ranks_training.py"))
 LAUNCHER = ["-m", "torch.distributed.run", "--nproc-per-node"]
@@ -120,6 +122,7 @@ def test_a_group_of_the_host_has_options_of_its_own_under_old_torches(monkeypatc
     assert one_rank._gloo(object)("store", 0, 2).options.group_name == "1"
 
 
+@exhaustive
 def test_one_process_of_spawned_ranks_runs(tmp_path: Path) -> None:
     """torch.multiprocessing.spawn tells a rank to its function alone; others have used CUDA before they say theirs."""
     script = tmp_path / "script.py"
@@ -148,16 +151,21 @@ def test_what_another_rank_alone_could_say_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words", "said"),
+    ("rank", "num_ranks", "words", "said"),
     [
-        (["--only-rank", "0"], [], "go together"),
-        (["--only-rank", "4", "--world-size", "4"], [], "numbered from 0"),
-        (["--only-rank", "0", "--world-size", "5000"], [], "1 to 960 ranks"),
-        (["--only-rank", "0", "--world-size", "64"], ["--nnodes", "8"], "other machines"),
-        (["--only-rank", "0", "--world-size", "64"], ["--nnodes=8"], "other machines"),
+        (0, None, [], "--only-rank 0, --world-size –: give both"),
+        (4, 4, [], "numbered from 0"),
+        (0, 5000, [], "1 to 960 ranks"),
+        (0, 64, ["--nnodes", "8"], "other machines"),
+        (0, 64, ["--nnodes=8"], "other machines"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, options: list[str], words: list[str], said: str) -> None:
-    left = Verb(tmp_path, ["torchrun", *words, "x.py"], "--emulate", "H100-SXM", *options).left()
-    left.check(1, said=1)
-    assert said in left.said[0]
+def test_what_is_refused(rank: int, num_ranks: int | None, words: list[str], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        profiled(["torchrun", *words, "x.py"], emulate="H100-SXM", only_rank=rank, world_size=num_ranks)
+
+
+def test_a_machine_of_eight_gpus_has_eight_ranks() -> None:
+    """As ``measure`` reads it."""
+    assert _one_rank(["torchrun", "x.py"], "H100-SXM x8", 7, None) == (7, 8)
+    assert _one_rank(["torchrun", "x.py"], "H100-SXM x8", 7, 16) == (7, 16)

@@ -14,6 +14,7 @@ import pytest
 from emulated import require_emulation
 from grids import grid
 from profile_factory import Script, write_launcher
+from run_command import NO_COMPILER
 
 from vramprobe.cli import display_profile
 from vramprobe.profile import launch
@@ -285,7 +286,7 @@ Trainer(model, arguments, DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8
 
 def run_of(folder: Path, script: str, *, steps: int | None, num_ranks: int = 1) -> ProfileRecord:
     folder.mkdir()
-    (folder / "script.py").write_text(script)
+    (folder / "script.py").write_text(NO_COMPILER + script if script.startswith(PLAIN) else script)
     options = launch.Options(trace="none", steps=steps, phases=steps is not None, speed=False)
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}"] if num_ranks > 1 else []
     command = [str(require_emulation()), *launcher, str(folder / "script.py")]

@@ -48,7 +48,7 @@ print(sorted({metrics.co_filename for metrics in get_compilation_metrics()}))
 
 
 def test_a_compiled_program_compiles_no_frame_of_ours(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert profiled(tmp_path, COMPILED, num_steps=4).exit_status == 0
+    assert profiled(tmp_path, COMPILED, num_steps=4, compiles=True).exit_status == 0
     captured = capfd.readouterr()
     assert "script.py" in captured.out
     assert str(PACKAGE) not in captured.out, captured.out

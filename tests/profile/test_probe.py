@@ -272,10 +272,6 @@ def _flipped(path: Path) -> None:
     path.write_bytes(content)
 
 
-def _of_another_format(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 7'))
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -111,9 +111,7 @@ def started(folder: Path, script: str, *options: str, words: list[str] | None = 
 
 
 ALWAYS = (
-    "leaves at once",
     "is killed",
-    "trains in a forked process",
     "a loader's workers that stay",
 )
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import vramprobe
+from command_line import vramprobe, within
 from profile_factory import Script, training, write_launcher
 
 from vramprobe.catalog import find_gpu
+from vramprobe.cli import verbs
 from vramprobe.errors import SpecError
 from vramprobe.profile.raw import read_run
 from vramprobe.profile.recommended import CommandQuestion, recommended
@@ -270,6 +271,6 @@ def test_the_verb_reads_a_profiles_folder_and_says_that_it_predicts(tmp_path: Pa
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    done = vramprobe("recommend", *words, cwd=tmp_path)
+    done = within(verbs.main, ["vramprobe", "recommend", *words], tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert said in " ".join(done.stderr.split())

@@ -44,3 +44,25 @@ def test_arguments_are_numbers_and_words_and_no_path_or_secret() -> None:
         "max_length": "None",
         "eval_strategy": "steps",
     }
+
+
+def test_layers_that_llamafactory_does_not_checkpoint_are_counted() -> None:
+    """It looks for a trained parameter in each: the linear attention of a hybrid has none where q_proj is trained."""
+
+    def custom_gradient_checkpointing_func(function, *args):
+        return function(*args)
+
+    layers = [torch.nn.Linear(2, 2) for _ in range(4)]
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = custom_gradient_checkpointing_func
+    model = torch.nn.Sequential(*layers)
+    assert settings.left_out_of_checkpointing([model]) is None
+    for layer in layers[:3]:
+        layer.requires_grad_(False)
+    said = settings.left_out_of_checkpointing([model])
+    assert said is not None
+    assert said.startswith("gradient checkpointing leaves out 3 of 4 modules: LLaMA-Factory")
+    for layer in layers:
+        layer._gradient_checkpointing_func = torch.utils.checkpoint.checkpoint  # transformers' own looks at none
+    assert settings.left_out_of_checkpointing([model]) is None

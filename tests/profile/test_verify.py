@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import vramprobe
+from command_line import within
 from grids import exhaustive
 from run_command import TRAIN, lines, profiled
+
+from vramprobe.cli import verbs
 
 STEERED = "    if loss.item() > 0.5: torch.empty(3_000_000, device='cuda')  # only then\n    loss.backward()\n"
 
@@ -53,6 +55,6 @@ def test_a_run_that_is_too_short_is_not_verified_and_says_so(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("words", [("--verify",), ("--verify", "--emulate", "RTX-4090", "--whole")])
 def test_what_cannot_be_verified_is_refused(words: tuple[str, ...]) -> None:
-    done = vramprobe("profile", *words, "--", "python", "-c", "pass")
+    done = within(verbs.main, ["vramprobe", "profile", *words, "--", "python", "-c", "pass"], Path.cwd())
     assert done.returncode == 1
     assert "give --emulate GPU, and no --whole" in done.stderr

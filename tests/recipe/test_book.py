@@ -9,8 +9,9 @@ import pytest
 
 from vramprobe import api, catalog
 from vramprobe.emulate.enter import Entrance
-from vramprobe.recipe import book
-from vramprobe.recipe.book import CannotRecord, close_recorders, record_packed, recorded_as
+from vramprobe.recipe import recorder
+from vramprobe.recipe.book import recorded_as
+from vramprobe.recipe.recorder import USUAL, CannotRecord, close_recorders, record_packed
 
 SAYS = """#!/bin/sh
 read request
@@ -18,16 +19,16 @@ echo '{"say": "recording run 1 of 4"}'
 """
 
 
-def recorder(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path:
+def stands_in(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path:
     """In place of the recording process, ``script``; the emulated machine's folder."""
     program, machine = folder / "python", folder / "machine"
     program.write_text(SAYS + script)
     program.chmod(0o755)
     machine.mkdir()
     way = Entrance(python=program, environment=dict(os.environ), machine=machine)
-    monkeypatch.setattr(book, "entrance", lambda *words, **options: way)
+    monkeypatch.setattr(recorder, "entrance", lambda *words, **options: way)
     monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(book.tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(recorder.tempfile, "tempdir", str(folder))
     return machine
 
 
@@ -36,13 +37,14 @@ def recorder(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Path
     [
         ("kill -9 $$", "the recording's process ended with -9"),
         ("echo no memory left >&2; exit 3", "ended with 3: no memory left"),
+        ("echo \"ModuleNotFoundError: No module named 'pydantic'\" >&2; exit 1", "python -m pip install pydantic"),
         ("""echo '{"error": "peft has no layer for it"}'; cat > /dev/null""", "peft has no layer for it"),
     ],
 )
 def test_a_recording_that_ends_early_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, words: str
 ) -> None:
-    machine = recorder(monkeypatch, tmp_path, script)
+    machine = stands_in(monkeypatch, tmp_path, script)
     spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
     said: list[str] = []
     with pytest.raises(CannotRecord, match=words):
@@ -54,7 +56,7 @@ def test_a_recording_that_ends_early_says_why(
 
 
 def test_an_interrupted_recording_ends_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    machine = recorder(monkeypatch, tmp_path, "cat > /dev/null")
+    machine = stands_in(monkeypatch, tmp_path, "cat > /dev/null")
 
     def interrupt(words: str) -> None:
         raise KeyboardInterrupt
@@ -62,20 +64,20 @@ def test_an_interrupted_recording_ends_its_process(monkeypatch: pytest.MonkeyPat
     spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
     with pytest.raises(KeyboardInterrupt):
         record_packed(spec, catalog.find_gpu("H100-SXM"), interrupt)
-    assert book._RECORDERS == {}
+    assert recorder._RECORDERS == {}
     assert not machine.exists()
 
 
 def test_a_process_that_was_killed_between_two_cells_is_started_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    machine = recorder(monkeypatch, tmp_path, """echo '{"error": "no"}'; cat > /dev/null""")
+    machine = stands_in(monkeypatch, tmp_path, """echo '{"error": "no"}'; cat > /dev/null""")
     spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
     gpu = catalog.find_gpu("H100-SXM")
     for _ in range(2):
         with pytest.raises(CannotRecord, match="no"):
             record_packed(spec, gpu, lambda words: None)
-        process = book._RECORDERS[gpu.short_name]._process
+        process = recorder._RECORDERS[gpu.short_name, USUAL]._process
         process.kill()
         process.wait()
         machine.mkdir(exist_ok=True)

@@ -9,9 +9,10 @@ from emulated import require_emulation
 from grids import exhaustive
 
 from vramprobe import api, catalog
-from vramprobe.recipe.book import record_packed, recorded_as
+from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.launches import launches_of
 from vramprobe.recipe.recipe import unpack
+from vramprobe.recipe.recorder import record_packed
 from vramprobe.speed.counted import time_of
 from vramprobe.speed.raw_count import count_of
 

@@ -25,6 +25,11 @@ SLIDING = ["sliding_attention"] * 5 + ["full_attention"]
         ({"num_hidden_layers": 8, "layer_types": [str(layer) for layer in range(8)]}, None),
         ({"num_hidden_layers": 35, "num_kv_shared_layers": 10}, None),
         ({"text_config": {"num_hidden_layers": 8, "layer_types": ["a", "b"] * 4}}, LayerPattern(8, 0, 2)),
+        (
+            {"text_config": {"num_hidden_layers": 48}, "vision_config": {"deepstack_visual_indexes": [8, 16, 24]}},
+            LayerPattern(48, 3, 1),
+        ),
+        ({"num_hidden_layers": 24, "num_dense_layers": 2}, LayerPattern(24, 2, 1)),
     ],
 )
 def test_the_pattern_of_a_config(config: dict[str, Any], expected: LayerPattern | None) -> None:

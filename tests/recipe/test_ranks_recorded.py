@@ -15,7 +15,8 @@ from tests.oracles import oracles
 from vramprobe import api, catalog
 from vramprobe.predict import recorded
 from vramprobe.recipe import recording
-from vramprobe.recipe.book import close_recorders, recorded_as
+from vramprobe.recipe.book import recorded_as
+from vramprobe.recipe.recorder import close_recorders
 from vramprobe.recipe.recording import NotRecorded, Recording, Request
 
 #: Among them what happens between two phases (no_sync of FSDP1), and what is extended.

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +19,19 @@ from emulated import require_emulation
 from grids import exhaustive, grid
 
 from vramprobe import api, catalog
+from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.build import cache_folder
+from vramprobe.emulate.enter import entrance, installation_to_use
+from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import SpecError
+from vramprobe.measure import nvml
 from vramprobe.predict import recorded
 from vramprobe.predict.verdict import verdict
-from vramprobe.recipe.book import close_recorders, record_packed, recorded_as
+from vramprobe.recipe import recorder, recording
+from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.recipe import unpack
+from vramprobe.recipe.recorder import close_recorders, record_packed
+from vramprobe.recipe.shipped import BOOK, read_book
 
 #: The cells that are recorded whole as well: a family, its options.
 RANKS = {"num_gpus": 4, "gradient_checkpointing": True}
@@ -115,6 +127,75 @@ def test_sizes_over_shapes_are_those_of_a_recording() -> None:
     assert np.array_equal(extended.log.blocks, whole.log.blocks)
 
 
+@exhaustive
+def test_ones_own_interpreter_records_with_its_own_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    require_emulation()
+    monkeypatch.setattr(recorded, "find_recipe", _with_cache(tmp_path))
+    options = {"model": "smollm2-135m", "method": "lora", "batch_size": 1, "seq_len": 64, "gpu": "RTX-4090"}
+    usual = api.predict(engine="recipe", **options)
+    own = api.predict(python=installation_to_use().python, **options)
+    assert own == usual
+    assert len(list(tmp_path.iterdir())) == 2  # by its libraries' versions
+
+
+@exhaustive
+def test_a_gpu_of_this_machine_records_shallow_models(tmp_path: Path) -> None:
+    """A process that takes the emulated GPU for its own; the recipe names no emulator where there is none."""
+    require_emulation()
+    way = entrance("RTX-4090")
+    words = ["--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64", "--json"]
+    environment = way.environment | {"VRAMPROBE_CACHE_DIR": str(cache_folder())}
+    run = subprocess.run(
+        [str(way.python), "-m", "vramprobe", "predict", *words, "--engine", "measured", "--gpu", "A100-80GB"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rmtree(way.machine)
+    found = json.loads(run.stdout)
+    usual = api.predict(model="smollm2-135m", method="lora", batch_size=1, seq_len=64, gpu="RTX-4090", engine="recipe")
+    assert found["peak_allocated_bytes"] == usual.peak_allocated_bytes.model_dump()
+    assert found["reserved_bytes"] == usual.reserved_bytes.model_dump()
+
+
+def test_a_recording_says_what_it_was_made_on() -> None:
+    def said(**seen: Any) -> dict[str, str]:
+        return recording._device_words(SimpleNamespace(environment=SimpleNamespace(**seen)))
+
+    assert said(emulator="4", device_name="NVIDIA L4") == {"emulator": "4"}
+    stack = said(emulator=None, device_name="NVIDIA L4")
+    recipe = SimpleNamespace(stack=stack, checked=5, depths=(2, 3, 4, 5))
+    assert recorded._provenance(recipe).startswith("measured on this machine's NVIDIA L4 at 2, 3, 4 layers")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"python": "/no/python", "engine": "formula"}, "python is an interpreter to record with, and formula"),
+        ({"python": "/no/python", "stack": "transformers-4.48"}, "and stack was given beside it"),
+        ({"python": "/no/python"}, "there is no interpreter at /no/python"),
+        ({"engine": "measured"}, "NVML shows none"),
+        ({"engine": "measured", "stack": "transformers-4.48"}, "stack is by arithmetic"),
+    ],
+)
+def test_what_else_to_record_with_is_refused_in_a_line(
+    options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_emulation()
+    monkeypatch.setattr(nvml, "first_visible_gpu", lambda: None)
+    with pytest.raises((SpecError, NotEmulatable), match=words):
+        api.predict(model="smollm2-135m", method="lora", batch_size=1, seq_len=64, gpu="RTX-4090", **options)
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [(None, "has no transformers"), ("4.57.1", "needs 5.0 or newer"), ("5.0.0", "")]
+)
+def test_an_interpreter_needs_transformers_5(version: str | None, words: str) -> None:
+    with pytest.raises(SpecError, match=words) if words else nullcontext():
+        recorder._require_transformers(version, Path("python"))
+
+
 def _with_cache(folder: Path) -> Any:
     from vramprobe.recipe import book
 
@@ -176,6 +257,7 @@ def test_a_rank_of_a_model_without_arithmetic_is_recorded(tmp_path: Path, monkey
     assert "1.50 GiB for NCCL" in verdict(rank, catalog.find_gpu("H100-SXM")).reason
 
 
+@exhaustive
 def test_a_model_without_arithmetic_is_recorded(tmp_path: Path) -> None:
     require_emulation()
     words = ("--model", "qwen3.5-0.8b", "--method", "lora", "--batch-size", "1", "--seq-len", "64", "--num-layers", "4")
@@ -185,3 +267,15 @@ def test_a_model_without_arithmetic_is_recorded(tmp_path: Path) -> None:
     assert found["engine"] == "recipe"
     assert found["verdict"]["verdict"] == "fits"
     assert any((cache_folder() / "recipes").iterdir())
+
+
+@pytest.mark.parametrize(("num_quantized", "said"), [(900, 0), (100, 1)])
+def test_experts_that_stay_in_16_bits_are_said(num_quantized: int, said: int) -> None:
+    name, packed = next(iter(read_book(data_file(BOOK)).items()))
+    recipe = unpack(packed, name)
+    facts = recipe.facts | {"num_params": 1000, "num_quantised_params": num_quantized}
+    spec = api.cell(model="qwen3.5-35b-a3b", method="qlora", batch_size=2, seq_len=1024, device="cuda")
+    found = recorded._replay(replace(recipe, facts=facts), spec, (2, 1024)).notes
+    assert len(found) == said
+    words = ("nf4 reaches only 100 of 1,000 parameters", "--kbit-prep trl or none", "Axolotl can quantize experts, too")
+    assert all(word in one for one in found for word in words)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import vramprobe
 from emulated import require_emulation
 from grids import exhaustive
 
@@ -17,9 +19,11 @@ from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import StoreError
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.predict import recorded
-from vramprobe.recipe import shipped
-from vramprobe.recipe.book import record_packed, recorded_as
+from vramprobe.recipe import book as kept_recipes
+from vramprobe.recipe import sharing, shipped
+from vramprobe.recipe.book import find_recipe, recorded_as
 from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over, unpack
+from vramprobe.recipe.recorder import Surroundings, record_packed
 from vramprobe.recipe.shipped import entry_name, labels_of, read_book, shipped_recipe, write_book
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
@@ -138,7 +142,8 @@ def test_the_book_holds_what_its_cells_ask_and_no_more() -> None:
     """Every entry is read, and is of a cell of configs/book.yaml."""
     book = data_file(shipped.BOOK)
     cells = load_sweep(ROOT / "configs" / "book.yaml", device="cuda").cells
-    keys = {shipped.entry_key(recorded_as(one), "A100-80GB-SXM") for one in cells}
+    cards = set(shipped.CARD_OF_CAPABILITY.values())
+    keys = {shipped.entry_key(recorded_as(one), card) for one in cells for card in cards}
     entries = read_book(book)
     assert entries
     assert book.stat().st_size < 12_000_000
@@ -164,3 +169,87 @@ def test_a_shipped_recipe_is_the_whole_emulated_run(model: str, shape: tuple[int
     made, seen = recorded._replay(entry.recipe, spec, shape), recorded._replay(whole, spec)
     assert made.peak == seen.peak
     assert made.phases == seen.phases
+
+
+# -- from one machine to another ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's cache with a recording of glm-4-9b at 4 x 2,048 on an H100, which no file that ships answers for."""
+    monkeypatch.setenv("VRAMPROBE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(shipped, "data_file", lambda name: tmp_path / "none.zip")
+    packed = pack(recipe(SEVERAL))
+    monkeypatch.setattr(kept_recipes, "record_packed", lambda *words, **options: packed)
+    monkeypatch.setattr(Surroundings, "key", lambda self: ["torch 2.13.0"])
+    find_recipe(cell(4, 2048), catalog.find_gpu("H100-SXM"))
+    return tmp_path / "cache"
+
+
+def test_a_recording_answers_on_a_machine_that_cannot_emulate(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (listed,) = sharing.list_recipes("glm-4-9b")
+    assert (listed.source, listed.shapes) == ("recorded", ((4, 2048),))
+    shared = sharing.export_recipes(tmp_path / "recipes.zip")
+    assert (shared.num_new, shared.num_unnamed) == (1, 0)
+    monkeypatch.setenv("VRAMPROBE_CACHE_DIR", str(tmp_path / "mac"))
+    card = catalog.find_gpu("H100-SXM")
+    assert shipped_recipe(cell(4, 2048), card) is None
+    assert sharing.merge_recipes(tmp_path / "recipes.zip").num_new == 1
+    assert sharing.merge_recipes(tmp_path / "recipes.zip").num_new == 0
+    found = shipped_recipe(cell(4, 2048), card)
+    assert found is not None
+    assert "that was merged here" in found.notes((4, 2048))[0]
+    assert shipped_recipe(cell(4, 4096), card) is None, "a recording of one shape answers for that alone"
+    assert shipped_recipe(cell(4, 2048), catalog.find_gpu("A10")) is None
+    assert [one.source for one in sharing.list_recipes()] == ["merged"]
+    again = sharing.export_recipes(tmp_path / "again.zip", "glm-4-9b")  # what was merged goes on to the next machine
+    assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "recipes.zip").read_bytes()
+    assert again.labels == shared.labels
+
+
+def test_an_older_recording_names_its_cell_when_it_is_asked_for_again(cache: Path, tmp_path: Path) -> None:
+    (file,) = (cache / "recipes").iterdir()
+    named = file.read_bytes()
+    file.write_bytes(pack(replace(unpack(named, "test"), origin=None)))
+    with pytest.raises(StoreError, match="no recipe was recorded here"):
+        sharing.export_recipes(tmp_path / "recipes.zip")
+    find_recipe(cell(4, 2048), catalog.find_gpu("H100-SXM"))
+    assert file.read_bytes() == named
+    assert sharing.export_recipes(tmp_path / "recipes.zip").num_unnamed == 0
+
+
+def test_a_file_that_is_no_book_is_merged_in_no_part(cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "given.zip"
+    file.write_text("no zip")
+    with pytest.raises(StoreError, match="is no file of recipes"):
+        sharing.merge_recipes(file)
+    with pytest.raises(StoreError, match="holds no recipes"):
+        sharing.merge_recipes(tmp_path / "missing.zip")
+    file.unlink()
+    sharing.export_recipes(file, "glm-4-9b")
+    with pytest.raises(StoreError, match="is there; name a new file"):
+        sharing.export_recipes(file)
+    with pytest.raises(StoreError, match="no recipe of gpt2 was recorded here"):
+        sharing.export_recipes(tmp_path / "other.zip", "gpt2")
+    ((name, packed),) = read_book(file).items()
+    write_book({name: packed, f"{'0' * 24} {name.split(' ', 1)[1]}": packed}, file)
+    with pytest.raises(StoreError, match="is not of the cell that it names; nothing was merged"):
+        sharing.merge_recipes(file)
+    write_book({name: packed[:-10]}, file)
+    with pytest.raises(StoreError, match="is no recipe of this vramprobe"):
+        sharing.merge_recipes(file)
+    assert not shipped.own_book().exists()
+    file.rename(shipped.own_book())
+    with pytest.raises(StoreError, match="is what recipes are merged into"):
+        sharing.merge_recipes(shipped.own_book())
+
+
+def test_the_command_line_lists_exports_and_merges(cache: Path, tmp_path: Path) -> None:
+    environment = {"VRAMPROBE_CACHE_DIR": str(cache)}
+    out = tmp_path / "recipes.zip"
+    assert "1 recipe of 1 cell" in vramprobe("recipes", "export", str(out), env=environment).stdout
+    assert "1 cell, 1 new recipe" in vramprobe("recipes", "merge", str(out), env=environment).stdout
+    listed = json.loads(vramprobe("recipes", "list", "--model", "glm-4-9b", "--json", env=environment).stdout)
+    assert sorted(one["source"] for one in listed)[:2] == ["merged", "recorded"]

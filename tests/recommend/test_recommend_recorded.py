@@ -10,7 +10,7 @@ from vramprobe import api
 from vramprobe.catalog import find_gpu
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
-from vramprobe.recipe.book import CannotRecord
+from vramprobe.recipe.recorder import CannotRecord
 from vramprobe.recommend import recorded
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.counted import time_of

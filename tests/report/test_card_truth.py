@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from factories import make_environment, make_oom, make_record, make_spec
 
 from vramprobe import api
+from vramprobe.catalog import contexts
+from vramprobe.catalog.own import CACHE_VARIABLE
+from vramprobe.errors import SpecError
 from vramprobe.records import store
 from vramprobe.records.record import Peak, RunRecord, Timing
-from vramprobe.report.card_truth import card_truth_document, card_truth_gpu, truth_in_words, truth_rows
+from vramprobe.report.card_truth import card_truth_document, card_truth_gpu, context_row, truth_in_words, truth_rows
 from vramprobe.report.formats import markdown
 from vramprobe.spec import CellSpec
 from vramprobe.units import KIB, MIB
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of its own, into which the context is written."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    contexts.own_rows.cache_clear()
+    yield
+    contexts.own_rows.cache_clear()
+
 
 GPU = {"device_name": "NVIDIA H100 80GB HBM3", "nvml_total_bytes": 80 * 2**30}
 CELLS = [make_spec(model="smollm2-135m", device="cuda", seq_len=size) for size in (128, 256, 512)]
@@ -94,3 +109,45 @@ def test_the_page_is_written_from_whatever_there_is(tmp_path: Path) -> None:
     found = api.card_truth(tmp_path)
     assert found.files[0] == tmp_path / "truth.md"
     assert "not run" in found.files[0].read_text()
+
+
+def test_the_context_of_a_real_gpu_is_kept_and_read_before_the_row_that_ships(tmp_path: Path) -> None:
+    (tmp_path / "measured").mkdir()
+    for record in (*MEASURED, ran(CELLS[2], MIB, MIB, 700 * MIB, attempt_id="m3")):
+        store.append(tmp_path / "measured" / "records.jsonl", record)
+    before = contexts.context_of("H100 SXM5 80GB")
+    assert before is not None
+    assert before.basis == "by its multiprocessors"
+    lines = api.card_truth(tmp_path).lines
+    assert lines[-1] == f"context: 700 MiB at most, for later verdicts on this GPU in {tmp_path}/cache/contexts.csv"
+    found = contexts.context_of("H100 SXM5 80GB")
+    assert found is not None
+    assert (found.basis, found.value_bytes) == ("measured here", 700 * MIB)
+    api.card_truth(tmp_path)
+    (row,) = contexts.own_rows()  # once for a card
+    assert (row.grade, row.loaded, row.board) == ("measured", "step", GPU["device_name"])
+    other = contexts.context_of("H200 SXM")
+    assert other is not None
+    assert other.basis == "measured"
+    contexts.own_contexts().write_text("gpu,board\nH100 SXM5 80GB,\n")
+    contexts.own_rows.cache_clear()
+    with pytest.raises(SpecError, match=r"contexts\.csv cannot be read .* it needs the columns gpu, board, loaded"):
+        contexts.context_of("H100 SXM5 80GB")
+
+
+def test_without_a_folder_to_keep_it_in_the_context_is_said_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "measured").mkdir()
+    store.append(tmp_path / "measured" / "records.jsonl", MEASURED[0])
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
+    assert contexts.own_rows() == ()
+    assert api.card_truth(tmp_path).lines[-1].startswith("context: 500 MiB at most, not kept for later verdicts: ")
+
+
+def test_an_emulated_gpu_leaves_no_context() -> None:
+    assert context_row(EMULATED) is None
+    row = context_row(MEASURED)
+    assert row is not None
+    assert (row.mib, row.what) == (500, "the most of 2 cells: NVML less torch's reserved memory")

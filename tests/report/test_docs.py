@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -19,8 +20,10 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from command_line import vramprobe, within
 from grids import exhaustive, grid
 from test_imports import FLOORS
 from typer.main import get_command
@@ -76,6 +79,13 @@ HOW = {
     "vramprobe recommend --tokens 50M -- python train.py": Way(
         elsewhere="tests/profile/test_recommended.py", why="it needs a command"
     ),
+    "vramprobe recipes list": AS_IT_IS,
+    "vramprobe recipes export recipes.zip": Way(
+        elsewhere="tests/recipe/test_shipped.py", why="the cache of whoever runs this may be empty"
+    ),
+    "vramprobe recipes merge recipes.zip": Way(
+        elsewhere="tests/recipe/test_shipped.py", why="it needs another machine's file"
+    ),
     "vramprobe emulate setup": Way(
         elsewhere="tests/emulate/test_build_environment.py", why="it downloads a CUDA build of torch"
     ),
@@ -87,6 +97,7 @@ HOW = {
     "vramprobe predict --model qwen3.5-27b --method qlora --batch-size 1 --seq-len 4096 --gradient-checkpointing "
     "--gpu RTX-4090": Way(elsewhere="tests/recipe/test_recorded.py", why="it records for a minute"),
     "python tools/book.py": Way(elsewhere="tests/recipe/test_shipped.py", why="it records for hours"),
+    "python tools/page_parts.py": Way(elsewhere="tests/report/test_page_recipes.py", why="it is about the repository"),
     "python tools/book.py --check": Way(elsewhere="tests/recipe/test_shipped.py", why="it is about the repository"),
     "vramprobe doctor": Way(elsewhere="tests/measure/test_doctor.py", why="half a minute"),
     "vramprobe measure --model smollm2-135m --method lora --batch-size 1 --seq-len 64 --save out/mine.jsonl": Way(
@@ -226,28 +237,26 @@ HOW = {
     "python benchmarks/frameworks/frameworks.py": Way(
         more="--check", why="its environments take minutes, its runs more"
     ),
+    "python benchmarks/truth/contexts.py": Way(more="--check", why="it would write its page"),
+    "python benchmarks/truth/t4.py": Way(more="--check", why="it would write its page"),
+    "python tools/roles.py --check": AS_IT_IS,
     "python benchmarks/truth/own_commands.py": Way(more="--check", why="its runs take minutes"),
     "python benchmarks/truth/recipes.py": Way(more="--check", why="it would write its page"),
-    "python benchmarks/speed/sweep_time.py results/cpu/quickstart": AS_IT_IS,
     "python benchmarks/recommend/recommended.py": HOURS,
     "python benchmarks/recommend/recommended.py --replays": HOURS,
     "python benchmarks/speed/speed_model.py": Way(
         loaded=True, why="a minute of fits; tests/benchmarks/test_published_steps.py holds the rates against the rows"
     ),
-    "python benchmarks/speed/speed.py": HOURS,
     "python benchmarks/speed/ranks.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/speed/pairs.py": Way(more="--check", why="it would write its table"),
-    "python benchmarks/speed/fleet.py": Way(more="--check", why="it needs Ray, and a quarter of an hour"),
-    "python benchmarks/speed/fleet_simulated.py": Way(more="--check", why="it would write its table"),
-    "python benchmarks/speed/node_kills.py": Way(more="--check", why="it needs Ray, and half an hour"),
-    "python benchmarks/speed/scale.py": Way(more="--check", why="an hour, and 9 GB"),
-    "python benchmarks/speed/suite.py": HOURS,
     "python benchmarks/truth/emulated_fit.py": Way(more="--check", why="it would fit for minutes"),
     "python benchmarks/truth/oracles_again.py 20": HOURS,
     "python benchmarks/truth/oracles_again.py 10 --kind ranks": HOURS,
+    "python benchmarks/truth/late_2026.py": Way(more="--check", why="it would write its page"),
+    "python benchmarks/truth/published_verdicts.py": Way(more="--check", why="it would ask other tools"),
+    "python benchmarks/truth/coverage.py": Way(more="--check", why="it would write its page"),
     "python benchmarks/truth/catalog.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/truth/emulated_edges.py": Way(more="--check", why="it would write its table"),
-    "python benchmarks/speed/profile_overhead.py": HOURS,
 }
 #: Files that name scripts and tables in sentences.
 SAYING = (".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml")
@@ -330,10 +339,27 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_in(folder: Path, words: list[str]) -> subprocess.CompletedProcess:
+    """A verb or a script that compares its table runs in this process; whatever may start others, in its own."""
+    if words[0] == "vramprobe":
+        return vramprobe(*words[1:], cwd=folder)
+    if words[0] == "python" and words[-1] == "--check":
+        return checked_in(folder, words[1:])
     words = [sys.executable, *words[1:]] if words[0] == "python" else words
-    words = [sys.executable, "-m", *words] if words[0] == "vramprobe" else words
     paths = {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, env=os.environ | paths)
+
+
+def checked_in(folder: Path, words: list[str]) -> subprocess.CompletedProcess:
+    """As ``python SCRIPT --check`` runs it, and none of its modules stays, whose names scripts share."""
+    before = set(sys.modules)
+    script = str(folder / words[0])
+    with mock.patch.object(sys, "path", [str(Path(script).parent), str(ROOT), *sys.path]):
+        try:
+            return within(lambda: runpy.run_path(script, run_name="__main__"), words, folder)
+        finally:
+            for name in set(sys.modules) - before:
+                if str(getattr(sys.modules[name], "__file__", None)).startswith(str(ROOT / "benchmarks")):
+                    del sys.modules[name]
 
 
 #: Checks of some seconds to minutes: those of every prediction in a table.
@@ -350,8 +376,9 @@ LONG = [
             "versions.py",
             "fit.json -o out/report",
             "fit.json --out out/demo/report",
-            "fleet_simulated.py",
             "--leave-out model",
+            "counted_later.py",
+            "techniques.py --python",
         )
     )
 ]
@@ -397,11 +424,13 @@ def examples() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("default")  # as in a process of its own
 @pytest.mark.parametrize(
     "example", [pytest.param(text, id=name, marks=exhaustive if "measure" in text else ()) for name, text in examples()]
 )
 def test_the_example_runs(example: str, workshop: Path) -> None:
-    done = run_in(workshop, ["python", "-c", example])
+    code = compile(example, "example.py", "exec")
+    done = within(lambda: exec(code, {"__name__": "__main__"}), ["-c"], workshop)
     assert done.returncode == 0, done.stderr
 
 

@@ -25,7 +25,6 @@ from vramprobe.records.table import require_comparable
 from vramprobe.report import build
 from vramprobe.report.cells import cells_of
 from vramprobe.report.definition import EMULATED, worded
-from vramprobe.report.page import engine
 from vramprobe.report.plots import drawn as pictures
 from vramprobe.report.speed import speed
 from vramprobe.units import word_for
@@ -216,13 +215,9 @@ def test_a_shipped_fit_of_a_real_card_goes_before_an_emulated_one(
     monkeypatch.setattr(memory_model, "data_file", lambda name: tmp_path / "data" / name)
     monkeypatch.setattr(memory_model, "shipped_fits", memory_model.shipped_fits.__wrapped__)
     assert memory_model.shipped_fit("cuda", find_gpu("H100-SXM")) == model
-    text = engine.predictor()
-    assert f"fitted on emulated {CARD} ({model.num_records} records)" in text
-    assert text.endswith("no GPU has been measured yet")
     real = model.model_copy(update={"instrument": "cuda"})
     (folder / "b.json").write_text(real.model_dump_json())
     assert memory_model.shipped_fit("cuda", find_gpu("H100-SXM")) == real
-    assert "measured yet" not in engine.predictor()
 
 
 def test_a_claims_figure_from_an_emulated_record_says_so() -> None:

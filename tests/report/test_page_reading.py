@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from grids import grid
 from page_browser import waiting, written
-from page_example import content, engine_data
-from test_page_arithmetic import gpu_fit
+from page_example import MODELS, content
 
 from vramprobe import catalog
-from vramprobe.report.page import page
+from vramprobe.report.page import page, page_data
 
 EVIL = '<img src=x onerror="document.title=1">'
 
 
 def test_tables_sort_by_value_and_filter_by_words(opened: Any, with_tables: Path) -> None:
-    one = opened(path=with_tables, replays=False)
+    one = opened(path=with_tables)
     one.tab.wait_for_selector("#gpus-rows[data-done]")
     heading = "#gpus-rows thead th:nth-child(6)"
     one.tab.click(f"{heading} button")
@@ -58,9 +58,9 @@ def test_tables_sort_by_value_and_filter_by_words(opened: Any, with_tables: Path
 
 
 def test_the_command_and_the_link_are_copied(opened: Any) -> None:
-    one = opened("#m=gpt2&b=3&s=512", replays=False)
+    one = opened(f"#m={MODELS[1]}&b=3&s=512")
     for button, expected_text in (("#copy-command", one.text("#command")), ("#copy-link", one.url + one.fragment)):
-        assert expected_text.count("gpt2") == 1
+        assert expected_text.count(MODELS[1]) == 1
         one.tab.click(button)
         waiting(one.tab.locator(button)).to_have_text("Copied")
         one.tab.fill("input[data-filters=gpus-rows]", "")
@@ -70,7 +70,7 @@ def test_the_command_and_the_link_are_copied(opened: Any) -> None:
 
 
 def test_by_keyboard_alone(opened: Any) -> None:
-    one = opened(replays=False)
+    one = opened()
     tab = one.tab
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.className") == "skip"
@@ -78,25 +78,16 @@ def test_by_keyboard_alone(opened: Any) -> None:
     for _ in range(60):
         tab.keyboard.press("Tab")
         reached.append(tab.evaluate("document.activeElement.id || document.activeElement.name"))
-    for name in (
-        "model",
-        "method-qlora",
-        "batch_size",
-        "seq_len",
-        "gradient_checkpointing",
-        "num_gpus",
-        "copy-link",
-        "changes-card",
-    ):
+    for name in ("search", "model", "method-lora", "batch_size", "seq_len", "gradient_checkpointing", "copy-link"):
         assert name in reached
-    tab.focus("#method-qlora")
-    tab.keyboard.press("ArrowLeft")
-    assert one.fragment.startswith("#t=lora")
+    tab.focus("#method-lora")
+    tab.keyboard.press("ArrowRight")
+    assert one.fragment.startswith("#t=qlora")
     tab.focus("#gpus-rows thead button >> nth=0")
     tab.keyboard.press("Enter")
     names = one.cells("gpus-rows", 1)
     assert names.index("A10") < names.index("H100 NVL") < names.index("T4")
-    assert one.fragment.startswith("#t=lora")
+    assert one.fragment.startswith("#t=qlora")
 
 
 def test_a_screen_reader_is_told_the_answer_and_every_control_has_a_name(opened: Any) -> None:
@@ -115,14 +106,14 @@ def test_a_screen_reader_is_told_the_answer_and_every_control_has_a_name(opened:
 
 @pytest.mark.parametrize("width", grid([360, 390, 768, 1280], 360, 1280))
 def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, with_tables: Path, width: int) -> None:
-    one = opened("#t=full&b=8&gc=1", path=with_tables, viewport={"width": width, "height": 800})
+    one = opened("#b=8", path=with_tables, viewport={"width": width, "height": 800})
     assert one.tab.evaluate("document.documentElement.scrollWidth") <= width
     assert one.tab.locator("#bar").is_visible() == (width < 960)
     if width < 960:
         assert one.text("#bar-peak") == one.text("#peak")
-        assert one.text("#bar-verdict") == "fits H200 SXM"
+        assert one.text("#bar-verdict") == "fits RTX A6000"
         one.tab.fill("#batch_size", "999")
-        assert one.text("#bar-verdict") == "does not fit the 4 chosen"
+        assert one.text("#bar-verdict") == "does not fit the 3 chosen"
 
 
 def test_nothing_moves_while_the_page_opens(browser: Any, with_tables: Path) -> None:
@@ -151,25 +142,24 @@ def test_without_scripts_the_tables_are_there_and_a_broken_engine_says_so(
     assert not tab.locator("#form").is_visible()
     context.close()
     path = tmp_path / "index.html"
-    path.write_text(page(content(), "throw new Error('no engine');"))
+    path.write_text(page(content(book=b"no book")))
     context = browser.new_context()
     tab = context.new_page()
     tab.goto(path.as_uri())
-    assert "The calculator did not start (vramprobe is not defined)" in tab.inner_text("#link-problems")
+    waiting(tab.locator("#link-problems")).to_contain_text("The calculator did not start (")
     context.close()
 
 
 def test_html_in_a_model_or_a_note_is_text(opened: Any, tmp_path: Path) -> None:
-    llama = catalog.find_model("llama-3.1-8b").config
-    entry = {"slug": EVIL, "name": f"name {EVIL}", "num_params": 1, "config": llama}
-    model = gpu_fit().model_copy(update={"device": "cpu", "device_name": EVIL})
-    fits = [{"gpu": "RTX-4090", "model": model.model_copy(update={"device": "cuda"}).model_dump(mode="json")}]
-    fits[0]["model"]["ranges"]["choices"]["optim"] = [EVIL]
-    data = engine_data(catalog=[entry], fits=fits)
-    one = opened(path=written(tmp_path, content(engine=data, predictor=EVIL, command=EVIL)))
-    one.tab.wait_for_selector("#gpus-rows[data-done]")
+    entry = {"slug": EVIL, "name": f"name {EVIL}", "num_params": 1, "family": EVIL}
+    known = page_data.data()
+    written_data = known | {"catalog": [entry, *known["catalog"]]}
+    path = written(tmp_path, content(data=written_data, predictor=EVIL, command=EVIL))
+    one = opened(f"#m={quote(EVIL)}", path=path)
+    one.settle()
     assert one.tab.locator("img").count() == 0
     assert one.tab.title() == "vramprobe: GPU memory of fine-tuning"
-    assert EVIL in one.text("#notes")
+    assert EVIL in one.text("#no-prediction")
     assert EVIL in one.text("#model-hint")
-    assert EVIL in one.tab.text_content("#model option >> nth=0")
+    assert EVIL in one.text("#command")
+    assert EVIL in "".join(one.tab.locator("#model option").all_text_contents())

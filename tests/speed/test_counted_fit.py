@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.speed.counted_fit import CountedStep
 from benchmarks.speed.counted_rows import accumulated, deeper, small
 from benchmarks.speed.counted_steps import JOURNAL, steps, why_aside, with_first_flash
+from benchmarks.speed.rates_fit import EXPECTED, fit_rates, left_out_errors, rates_of, source_of, unproven, with_widths
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import FitError
 from vramprobe.speed.counted import Count, CountRow, time_of
-from vramprobe.speed.counted_fit import CountedStep
-from vramprobe.speed.fit import EXPECTED, fit_rates, left_out_errors, rates_of, source_of, unproven, with_widths
 from vramprobe.speed.rates import shipped_counted
 
 A100 = find_gpu("A100-80GB-SXM")

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.speed.rates_fit import EXPECTED, StepObservation, fit_rates, log_error
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_gpu, find_model, list_gpus
 from vramprobe.errors import FitError
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed import rates as rates_module
-from vramprobe.speed.fit import EXPECTED, StepObservation, fit_rates, log_error
 from vramprobe.speed.rates import Rates, shipped_speed
 from vramprobe.speed.shapes import attention_share, product_share, sent_bytes_per_second
 from vramprobe.speed.step import Parts, estimate, parts_of

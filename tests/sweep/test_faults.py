@@ -236,11 +236,12 @@ def test_a_journal_that_may_not_grow(limit_kib: int, tmp_path: Path) -> None:
     resume_and_check(tmp_path / "out", stored)
 
 
-def test_whatever_the_interruptions_resume_ends_with_the_planned_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", grid([range(8), range(8, 20)], range(8)), ids=str)
+def test_whatever_the_interruptions_resume_ends_with_the_planned_set(seeds: range, tmp_path: Path) -> None:
     """Sweeps interrupted again and again, at random points and in random ways."""
     total = num_calls(tmp_path)
     kinds = [die, die_after, die_half_way, signalled(signal.SIGTERM), signalled(signal.SIGINT), no_space]
-    for seed in range(20):
+    for seed in seeds:
         chance = random.Random(seed)
         folder, stored = tmp_path / f"seed{seed}", []
         for _ in range(chance.randint(2, 5)):

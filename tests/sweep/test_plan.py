@@ -268,6 +268,7 @@ def test_it_predicts_what_predict_does() -> None:
         gradient_checkpointing=True,
         gpu="RTX-4090",
         device="cuda",
+        loop="trainer",  # told, so without the note on other loops
     )
     assert row.prediction == told
     assert told.reserved_bytes is not None

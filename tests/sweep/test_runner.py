@@ -403,6 +403,7 @@ def test_missing_packages_and_devices_are_named_before_anything_runs(
 # Launching
 
 
+@exhaustive
 def test_a_server_that_cannot_prove_itself_is_replaced_by_spawning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,9 @@ from factories import make_oom, make_spec
 
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval
+from vramprobe.predict.verdict import usable_bytes
 from vramprobe.spec import CellSpec
+from vramprobe.sweep.card import Card, card_named
 from vramprobe.sweep.skip import (
     _COMPARED,
     _GROWING,
@@ -35,6 +37,11 @@ def cell(**options: Any) -> CellSpec:
         "gradient_checkpointing": True,
     }
     return make_spec(**(words | options))
+
+
+def card_of(total_bytes: int) -> Card:
+    """A card that the catalog does not know."""
+    return Card(name="card", total_bytes=total_bytes, gpu=None)
 
 
 @pytest.mark.parametrize(
@@ -111,21 +118,33 @@ def test_weights_that_could_not_be_loaded_are_not_loaded_again() -> None:
 def test_a_lower_bound_above_the_card_is_evidence_and_one_below_is_not() -> None:
     prediction = predict(cell())
     low = prediction.peak_allocated_bytes.low
-    assert certain_oom(cell(), [], prediction, low) is None
-    skipped = certain_oom(cell(), [], prediction, low - 1)
+    assert certain_oom(cell(), [], prediction, card_of(low)) is None
+    skipped = certain_oom(cell(), [], prediction, card_of(low - 1))
     assert skipped.why == "predicted"
     assert "predicted to need at least" in skipped.evidence
-    assert certain_oom(cell(), [], None, 1) is None
+    assert certain_oom(cell(), [], None, card_of(1)) is None
     assert certain_oom(cell(), [], prediction, None) is None
 
 
 def test_an_oom_on_a_card_that_others_filled_is_no_evidence() -> None:
     """23 GiB held and 1 requested fill a card of 24 GiB, not one of 80; without numbers nothing is known."""
     oom = make_oom(cell())
-    assert certain_oom(cell(), [oom], None, 24 * GIB).why == "dominated"
-    assert certain_oom(cell(), [oom], None, 80 * GIB) is None
+    card = card_of(24 * GIB)
+    assert certain_oom(cell(), [oom], None, card).why == "dominated"
+    assert certain_oom(cell(), [oom], None, card_of(80 * GIB)) is None
     unknown = oom.model_copy(update={"outcome": oom.outcome.model_copy(update={"requested_bytes": None})})
-    assert certain_oom(cell(), [unknown], None, 24 * GIB) is None
+    assert certain_oom(cell(), [unknown], None, card) is None
+
+
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_an_oom_fills_the_card_beside_its_own_context_and_the_driver_s_part(is_filled: bool) -> None:
+    """An H100's 1.31 GiB: more than an amount of memory has set aside."""
+    card = card_named("H100-SXM")
+    oom = make_oom(cell())
+    size = usable_bytes(card, device_is_known=False) - oom.outcome.requested_bytes - (not is_filled)
+    oom = oom.model_copy(update={"outcome": oom.outcome.model_copy(update={"reserved_bytes": size})})
+    assert size + oom.outcome.requested_bytes < card.total_bytes - GIB
+    assert (certain_oom(cell(), [oom], None, card) is not None) == is_filled
 
 
 def test_the_lower_bound_counts_what_sits_behind_torch_but_not_the_cache() -> None:

@@ -14,7 +14,6 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
 from vramprobe.predict import questions, recorded
-from vramprobe.predict.grid import predict_grid
 from vramprobe.predict.predict import predict
 from vramprobe.spec import CellSpec, checked
 
@@ -75,15 +74,6 @@ def test_the_peak_is_the_recorded_one(family: str, options: dict[str, Any]) -> N
     assert requested[1] == pytest.approx(requested[0], rel=0.005)
     for cause in ("weights", "optimizer_state", "batch"):
         assert counted.terms[cause] == found.terms[cause], cause
-
-
-def test_a_grid_and_a_single_prediction_agree() -> None:
-    spec = cell("qwen2_5_vl", **LORA)
-    found = predict_grid(spec, [1, 3], [48, 480], gpu=A100)
-    for index, (batch, length) in enumerate(((1, 48), (3, 480))):
-        one = predict(spec.model_copy(update={"batch_size": batch, "seq_len": length}), gpu=A100)
-        assert found.peak_allocated_bytes.value[index] == one.peak_allocated_bytes.value
-    assert found.seq_len.tolist() == [48, 480]
 
 
 def test_a_frozen_tower_saves_what_it_would_have_kept() -> None:

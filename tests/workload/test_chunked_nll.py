@@ -12,8 +12,10 @@ from factories import make_spec
 from grids import exhaustive
 
 from vramprobe import api
-from vramprobe.architecture import architecture
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency, SpecError
+from vramprobe.rules.sharding import cannot_step
+from vramprobe.spec import resolve
 from vramprobe.terms import moments
 from vramprobe.terms.cell.setup import branch_of
 
@@ -107,3 +109,15 @@ def test_no_part_of_a_layer_or_process_with_several_gpus_is_predicted_with_it(sh
     words = CHUNKED | {"model": "llama-3.2-1b", "method": "full", "batch_size": 1, "seq_len": 512}
     with pytest.raises(SpecError, match=f"is not run under {sharding}; use sharding ddp, zero1, zero2, zero3, fsdp,"):
         api.predict(**words, num_gpus=2, sharding=sharding)
+
+
+def test_ranks_that_share_a_sequence_are_recorded_with_it() -> None:
+    """TRL scores labels that were shifted before the sequence was divided; arithmetic knows no such ring."""
+    words = CHUNKED | {"model": "qwen3-0.6b", "method": "full", "batch_size": 1, "seq_len": 4096, "gpu": "H100-SXM"}
+    words |= {"num_gpus": 8, "sharding": "fsdp", "cp_size": 8}
+    asked = {name: value for name, value in words.items() if name != "gpu"}
+    assert cannot_step(resolve(**asked)) is None
+    with pytest.raises(UnsupportedArchitecture, match="no arithmetic for loss chunked_nll with cp_size"):
+        api.predict(**words, engine="formula")
+    with pytest.raises(SpecError, match="dpo is not run under cp_size 8"):
+        api.predict(**words | {"loss": "nll", "trainer": "dpo"})

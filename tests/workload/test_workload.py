@@ -147,14 +147,11 @@ def test_4bit_weights_are_bitsandbytes_own(quant: str) -> None:
     assert record.ledger.weights_bytes == record.facts.quantised_weights_bytes + 4 * OTHERS + 4 * LORA + ROTARY
 
 
-def test_nf4_bytes_per_parameter_on_a_real_layer() -> None:
-    """½ + 1/64 + 4/(64·256) with double quantisation, ½ + 4/64 without; the tables of each tensor apart."""
-    for quant, expected in (("nf4", 0.515869140625), ("nf4-single", 0.5625)):
-        spec = make_spec(model="pythia-70m", method="qlora", quant=quant, num_layers=1, timing_steps=0)
-        facts = run_cell(spec, isolation="spawn").facts
-        tables = 4 * (64 + (1024 + 4 if quant == "nf4" else 0))  # four linears
-        per_parameter = (facts.quantised_weights_bytes - tables) / facts.num_quantised_params
-        assert per_parameter == expected
+def test_nf4_bytes_per_parameter() -> None:
+    """½ + 1/64 + 4/(64·256) with double quantisation and a number for the tensor's mean, ½ + 4/64 without; what is
+    measured above is that of the tiny model's linears."""
+    assert nf4_bytes([512 * 512], double=True) == 0.515869140625 * 512 * 512 + 4
+    assert nf4_bytes([512 * 512], double=False) == 0.5625 * 512 * 512
 
 
 def test_int8_weights_are_a_byte_and_a_row_scale() -> None:

@@ -129,18 +129,6 @@ class CachingAllocator:
             pool = pools[stream] = Pool(stream, is_small, self._searches[is_small])
         return pool
 
-    def adopt(self, name: Hashable, block: Block, *, awaiting: bool = False) -> None:
-        """Take over a block that was in use before the replay began."""
-        assert name not in self._live
-        assert name not in self._awaiting
-        block.busy = True
-        self._count(block)
-        if awaiting:
-            self.ledger.allocated -= block.size
-            self._awaiting[name] = block
-        else:
-            self._live[name] = block
-
     def _count(self, block: Block) -> None:
         ledger, size = self.ledger, block.size
         ledger.requested = requested = ledger.requested + block.requested

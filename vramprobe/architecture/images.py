@@ -3,7 +3,8 @@
 In: a config.json as a dict, an image's width and height in pixels. Out: a frozen Image: the tiles that enter the vision
 tower, and the tokens of the text that they replace. The rules are those of the processors of transformers 5.23
 (``image_processing_qwen2_vl.py``, ``image_processing_idefics3.py``, ``image_processing_gemma3.py``,
-``image_processing_llama4.py``) with the settings that each family publishes. It never asks transformers.
+``image_processing_llama4.py``, ``image_processing_gemma4.py``, ``image_processing_got_ocr2.py`` for InternVL,
+``processing_llava_onevision.py``) with the settings that each family publishes. It never asks transformers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _QWEN2_PIXELS, _QWEN3_PIXELS = (3136, 12845056), (65536, 16777216)
 #: Longest side after the first resize, in tiles; and what no image exceeds (``MAX_IMAGE_SIZE``).
 _TILES_PER_SIDE, _LONGEST_SIDE = 4, 4096
 _MOST_TILES = 16  # of an image of Llama 4's
+_MOST_CROPS = 12  # of an image of InternVL's, without the whole image
+_MOST_VIEWS = 6  # tiles along a side of an image of LLaVA-OneVision's
 
 
 @dataclass(frozen=True)
@@ -157,11 +160,86 @@ def _llama4(config: Mapping[str, Any], width: int, height: int) -> Image:
     return Image(num_tiles, tile, tile, num_tiles * int((tile // patch) ** 2 * ratio**2))
 
 
+def _gemma4(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """The largest size of the same shape whose tokens are at most those of the config; sides whole tokens."""
+    vision = config["vision_config"]
+    side = vision.get("patch_size", 16) * vision.get("pooling_kernel_size", 3)
+    most = config.get("vision_soft_tokens_per_image", 280)
+    scale = math.sqrt(most * side**2 / (height * width))
+    rows, columns = math.floor(scale * height / side), math.floor(scale * width / side)
+    if not rows and not columns:
+        raise SpecError(f"an image of {width} × {height} pixels: Gemma 4's processor makes nothing of it")
+    if not rows:
+        rows, columns = 1, min(width // height, most)
+    elif not columns:
+        rows, columns = min(height // width, most), 1
+    return Image(1, rows * side, columns * side, rows * columns)
+
+
+def _internvl(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """Cut into at most 12 tiles in the shape nearest to its own, with the whole image as one more where there are
+    several; of shapes as near, the largest that has less than twice the image's pixels."""
+    tile = config["vision_config"].get("image_size", 448)
+    tile = tile[0] if isinstance(tile, list | tuple) else tile
+    sides = range(1, _MOST_CROPS + 1)
+    shapes = sorted(
+        ((wide, high) for wide in sides for high in sides if wide * high <= _MOST_CROPS),
+        key=lambda shape: math.prod(shape),
+    )
+    nearest, best = math.inf, (1, 1)
+    for wide, high in shapes:
+        off = abs(width / height - wide / high)
+        if off < nearest or (off == nearest and 2 * width * height > tile**2 * wide * high):
+            nearest, best = off, (wide, high)
+    num_tiles = math.prod(best) + (math.prod(best) > 1)
+    return Image(num_tiles, tile, tile, num_tiles * config.get("image_seq_length", 256))
+
+
+def _llava_onevision(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """The whole image as one tile, and tiles of the grid that keeps most of it; of their features those that show the
+    image, shrunk to nine tiles' where they are more, with one more for each row."""
+    vision = config["vision_config"]
+    tile = vision.get("image_size", 384)
+    side = tile // vision.get("patch_size", 14)
+    rows, columns = _best_grid(tile, width, height)
+    high, wide = side * rows, side * columns
+    if width / height > wide / high:
+        high -= (high - int(round(height * (wide / width), 7))) // 2 * 2
+    else:
+        wide -= (wide - int(round(width * (high / height), 7))) // 2 * 2
+    most = int(str(config.get("vision_aspect_ratio", "anyres_max_9")).removeprefix("anyres_max_"))
+    ratio = math.sqrt(high * wide / (most * side**2))
+    if ratio > 1.1:
+        high, wide = int(high // ratio), int(wide // ratio)
+    return Image(1 + rows * columns, tile, tile, side**2 + high * wide + high)
+
+
+def _best_grid(tile: int, width: int, height: int) -> tuple[int, int]:
+    """Rows and columns of tiles: most pixels of the image, then least left over (``select_best_resolution``)."""
+    best, most, least = (1, 1), 0, math.inf
+    for rows in range(1, _MOST_VIEWS + 1):
+        for columns in range(1, _MOST_VIEWS + 1):
+            scale = min(columns * tile / width, rows * tile / height)
+            kept = min(int(width * scale) * int(height * scale), width * height)
+            left = rows * columns * tile**2 - kept
+            if kept > most or (kept == most and left < least):
+                best, most, least = (rows, columns), kept, left
+    return best
+
+
 _RULES: dict[str, Callable[[Mapping[str, Any], int, int], Image]] = {
+    "qwen2_vl": _qwen2,
     "qwen2_5_vl": _qwen2,
     "qwen3_vl": _qwen3,
+    "qwen3_vl_moe": _qwen3,
+    "qwen3_5": _qwen3,
+    "qwen3_5_moe": _qwen3,
     "gemma3": _gemma3,
     "idefics3": _tiled,
     "smolvlm": _tiled,
     "llama4": _llama4,
+    "gemma4": _gemma4,
+    "gemma4_unified": _gemma4,
+    "internvl": _internvl,
+    "llava_onevision": _llava_onevision,
 }

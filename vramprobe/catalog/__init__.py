@@ -5,7 +5,7 @@ this side of the torch line, reads nothing at import, and touches the network on
 """
 
 from vramprobe.catalog.claims import Claim, list_claims
-from vramprobe.catalog.depth import cut_depth, depth_of
+from vramprobe.catalog.depth import cut_depth, depth_of, text_config
 from vramprobe.catalog.gpus import (
     Gpu,
     Price,
@@ -18,7 +18,7 @@ from vramprobe.catalog.gpus import (
     memory_of,
 )
 from vramprobe.catalog.libraries import pinned_libraries
-from vramprobe.catalog.models import ModelEntry, entry_of_config, find_model, list_models, shipped_model
+from vramprobe.catalog.models import ModelEntry, entry_of_config, find_model, list_models, shipped_model, with_vision
 from vramprobe.catalog.size import num_params
 from vramprobe.catalog.sweeps import list_sweeps, sweep_file
 
@@ -45,4 +45,6 @@ __all__ = [
     "pinned_libraries",
     "shipped_model",
     "sweep_file",
+    "text_config",
+    "with_vision",
 ]

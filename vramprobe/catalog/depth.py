@@ -55,6 +55,12 @@ def cut_depth(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
     return cut
 
 
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the language model's own part of a config: the whole one where it has no other part."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) and text else config
+
+
 def depth_of(config: dict[str, Any]) -> int | None:
     """Layers of the language model (t5: of each stack); None where the config does not say under a name we know."""
     text = config.get("text_config")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
+from vramprobe.catalog.contexts import context_of
 from vramprobe.catalog.shipped import csv_rows, number, split
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.units import GIB, KIB, MIB, parse_bytes
@@ -43,6 +44,9 @@ class Gpu:
     pcie_gb_s: float  # both directions together
     shares_host_memory: bool  # one memory for CPU and GPU, as on DGX Spark; nvidia-smi then reports none
     num_sms: int | None  # streaming multiprocessors; null: not NVIDIA's
+    cuda_total_bytes: int | None  # what CUDA sees, as the driver keeps a part of total_bytes; null where not known
+    context_bytes: int | None  # most that a process takes after a step beside torch's memory (contexts.py), or unknown
+    context_basis: str  # where context_bytes is from: measured, published, or by its multiprocessors
     source: str
     is_size: bool = False  # no card of the catalog, but an amount of memory
 
@@ -146,6 +150,9 @@ def gpu_or_size(name: str) -> Gpu:
         aliases=(),
         nominal_gb=round(total_bytes / 1e9),
         total_bytes=total_bytes,
+        cuda_total_bytes=None,
+        context_bytes=None,
+        context_basis="",
         source="the size as given",
         is_size=True,
     )
@@ -197,12 +204,12 @@ def list_gpus() -> list[Gpu]:
 @cache
 def _gpus() -> tuple[Gpu, ...]:
     names = {row["gpu"]: row for row in csv_rows("gpu_names.csv")}
-    num_sms = {row["gpu"]: int(row["sm_count"]) for row in csv_rows("gpu_properties.csv")}
-    return tuple(_gpu(row, names[row["gpu"]], num_sms.get(row["gpu"])) for row in csv_rows("gpus.csv"))
+    seen = {row["gpu"]: row for row in csv_rows("gpu_properties.csv")}
+    return tuple(_gpu(row, names[row["gpu"]], seen.get(row["gpu"])) for row in csv_rows("gpus.csv"))
 
 
-def _gpu(row: dict[str, str], names: dict[str, str], num_sms: int | None) -> Gpu:
-    total_mib = number(row["reported_total_mib"], int)
+def _gpu(row: dict[str, str], names: dict[str, str], seen: dict[str, str] | None) -> Gpu:
+    total_mib, context = number(row["reported_total_mib"], int), context_of(row["gpu"])
     return Gpu(
         name=row["gpu"],
         short_name=names["short_name"],
@@ -220,7 +227,10 @@ def _gpu(row: dict[str, str], names: dict[str, str], num_sms: int | None) -> Gpu
         nvlink_joins=_joins(row["nvlink_joins"]),
         pcie_gb_s=float(row["pcie_gb_s"]),
         shares_host_memory=row["memory_type"].startswith("LPDDR"),
-        num_sms=num_sms,
+        num_sms=None if seen is None else int(seen["sm_count"]),
+        cuda_total_bytes=None if seen is None else int(seen["total_mib"]) * MIB,
+        context_bytes=None if context is None else context.high_bytes,
+        context_basis=context.basis if context else "",
         source=row["source"],
     )
 

@@ -100,6 +100,26 @@ def entry_of_config(config: Mapping[str, Any]) -> ModelEntry:
     return _of_config(name or f"{kept['model_type']}-config", kept, "config")
 
 
+def with_vision(entry: ModelEntry, given: str, *, is_needed: bool) -> ModelEntry:
+    """Find the checkpoint with the vision tower of ``entry``, if ``is_needed`` and one is known; else ``entry`` itself.
+
+    A log message names the one that is not taken, where ``given`` is a hub id: trainers load the tower, too.
+    """
+    if entry.origin != "catalog" or isinstance(entry.config.get("vision_config"), Mapping):
+        return entry
+    same = _same_shape(given.lower())  # a mirror's id is its own, its shape another's
+    names = {entry.name.lower(), (entry.hf_id or "").lower(), same[0] if same else ""}
+    twin = next((one for one in _vision_models().values() if names & {*one.also, one.hf_id.lower()}), None)
+    if twin is None:
+        return entry
+    if not is_needed:
+        if _HUB_ID.fullmatch(given):
+            _LOG.info("%s: the language model alone; with its vision tower, as trainers load it: %s", given, twin.name)
+        return entry
+    _LOG.info("%s: with its vision tower, which is %s", given, twin.name)
+    return _profiled_entry(twin)
+
+
 def shipped_model(name: str) -> ModelEntry | None:
     """The model of the catalog with this slug or id, or whose shape the name says to share; no network, no files.
 

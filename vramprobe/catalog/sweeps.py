@@ -20,7 +20,9 @@ def sweep_file(name: str | Path) -> Path:
 
     Names win over a local file, as those of models do; write ``./24gb`` for the file. A Path is never a name.
     """
-    for folder in ("sweeps", "campaigns") if isinstance(name, str) else ():
+    if isinstance(name, Path):
+        return name
+    for folder in ("sweeps", "campaigns"):
         if name.lower() in {path.stem for path in data_file(folder).glob("*.yaml")}:
             return data_file(f"{folder}/{name.lower()}.yaml")
     return Path(name)

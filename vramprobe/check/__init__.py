@@ -18,8 +18,9 @@ from vramprobe.check.one_record import RULES_OF_A_MEASUREMENT, RULES_OF_A_RECORD
 from vramprobe.check.several_records import RULES_OF_SEVERAL, attempts_by_context, duplicates
 from vramprobe.errors import StoreError
 from vramprobe.records import store
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.records.profile import read_profiles
-from vramprobe.records.record import FrozenModel, RunRecord
+from vramprobe.records.record import RunRecord
 
 
 class Finding(FrozenModel):

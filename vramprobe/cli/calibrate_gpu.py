@@ -18,6 +18,7 @@ import typer
 from vramprobe.cli.emulate import say
 from vramprobe.cli.options import Emulate, Json, print_json
 from vramprobe.errors import SpecError, VramprobeError, require_extra
+from vramprobe.sweep.signals import exit_on_signal
 
 #: Of the minutes, so much for the GPU; the emulation and the page have the rest.
 _SHARE_OF_THE_GPU = 0.6
@@ -73,6 +74,7 @@ def _vramprobe(*words: str) -> int:
     try:
         return process.wait()
     except SystemExit as stop:  # a signal: what the sweep was running is recorded, and the page shows what there is
+        exit_on_signal.answered()
         process.terminate()
         process.wait()
         return stop.code if isinstance(stop.code, int) else 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vramprobe.cli.options import Json, print_json
+from vramprobe.units import plural
 
 if TYPE_CHECKING:
     from vramprobe.check.contribute import Contribution
@@ -54,19 +55,50 @@ def contribute(
 
 def export(
     results: Annotated[Path, typer.Argument(help="A results folder or .jsonl file.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The new .parquet file.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The new .parquet file; with --receipt, a .md or .json file.")
+    ] = None,
+    receipt: Annotated[
+        bool, typer.Option("--receipt", help="Show each record as others publish: bytes, GPU, command, versions, hash.")
+    ] = False,
+    cell: Annotated[str | None, typer.Option(help="With --receipt: this cell alone, by id or fingerprint.")] = None,
     json_output: Json = False,
 ) -> None:
-    """Write all records to one Parquet file, which `vramprobe.load` and DuckDB read in seconds."""
+    """Write all records to one Parquet file, which `vramprobe.load` and DuckDB read in seconds, or show receipts."""
     from vramprobe import api
     from vramprobe.cli import display
 
+    if receipt:
+        _write_receipts(results, out, cell, json_output=json_output)
+        return
+    if cell is not None:
+        raise typer.BadParameter("--cell is read with --receipt only: add it, or drop --cell")
+    if out is None:
+        raise typer.BadParameter("give the new file (-o records.parquet), or --receipt")
     with display.working("reading records"):
         num_rows = api.export(results, out)
     if json_output:
         print_json({"file": str(out), "records": num_rows})
     else:
         print(f"{num_rows:,} records → {out}")
+
+
+def _write_receipts(results: Path, out: Path | None, cell: str | None, *, json_output: bool) -> None:
+    import json
+
+    from vramprobe import api
+    from vramprobe.report.receipt import as_text
+
+    if out is not None and out.suffix not in (".md", ".json"):
+        raise typer.BadParameter(f"-o {out}: a receipt is a .md or a .json file")
+    found = api.receipts(results, cell)
+    if out is None:
+        print_json(found) if json_output else print(as_text(found))
+        return
+    text = json.dumps(found, indent=2) + "\n" if out.suffix == ".json" else as_text(found)
+    out.write_text(text, encoding="utf-8")
+    said = {"file": str(out), "receipts": len(found)}
+    print_json(said) if json_output else print(f"{plural(len(found), 'receipt')} → {out}")
 
 
 def _print_merged(merged: Merged) -> None:

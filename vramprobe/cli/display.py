@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vramprobe.predict.evaluate import Evaluation
     from vramprobe.predict.largest import Largest
     from vramprobe.predict.prediction import Prediction
+    from vramprobe.predict.unknowns import Unknown
     from vramprobe.predict.verdict import Verdict
     from vramprobe.report.definition import Table
 
@@ -63,8 +64,12 @@ def print_doctor(diagnosis: Diagnosis) -> None:
     )
 
 
-def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
-    """One prediction: the interval, the phase, a bar for each term, the verdict for a GPU."""
+def print_prediction(
+    prediction: Prediction, verdict: Verdict | None, unknowns: Sequence[Unknown] = (), largest_part: str = ""
+) -> None:
+    """One prediction: the interval and its widest unknown, the phase, a bar for each term and the largest in words, the
+    verdict for a GPU.
+    """
     console = Console(highlight=False)
     peak = prediction.peak_allocated_bytes
     console.print(
@@ -76,8 +81,14 @@ def print_prediction(prediction: Prediction, verdict: Verdict | None) -> None:
         if tier is not None:
             low, high = format_bytes(tier.low), format_bytes(tier.high)
             console.print(f"     {format_bytes(tier.value)} {name.removesuffix('_bytes')} ({low} to {high})")
+    if unknowns:
+        from vramprobe.predict.unknowns import in_words
+
+        console.print(f"     widest unknown: {escape(in_words(unknowns[0]))}")
     rest = {"constant": prediction.constant_bytes}
     print_bars(console, prediction.terms | ({} if prediction.constant_bytes <= 0 else rest))
+    if largest_part:
+        console.print(f"largest part: {escape(largest_part)}")
     if (fit := prediction.fit) is not None:
         mean = fit.mean_absolute_error
         error = "" if mean is None else f", {_percent(mean)} off on a model left out"

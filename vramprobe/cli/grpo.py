@@ -28,7 +28,7 @@ GRPO_OPTIONS: dict[str, tuple[Any, str]] = {
 
 
 @functools.partial(takes_given, mapping="rollouts", options=GRPO_OPTIONS)
-@takes_a_cell(without=(*RANK_OPTIONS, "batch_size", "seq_len", "trainer", "limit_vram", "device"))
+@takes_a_cell(without=(*RANK_OPTIONS, "batch_size", "seq_len", "trainer", "loop", "limit_vram", "device"))
 def grpo(
     cell: dict[str, Any], rollouts: dict[str, Any], gpu: Gpu, exit_zero: ExitZero = False, json_output: Json = False
 ) -> None:

@@ -21,7 +21,7 @@ VERBS = {
     "Look": ("profile", "diff", "measure", "doctor"),
     "Sweep": ("plan", "run", "launch", "status", "collect"),
     "Publish": ("fit", "evaluate", "calibrate", "claims", "report", "check", "merge", "contribute", "export"),
-    "Set up": ("emulate", "calibrate-gpu", "models", "gpus", "mcp"),
+    "Set up": ("emulate", "recipes", "calibrate-gpu", "models", "gpus", "mcp"),
 }
 #: Panel → its options, by parameter.
 PANELS = {
@@ -29,7 +29,7 @@ PANELS = {
               "trust_remote_code"),
     "Batch": ("batch_size", "seq_len", "grad_accum", "padding", "lengths", "sampler", "pad_to_multiple_of",
               "replay_steps"),
-    "Method": ("method", "gradient_checkpointing", *ADAPTER_OPTIONS, "optim", "trainer", "loss",
+    "Method": ("method", "gradient_checkpointing", *ADAPTER_OPTIONS, "optim", "trainer", "loop", "loss",
                "fused_linear_cross_entropy", "recipe", "autocast", "kbit_prep", "attn", "torch_compile", "steps",
                "timing_steps", "seed"),
     "GPUs": ("gpu", "limit_vram", *RANK_OPTIONS, "alloc_conf", "device"),

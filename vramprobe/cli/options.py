@@ -169,11 +169,10 @@ def takes_a_cell(
         return functools.partial(takes_a_cell, asks=asks, optional=optional, without=without, instead=instead)
 
     def parameter(name: str, kind: Any, text: str) -> inspect.Parameter:
-        flags = (f"{flag(name)}/--no-{flag(name)[2:]}",) if kind is bool else (flag(name),)
         required = name in _REQUIRED and name not in asks.values() and name not in optional and instead is None
         if name in asks.values():
             text += f" Not with {next(flag(asking) for asking, asked in asks.items() if asked == name)}."
-        annotation = Annotated[kind if required else kind | None, option(name, *flags, help=text, show_default=False)]
+        annotation = _annotation(name, kind if required else kind | None, text, is_flag=kind is bool)
         default = inspect.Parameter.empty if required else None
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -190,6 +189,13 @@ def takes_a_cell(
 
     own = [parameter(name, *what) for name, what in CELL_OPTIONS.items() if name not in without]
     return with_options(command, "cell", own, gather)
+
+
+@functools.cache
+def _annotation(name: str, kind: Any, text: str, *, is_flag: bool) -> Any:
+    """An option of a cell as typer takes it; made once for all verbs that have it, as making them takes longest."""
+    flags = (f"{flag(name)}/--no-{flag(name)[2:]}",) if is_flag else (flag(name),)
+    return Annotated[kind, option(name, *flags, help=text, show_default=False)]
 
 
 def takes_a_sweep(command: Callable[..., None]) -> Callable[..., Any]:

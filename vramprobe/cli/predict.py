@@ -69,11 +69,12 @@ def predict(
     ] = False,
     engine: Annotated[
         str,
-        typer.Option(
-            help="formula: arithmetic | recipe: recorded on an emulated GPU, and kept | auto: the first of them that "
-            "knows the model."
-        ),
+        typer.Option(help="formula | recipe: an emulated GPU | measured: this machine's | auto."),
     ] = "auto",
+    python: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Record with this interpreter's libraries."),
+    ] = None,
     stack: Annotated[
         str | None,
         typer.Option(
@@ -122,6 +123,7 @@ def _one_cell(
     gpu: str | None,
     fit: Path | None,
     engine: str,
+    python: Path | None,
     stack: str | None,
     timeline: Path | None,
     changes: bool,
@@ -131,9 +133,12 @@ def _one_cell(
 ) -> None:
     if stack is not None and changes:
         raise typer.BadParameter("--stack is of one prediction; drop it, or --changes.")
+    if python is not None and (changes or timeline is not None):
+        raise typer.BadParameter("--changes and --timeline record with the usual libraries; drop them, or --python.")
     words = _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
     if timeline is not None:
         engine = _drawn(cell, ranks, gpu, engine, timeline)
+    words |= {"python": python} if python is not None else {}
     judged = _show(words, ranks, None, gpu=gpu, engine=engine, stack=stack, changes=changes, as_json=json_output)
     exit_with(judged, exit_zero=exit_zero)
 
@@ -342,9 +347,10 @@ def _show(
 ) -> str | None:
     """Predict one cell, judge it, and look for what would make it fit; return the verdict, None without a GPU."""
     from vramprobe import api
+    from vramprobe.choices import meant
     from vramprobe.cli.emulate import say
 
-    prediction = api.predict(engine=engine, say=say, gpu=gpu, stack=stack, **ranks, **cell)
+    prediction = api.predict(widen=True, engine=engine, say=say, gpu=gpu, stack=stack, **ranks, **cell)
     judged, others = prediction.verdict, None
     if changes or (judged and judged.verdict != "fits" and stack is None):
         others = _changes(gpu, prediction, ranks | cell, is_asked=changes)
@@ -354,6 +360,9 @@ def _show(
         if varied is not None:
             lengths_option.print_lengths(varied)
         _print_as_text(prediction, judged, others)
+        if meant("dtype", cell.get("dtype")) == "fp16" and not {"autocast", "recipe"} & {*cell}:
+            chosen = "no autocast" if cell["method"] == "full" else "autocast fp16 and fp32 adapters"
+            print(f"--dtype fp16: {chosen}; --autocast says otherwise.")
         is_of_one = stack is None and not {"sharding", "images"} & {*ranks, *cell}
         if is_of_one and judged and judged.verdict == "does not fit":
             print("How many of it hold the run, by each kind of sharding: --min-gpus.")
@@ -369,10 +378,10 @@ def _print_as_json(
     print_json(prediction.model_dump(mode="json", exclude=left_out) | more)
 
 
-def _print_as_text(prediction: Prediction, judged: Verdict | None, others: list[Change] | None) -> None:
+def _print_as_text(prediction: JudgedPrediction, judged: Verdict | None, others: list[Change] | None) -> None:
     from vramprobe.cli import display
 
-    display.print_prediction(prediction, judged)
+    display.print_prediction(prediction, judged, prediction.unknowns, prediction.largest_part)
     if others is not None:
         from vramprobe.cli import display_changes
 

@@ -115,7 +115,9 @@ def profile(
         typer.Option("--speed/--no-speed", help="Emulated only: count the work of step 2, and predict its time."),
     ] = True,
     only_rank: Annotated[int | None, typer.Option(help="Emulated only: run this one rank of --world-size.")] = None,
-    world_size: Annotated[int | None, typer.Option(help="Number of ranks, with --only-rank.")] = None,
+    world_size: Annotated[
+        int | None, typer.Option(help="Number of ranks, with --only-rank (default: N of --emulate 'GPU xN').")
+    ] = None,
     gpus: Annotated[
         str | None,
         typer.Option(

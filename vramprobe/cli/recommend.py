@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vramprobe.recommend.inverse import Most
 
 
-@takes_a_cell(optional=("model", "method", "batch_size", "seq_len"), without=(*RANK_OPTIONS, "steps"))
+@takes_a_cell(optional=("model", "method", "batch_size", "seq_len"), without=(*RANK_OPTIONS, "steps", "loop"))
 def recommend(
     cell: dict[str, Any],
     command: Annotated[

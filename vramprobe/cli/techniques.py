@@ -18,7 +18,7 @@ _NEEDED = ("model", "method", "batch_size", "seq_len")
 _KINDS = "weights | training | optimizer | adapter | activations | trainer"
 
 
-@takes_a_cell(optional=_NEEDED, without=RANK_OPTIONS)
+@takes_a_cell(optional=_NEEDED, without=(*RANK_OPTIONS, "loop"))
 def techniques(
     cell: dict[str, Any],
     gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`, for a cell of one's own.")] = None,

@@ -11,7 +11,6 @@ import errno
 import io
 import logging
 import os
-import signal
 import sys
 from copy import copy
 from pathlib import Path
@@ -32,6 +31,7 @@ from vramprobe.cli import launch as launch_verb
 from vramprobe.cli import mcp as mcp_verb
 from vramprobe.cli import predict as predict_verb
 from vramprobe.cli import profile as profile_verbs
+from vramprobe.cli import recipes as recipes_verbs
 from vramprobe.cli import recommend as recommend_verb
 from vramprobe.cli import results, sweeps
 from vramprobe.cli import serve as serve_verb
@@ -49,7 +49,7 @@ from vramprobe.cli.options import (
 )
 from vramprobe.emulate.enter import leaving
 from vramprobe.errors import VramprobeError
-from vramprobe.sweep.signals import signals_that_end
+from vramprobe.sweep.signals import exit_on_signal
 
 
 class _Root(TyperGroup):
@@ -71,6 +71,7 @@ app = typer.Typer(
 )
 
 app.add_typer(emulate_verbs.app)
+app.add_typer(recipes_verbs.app)
 app.command()(profile_verbs.profile)
 app.command()(diff_verb.diff)
 app.command()(explain_verb.explain)
@@ -276,6 +277,19 @@ def _print_what_can_be() -> None:
         del os.environ["COLUMNS"]  # rich would print nothing in none
 
 
+def _say_wrong_usage(error: Any) -> None:
+    """Exit with 2 after one line, or the help where no word was given."""
+    from typer.main import get_command
+
+    from vramprobe.cli.wrong_usage import in_one_line
+
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        print(f"vramprobe: {in_one_line(error, sys.argv[1:], get_command(app).commands)}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main() -> None:
     """Run the command line; a user's error is one line on stderr and exit code 1.
 
@@ -283,11 +297,11 @@ def main() -> None:
     """
     _open_what_is_closed()
     _print_what_can_be()
-    for signum in signals_that_end():
-        signal.signal(signum, lambda number, frame: sys.exit(128 + number))
     try:
-        with leaving():
-            _app_for(sys.argv[1:2])()
+        with leaving(), exit_on_signal.caught():
+            sys.exit(_app_for(sys.argv[1:2])(standalone_mode=False) or 0)
+    except typer.Abort:
+        sys.exit(1)
     except VramprobeError as error:
         print(f"vramprobe: {error}", file=sys.stderr)
         sys.exit(1)
@@ -308,3 +322,7 @@ def main() -> None:
             raise
         print(f"vramprobe: the output could not be written: {error.strerror}", file=sys.stderr)
         _leave_stdout(1)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # of click, whose copy in typer has no public name
+            raise
+        _say_wrong_usage(error)

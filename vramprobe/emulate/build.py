@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +21,13 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
+from vramprobe.catalog.own import CACHE_VARIABLE, cache_folder
 from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.installation import Installation, find_installation, require_platform
 from vramprobe.emulate.stubs import DRIVER, FUNCTIONS, write_stubs
 from vramprobe.emulate.symbols import Wanted, elf_files, wanted
 from vramprobe.emulate.toolchain import BuildError, Compiler, find_compiler
 
-CACHE_VARIABLE = "VRAMPROBE_CACHE_DIR"
 NEEDED_BYTES = 16 << 20  # a build is about 1.5 MB
 KEPT_BUILDS = 4
 KEPT_SECONDS = 14 * 24 * 3600  # a build used since then is never removed: its runs may still start processes
@@ -58,16 +57,6 @@ class Build:
     def functions(self) -> Path:
         """Path of the table of functions: soname, function, kind, routine."""
         return self.folder / FUNCTIONS
-
-
-def cache_folder() -> Path:
-    """Return the folder of files that vramprobe can make again: $VRAMPROBE_CACHE_DIR, else the user's cache folder."""
-    if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named).absolute()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "vramprobe"
-    base = os.environ.get("XDG_CACHE_HOME", "")  # the XDG base directory specification: a relative one is ignored
-    return Path(base if os.path.isabs(base) else Path.home() / ".cache") / "vramprobe"
 
 
 def ensure_build(installation: Installation | None = None, say: Callable[[str], None] | None = None) -> Build:

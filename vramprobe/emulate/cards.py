@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from vramprobe.catalog.contexts import context_of, threads_per_sm
 from vramprobe.catalog.gpus import LIKE_A_SIZE, Gpu, find_gpu, gpu_or_size, list_gpus
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.errors import SpecError
@@ -26,7 +27,6 @@ class SmLimits:
 
     shared_memory_per_sm_bytes: int
     shared_memory_per_block_optin_bytes: int
-    threads_per_sm: int
     blocks_per_sm: int
 
 
@@ -35,21 +35,20 @@ _SM_LIMITS = {
     capability: SmLimits(
         shared_memory_per_sm_bytes=per_sm << 10,
         shared_memory_per_block_optin_bytes=optin << 10,
-        threads_per_sm=threads,
         blocks_per_sm=blocks,
     )
-    for capability, per_sm, optin, threads, blocks in (
-        ((6, 0), 64, 48, 2048, 32),
-        ((7, 0), 96, 96, 2048, 32),
-        ((7, 5), 64, 64, 1024, 16),
-        ((8, 0), 164, 163, 2048, 32),
-        ((8, 6), 100, 99, 1536, 16),
-        ((8, 9), 100, 99, 1536, 24),
-        ((9, 0), 228, 227, 2048, 32),
-        ((10, 0), 228, 227, 2048, 32),
-        ((10, 3), 228, 227, 2048, 32),
-        ((12, 0), 100, 99, 1536, 24),
-        ((12, 1), 100, 99, 1536, 24),
+    for capability, per_sm, optin, blocks in (
+        ((6, 0), 64, 48, 32),
+        ((7, 0), 96, 96, 32),
+        ((7, 5), 64, 64, 16),
+        ((8, 0), 164, 163, 32),
+        ((8, 6), 100, 99, 16),
+        ((8, 9), 100, 99, 24),
+        ((9, 0), 228, 227, 32),
+        ((10, 0), 228, 227, 32),
+        ((10, 3), 228, 227, 32),
+        ((12, 0), 100, 99, 24),
+        ((12, 1), 100, 99, 24),
     )
 }
 
@@ -112,6 +111,15 @@ def card_properties(name: str) -> CardProperties:
     return _properties(gpu)
 
 
+def context_bytes(card: CardProperties, *, most: bool = False) -> int:
+    """Bytes that a process takes of ``card`` beside what torch reserves after a step (catalog/contexts.py), the likely
+    value or the upper end of its range; for an amount of memory those of the card whose kernels it has.
+    """
+    found = context_of(find_gpu(LIKE_A_SIZE).name if card.gpu.is_size else card.gpu.name)
+    assert found is not None, f"{card.gpu.name} has no row of gpu_properties.csv"
+    return found.high_bytes if most else found.value_bytes
+
+
 def list_cards() -> list[CardProperties]:
     """Every card that can be emulated, in the catalog's order."""
     return [_properties(gpu) for gpu in list_gpus() if gpu.vendor == "NVIDIA"]
@@ -139,7 +147,7 @@ def _properties(gpu: Gpu) -> CardProperties:
         shared_memory_per_block_bytes=SHARED_MEMORY_PER_BLOCK_BYTES,
         shared_memory_per_block_optin_bytes=limits.shared_memory_per_block_optin_bytes,
         shared_memory_per_sm_bytes=limits.shared_memory_per_sm_bytes,
-        threads_per_sm=limits.threads_per_sm,
+        threads_per_sm=threads_per_sm((major, minor)),
         blocks_per_sm=limits.blocks_per_sm,
         registers_per_sm=REGISTERS_PER_SM,
         l2_bytes=int(row["l2_kib"]) << 10,

@@ -51,20 +51,22 @@ def entrance(
     policy: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
     total_bytes: int | None = None,
+    python: Path | None = None,
 ) -> Entrance:
     """A new machine with ``cards``, and how to start a process that sees it.
 
     ``policy``: what values that nobody computed are taken for (emulate/values/policy.py). ``say`` hears of what takes
-    seconds. ``total_bytes``: of each card, in place of its own. Raises UnknownName or SpecError for the cards,
+    seconds. ``total_bytes``: of each card, in place of its own. ``python``: an interpreter in place of
+    :func:`installation_to_use`'s. Raises UnknownName or SpecError for the cards,
     NotEmulatable where no CUDA build of torch is at hand, NoCompiler, BuildError.
     """
-    python, machine, environment = _new_machine(cards, None, policy, say, total_bytes=total_bytes)
+    used, machine, environment = _new_machine(cards, python, policy, say, total_bytes=total_bytes)
     # This very package, whichever interpreter runs it, and before what the working folder has.
     searched = [str(package_home(machine)), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
     # The host only fills adapters; a forked cell's pool of threads made that four times as long.
     environment.setdefault("OMP_NUM_THREADS", "1")
-    return Entrance(python=python, environment=environment, machine=machine)
+    return Entrance(python=used, environment=environment, machine=machine)
 
 
 def entrance_for_command(
@@ -102,7 +104,7 @@ def _new_machine(
     """An interpreter (None: the one to use), a machine's folder, this process's environment changed so as to see it."""
     from vramprobe.emulate.activate import emulated_environment
     from vramprobe.emulate.build import cache_folder, ensure_build
-    from vramprobe.emulate.cards import parse_cards
+    from vramprobe.emulate.cards import context_bytes, parse_cards
     from vramprobe.emulate.installation import find_installation
     from vramprobe.emulate.machine import MachinePolicy, write_machine
 
@@ -112,7 +114,7 @@ def _new_machine(
     installation = installation_to_use() if python is None else find_installation(python)
     build = ensure_build(installation, say)
     folder = _new_folder(cache_folder() / "machines")
-    machine = write_machine(folder, [card] * count, MachinePolicy())
+    machine = write_machine(folder, [card] * count, MachinePolicy(context_bytes=context_bytes(card)))
     _write_programs(machine, installation.python)
     return (
         installation.python,

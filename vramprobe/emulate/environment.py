@@ -54,8 +54,8 @@ def set_up_environment(
     require_platform()
     say = say or (lambda line: None)
     torch = torch or pinned_torch()
-    _check_torch(torch)
     folder = _folder(torch)
+    _check_torch(torch)
     wanted = {"torch": torch, "packages": _requirements(packages), "python": list(sys.version_info[:2])}
     if _state(folder) == wanted:
         return folder / "bin" / "python"
@@ -115,6 +115,9 @@ def _make(folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
 
 
 def _folder(torch: str) -> Path:
+    """Return the environment's folder. Raises SetupError for what is no version, such as a path."""
+    if not re.fullmatch(r"\d+\.\d+(\.\d+)?([.+\w]*)?", torch):
+        raise SetupError(f"{torch!r} is no version of torch: give one such as {pinned_torch()}.")
     return cache_folder() / "environments" / f"torch-{torch}"
 
 
@@ -155,9 +158,7 @@ def _name(requirement: str) -> str:
 
 
 def _check_torch(torch: str) -> None:
-    """A version that can be had as a CUDA build for this."""
-    if not re.fullmatch(r"\d+\.\d+(\.\d+)?([.+\w]*)?", torch):
-        raise SetupError(f"{torch!r} is no version of torch: give one such as {pinned_torch()}.")
+    """Raise SetupError for a version that has no CUDA build for this."""
     if tuple(map(int, torch.split(".")[:2])) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         raise SetupError(f"torch {torch} is too old for an emulated GPU: give {oldest} or newer, or {pinned_torch()}.")

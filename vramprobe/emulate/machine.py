@@ -1,14 +1,13 @@
-"""An emulated machine: a folder that names its cards, and what its processes hold of them, as Python sees it.
+"""An emulated machine: a folder that names its cards, as Python sees it.
 
-In: the cards' properties and the policy for values. Out: ``machine.txt``, which the driver reads; the shared ``state``
-and ``events.jsonl``, read back as frozen data. Never loads the driver, never writes ``state``: its processes do.
+In: the cards' properties and the policy for values. Out: ``machine.txt``, which the driver reads; ``events.jsonl``,
+read back as frozen data. Never loads the driver; its processes share ``state``, which nothing here reads.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import struct
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,21 +20,10 @@ from vramprobe.units import KIB, MIB
 
 FORMAT = 1
 MAX_DEVICES = 16
-#: A CUDA context with torch's kernels, as published runs on one A100 leave it between nvidia-smi and reserved memory
-#: (benchmarks/truth/reproduce.md: 511 to 523 MiB under torch 2.3 and 2.4); elsewhere an assumption, as the records say.
-ASSUMED_CONTEXT_BYTES = 519 * MIB
 #: Each instance of a CUDA graph and each of its nodes, as learnt from published logs of vLLM on an H100, half of which
 #: were held out (benchmarks/rollouts/graphs.md); elsewhere an assumption, as the records say.
 ASSUMED_GRAPH_BYTES, ASSUMED_GRAPH_NODE_BYTES = 190 * KIB, 13 * KIB
 Fill = Literal["zeros", "ones", "random", "keep"]
-
-# driver/shared.c asserts these offsets
-_HEAD = struct.Struct("<8s4IQ")  # magic, format, num_devices, max_devices, max_processes, num_joined
-_CARDS_AT, _PROCESSES_AT = 128, 384
-_CARD = struct.Struct("<2Q")  # used, peak
-_PROCESS = struct.Struct(f"<2I2Q{MAX_DEVICES}Q{MAX_DEVICES}Q")  # pid, slot, start, order, used, peak by device
-_LIVE, _ENDED = 1, 2
-
 
 #: What ``machine.txt`` says of a card in lines of their own: its numbers, in the order of CardProperties.
 _CARD_KEYS = tuple(
@@ -47,7 +35,7 @@ _CARD_KEYS = tuple(
 class MachinePolicy:
     """Policy of the whole machine: values nobody computed, copies, collectives, traces."""
 
-    context_bytes: int = ASSUMED_CONTEXT_BYTES  # charged to a card by each process that uses it
+    context_bytes: int = 0  # charged to a card by each process that uses it; cards.context_bytes knows a card's
     graph_bytes: int = ASSUMED_GRAPH_BYTES  # charged by each instance of a CUDA graph
     graph_node_bytes: int = ASSUMED_GRAPH_NODE_BYTES  # and by each node of it
     fill: Fill = "zeros"  # what the host reads where nobody computed
@@ -57,25 +45,6 @@ class MachinePolicy:
     collective_timeout_seconds: int = 600
     trace: int = 0
     driver_version: int = 13000  # the newest CUDA that the driver serves
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessUse:
-    """One process's memory, in bytes by device; a process that has ended holds nothing, its peaks stay."""
-
-    pid: int
-    alive: bool
-    used_bytes: tuple[int, ...]
-    peak_bytes: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineState:
-    """Bytes in use by device and by process; processes in the order in which they came."""
-
-    used_bytes: tuple[int, ...]
-    peak_bytes: tuple[int, ...]  # of all processes together
-    processes: tuple[ProcessUse, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,42 +115,6 @@ def _check(cards: Sequence[CardProperties], policy: MachinePolicy) -> None:
             raise SpecError(f"{what} is {value!r}: a whole number from 0 is allowed")
 
 
-def read_state(folder: Path) -> MachineState:
-    """Read the bytes that the machine's processes hold now; the dead count for nothing. Nothing is locked: a snapshot.
-
-    Raises StoreError where the folder is no machine or its state is of another format.
-    """
-    num_devices = _num_devices(folder)
-    path = Path(folder, "state")
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:  # no process has used it yet
-        nothing = (0,) * num_devices
-        return MachineState(used_bytes=nothing, peak_bytes=nothing, processes=())
-    if len(data) < _PROCESSES_AT:
-        return MachineState(used_bytes=(0,) * num_devices, peak_bytes=(0,) * num_devices, processes=())
-    magic, version, _, max_devices, max_processes, _ = _HEAD.unpack_from(data)
-    if magic != b"VPEMUGPU":  # its first process is just about to begin
-        return MachineState(used_bytes=(0,) * num_devices, peak_bytes=(0,) * num_devices, processes=())
-    if (version, max_devices) != (FORMAT, MAX_DEVICES):
-        raise StoreError(f"{path} is of format {version}: this vramprobe reads format {FORMAT}; make the machine anew")
-    found = []
-    for slot in range(max_processes):
-        pid, kind, start, order, *rest = _PROCESS.unpack_from(data, _PROCESSES_AT + slot * _PROCESS.size)
-        if kind not in (_LIVE, _ENDED):
-            continue
-        alive = kind == _LIVE and _start_ticks(pid) == start
-        used = tuple(rest[:num_devices]) if alive else (0,) * num_devices
-        peaks = tuple(rest[MAX_DEVICES : MAX_DEVICES + num_devices])
-        found.append((order, ProcessUse(pid=pid, alive=alive, used_bytes=used, peak_bytes=peaks)))
-    processes = tuple(process for _, process in sorted(found, key=lambda pair: pair[0]))
-    return MachineState(
-        used_bytes=tuple(sum(process.used_bytes[i] for process in processes) for i in range(num_devices)),
-        peak_bytes=tuple(_CARD.unpack_from(data, _CARDS_AT + i * _CARD.size)[1] for i in range(num_devices)),
-        processes=processes,
-    )
-
-
 def read_machine(folder: Path) -> tuple[int, MachinePolicy]:
     """Read the number of cards in ``folder/machine.txt``, and the policy it was written with. Raises StoreError."""
     num_devices, kinds = _num_devices(folder), {name: type(value) for name, value in vars(MachinePolicy()).items()}
@@ -199,16 +132,6 @@ def _num_devices(folder: Path) -> int:
     if not found or not 1 <= int(found[1]) <= MAX_DEVICES:
         raise StoreError(f"{path} does not say num_devices, 1 to {MAX_DEVICES}; make the machine anew")
     return int(found[1])
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Start time of a process, in clock ticks since boot (field 22 of its stat); None once it has ended."""
-    try:
-        text = Path("/proc", str(pid), "stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return int(fields[19]) if fields[0] not in "ZX" else None
 
 
 def read_events(folder: Path) -> list[MachineEvent]:

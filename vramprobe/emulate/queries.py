@@ -31,10 +31,6 @@ _LETTER = "[SDCZ]"
 # Sizes of workspaces: (functions, bytes of the number, arguments)
 _SIZES = (
     # cuDNN
-    (r"cudnnGetConvolution(Forward|BackwardData|BackwardFilter)WorkspaceSize", LONG, 7),
-    (r"cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize", LONG, 9),
-    (r"cudnnGetBatchNormalizationBackwardExWorkspaceSize", LONG, 11),
-    (r"cudnnGetBatchNormalizationTrainingExReserveSpaceSize", LONG, 6),
     (r"cudnnGetCTCLossWorkspaceSize", LONG, 9),
     (r"cudnnGetCTCLossWorkspaceSize_v8", LONG, 6),
     # cuFFT

@@ -57,8 +57,6 @@ _GENERIC = {
         r"curandCreateGenerator(Host)?",
         r"cuptiSubscribe",
     ),
-    # f(kind, handle *out)
-    "emu_generic_create_handle_1": (r"cudnnBackendCreateDescriptor",),
     # const char *f(...)
     "emu_generic_string": (
         r"(cudnn|cusparse|nccl|nvrtc|cufft|cusparseLt)Get(Error|Status)(String|Name)",
@@ -84,7 +82,7 @@ _ALLOWED = (
     r"cublasSet(Stream|Workspace|PointerMode|MathMode|AtomicsMode|SmCountTarget)(_v2)?|cublasDestroy(_v2)?",
     r"cublasLt(Matmul|MatrixTransform)|cublasLt\w*(Destroy|SetAttribute)",
     # cuDNN
-    r"cudnn(Set|Destroy)\w+|cudnnDestroy|cudnnRestoreDropoutDescriptor|cudnnBackend(SetAttribute|DestroyDescriptor)",
+    r"cudnn(Set|Destroy)\w+|cudnnDestroy",
     r"cudnn(BatchNormalization|Normalization|Activation|Pooling|Softmax|Dropout|SpatialTf|RNN|LRNCrossChannel"
     r"|DivisiveNormalization|MultiHeadAttn)\w*(Forward|Backward)(Ex|Data|Weights|Training|TrainingEx|Inference)?(_v8)?",
     r"cudnnConvolution(Forward|BiasActivationForward|BackwardData|BackwardFilter|BackwardBias)|cudnnCTCLoss(_v8)?",

@@ -69,6 +69,12 @@ ADVICE: dict[str, tuple[str, ...]] = {
     "backward": (_CHECKPOINT, _SMALLER, _CHUNKED),
     "backward: a compiled graph": (_CHUNKED, _SMALLER, _CHECKPOINT),
     "backward: logits": (_CHUNKED, _SMALLER, _SHORTER),
+    "backward: embedding or head": (
+        "train neither embeddings nor head (LoRA without modules_to_save, or requires_grad_(False)): each has a "
+        "gradient and optimizer states of this size",
+        "16-bit weights and with them gradients (dtype=torch.bfloat16), and an 8-bit optimizer",
+        "shard gradients over more GPUs (ZeRO-2, FSDP)",
+    ),
     "backward: recomputing a checkpointed layer": (_SMALLER, _SHORTER, _SHARD),
     "backward: gathering sharded parameters": (
         "reshard_after_forward=True, and wrap each decoder layer (FSDP's auto_wrap_policy)",

@@ -36,10 +36,16 @@ _MUCH_OUTSIDE_SHARE = 0.25  # of the GPU
 _NEIGHBOR = GIB  # of one other process: a desktop, or the CUDA context of another rank, takes less
 _NEIGHBOR_SHARE = 0.05  # of the GPU
 _KEPT_BY_DRIVER = 64 * MIB  # of free memory, for its own tables
-_PRINTED_TO = 0.02  # of one card's total, as systems report it
+_PRINTED_TO = 0.015  # of one card's total, as systems report it
+_BESIDE_GRACE = ("GH200", "GB200", "GB300")
 _LESS_ON_HOST = (
     "keep less on the host: files being read and weights that wait for their GPU are counted here too "
-    "(device_map={'': 0} loads tensor by tensor; drop caches; end other programs)"
+    "(device_map={'': 0} loads tensor by tensor; sysctl vm.drop_caches=3 on the host; end other programs)"
+)
+_END_OTHERS = "end the other processes (nvidia-smi names them) or choose another GPU by CUDA_VISIBLE_DEVICES"
+_DROP_CACHES = (
+    "if nvidia-smi names none: Linux keeps cached files in a Grace machine's GPU memory, too, and some drivers do not "
+    "take them back (sync; echo 1 > /proc/sys/vm/drop_caches frees them)"
 )
 _UNUSED = 300 * MIB  # that expandable segments are worth naming for
 #: Below this share of the reserved memory, unused bytes would only delay the end: benchmarks/truth/oom.md.
@@ -71,15 +77,17 @@ def explain(
     *,
     host_copy: str = "",
     is_logits: bool = False,
+    is_head: bool = False,
     is_expandable: bool = False,
 ) -> Explanation:
     """Judge one error. ``host_copy``: how its innermost frames take the host's memory; ``is_logits``: the request is
-    logits; ``is_expandable``: the allocator's segments are known to be expandable.
+    logits; ``is_head``: it has an embedding's or head's size; ``is_expandable``: the allocator's segments are known
+    to be expandable.
     """
     if form is not None and form.why:
         return _by_form(oom, phase, form)
     if oom.owner == "driver":
-        return _of_driver(phase, host_copy)
+        return _of_driver(oom, phase, host_copy)
     if oom.requested is not None and oom.requested >= ABSURD_BYTES:
         why = (
             f"{oom.requested / 2**60:,.2f} EiB requested: a size was computed wrong, often from a negative or "
@@ -89,7 +97,7 @@ def explain(
     if oom.requested is None and oom.free is None and oom.allocated is not None and not oom.is_cut:
         return Explanation("unknown", "no failed request is recorded", ())  # a snapshot of a run that has not failed
     cause, why = _cause(oom, is_expandable)
-    changes = advice(_keys(oom, phase, is_logits))
+    changes = advice(_keys(oom, phase, is_logits, is_head and not is_logits))
     for at, change in _of_figures(oom, cause, is_expandable):
         changes.insert(at, change)
     return Explanation(cause, why, tuple(changes[:MAX_CHANGES]))
@@ -99,18 +107,24 @@ def _by_form(oom: OomMessage, phase: Phase, form: Form) -> Explanation:
     """Explain the failure by its message alone."""
     why = next((text for one in form.why if (text := oom.filled(one)) is not None), form.program)
     changes = [Advice(text) for one in form.changes if (text := oom.filled(one)) is not None]
+    if oom.shares_host_memory and form.cause == "neighbor" and oom.total and oom.free is not None:  # an engine's share
+        why = _by_host(oom.total - oom.free)
+        changes.insert(0, Advice(_LESS_ON_HOST))
     keys = [form.cause, form.owner] if form.owner in ("host", "shared memory") else [form.cause, *_keys(oom, phase)]
     cause: Cause = form.cause or "unknown"  # type: ignore[assignment]
     return Explanation(cause, why, tuple((changes or advice(keys))[:MAX_CHANGES]), form.is_probable)
 
 
-def _of_driver(phase: Phase, host_copy: str) -> Explanation:
+def _of_driver(oom: OomMessage, phase: Phase, host_copy: str) -> Explanation:
     """An error of the driver or of a library, which names no figure."""
     if host_copy:
         why = (
             f"the failing line is {host_copy}: the driver had no host memory left for it, which its error does not say"
         )
         return Explanation("host", why, tuple(advice(["pinned memory"])), is_probable=True)
+    if oom.shares_host_memory:
+        why = "the driver found no memory, and this GPU shares the machine's: what the host holds is missing here"
+        return Explanation("unknown", why, (Advice(_LESS_ON_HOST), *advice(_phase_keys(phase))[:2]))
     if phase.name in _LOADING:
         why = (
             "the driver had no memory left while the model was still loading, and names no figure: something else may "
@@ -124,7 +138,7 @@ def _of_driver(phase: Phase, host_copy: str) -> Explanation:
     return Explanation("unknown", why, (*advice(["driver"]), *advice(_phase_keys(phase))[:1]))
 
 
-def _keys(oom: OomMessage, phase: Phase, is_logits: bool = False) -> Iterator[str]:
+def _keys(oom: OomMessage, phase: Phase, is_logits: bool = False, is_head: bool = False) -> Iterator[str]:
     """Keys of the advice, the narrowest first."""
     if oom.backend == "MPS":
         if (oom.outside_allocator or 0) >= max(_NEIGHBOR, oom.allocated or 0):
@@ -136,6 +150,8 @@ def _keys(oom: OomMessage, phase: Phase, is_logits: bool = False) -> Iterator[st
         yield "larger than the GPU"
     if is_logits and phase.name in ("forward", "backward", "forward or backward"):
         yield "backward: logits"
+    if is_head and phase.name in ("backward", "forward or backward", "unknown"):
+        yield "backward: embedding or head"
     yield from _phase_keys(phase)
 
 
@@ -151,11 +167,12 @@ def _of_figures(oom: OomMessage, cause: Cause, is_expandable: bool) -> Iterator[
         yield 0, Advice(EXPANDABLE.get(oom.backend, _EMPTY_CACHE), oom.unused)
     elif cause == "ranks on one GPU":
         yield 0, Advice(f"{_SET_DEVICE}, device_map={{'': LOCAL_RANK}}", oom.neighbors)
-    elif cause == "neighbor" and _shares_host_memory(oom):
-        yield 0, Advice(_LESS_ON_HOST, oom.neighbors or None)
+    elif cause == "neighbor" and oom.shares_host_memory:
+        yield 0, Advice(_LESS_ON_HOST, oom.neighbors or oom.outside)
     elif cause == "neighbor":
-        text = "end the other processes (nvidia-smi names them) or choose another GPU by CUDA_VISIBLE_DEVICES"
-        yield 0, Advice(text, oom.neighbors or None)
+        yield 0, Advice(_END_OTHERS, oom.neighbors or None)
+        if not oom.others and _is_beside_grace(oom):
+            yield 1, Advice(_DROP_CACHES, oom.neighbors or None)
     elif cause == "limit":
         yield 0, Advice("raise or remove the limit of this process (set_per_process_memory_fraction)")
     if cause == "size" and len(contexts := _contexts(oom)) > 1:
@@ -231,21 +248,29 @@ def _shared(oom: OomMessage, asked: int) -> tuple[Cause, str] | None:
             f"{len(others) + 1} processes of similar size use this one GPU: ranks that share it by mistake",
         )
     if (held := sum(others) if oom.others else oom.neighbors or 0) >= least:
-        if _shares_host_memory(oom):
-            size = format_bytes(held)
-            return "neighbor", f"{size} of the memory that this GPU shares with the CPU are in use beside PyTorch's own"
+        if oom.shares_host_memory:
+            return "neighbor", _by_host(held)
         return "neighbor", f"other processes hold {format_bytes(held)} of this GPU, more than the request"
     outside = oom.outside or 0
     is_unseparated = oom.process is None and not oom.others and oom.outside_allocator is None
     if is_unseparated and outside >= max(_MUCH_OUTSIDE, asked, _MUCH_OUTSIDE_SHARE * (oom.total or 0)):
+        if oom.shares_host_memory:
+            return "neighbor", _by_host(outside)
         size = format_bytes(outside)
         return "neighbor", f"about {size} are in use outside this process's PyTorch: probably another process"
     return None
 
 
-def _shares_host_memory(oom: OomMessage) -> bool:
-    """Return True where the message's total is that of a GPU without memory of its own (GB10)."""
-    totals = [gpu.total_bytes for gpu in list_gpus() if gpu.shares_host_memory and gpu.total_bytes]
+def _by_host(num_bytes: int) -> str:
+    return (
+        f"{format_bytes(num_bytes)} of the memory that this GPU shares with the CPU are in use beside this process's "
+        "tensors: by the host, with the loader's own copy of the weights and cached files, or by other processes"
+    )
+
+
+def _is_beside_grace(oom: OomMessage) -> bool:
+    """Return True where the total is that of a GPU whose memory Linux may use for files, too (GH200, GB200)."""
+    totals = [gpu.total_bytes for gpu in list_gpus() if gpu.short_name.startswith(_BESIDE_GRACE) and gpu.total_bytes]
     return any(abs((oom.total or 0) - total) < _PRINTED_TO * total for total in totals)
 
 

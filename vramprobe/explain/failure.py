@@ -110,10 +110,11 @@ def _headline(report: Report, oom: OomMessage, explanation: Explanation) -> str:
 
 
 def _budget(oom: OomMessage) -> list[str]:
+    others = "the host, other processes" if oom.shares_host_memory else "other processes"
     outside = (
         f"{oom.backend} context and libraries"
         if oom.process is not None
-        else f"outside PyTorch: {oom.backend} context, libraries, others"
+        else f"outside PyTorch: {oom.backend} context, libraries, {others if oom.shares_host_memory else 'others'}"
     )
     is_host = oom.owner == "host"
     rows = {
@@ -122,7 +123,7 @@ def _budget(oom: OomMessage) -> list[str]:
         "reserved but unused": oom.unused,
         "Metal memory outside PyTorch's allocator": oom.outside_allocator,
         f"{outside} (about)": oom.outside if oom.outside_allocator is None else None,
-        "other processes (about)": oom.neighbors or None,
+        f"{others} (about)": oom.neighbors or None,
         "allowed for this process": oom.allowed if oom.owner == "device allocator" else None,
         "in use on the host": oom.used,
         "held by the killed process": oom.process if is_host else None,

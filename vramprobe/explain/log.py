@@ -51,12 +51,16 @@ _SETTINGS = {
     "expandable": re.compile(
         r"(?<!setting )PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?[=:\s]+['\"]?\S*(expandable_segments:True)"
     ),
+    "shared_memory": re.compile(
+        r"\b(GB10|DGX Spark|Jetson|NvMap|[\w.-]*-?tegra|Orin|gfx115[01]|Strix Halo|Radeon 80[56]0S|MI300A)"
+    ),
     "num_gpus": re.compile(r"(?:nproc[_-]per[_-]node|num_processes|world_size)['\"]?[=:\s]+['\"]?(\d{1,9})"),
 }
 _SETTINGS_BYTES = 8 * 2**20  # of the log's beginning, where settings are looked for
 _SETTING_WORDS = (
     *("model_name", "base_model", "--model", "model_id", "batch_size", "_len", "nproc", "num_proc", "world_size"),
     "ALLOC_CONF",
+    *("GB10", "DGX Spark", "Jetson", "NvMap", "tegra", "Orin", "gfx115", "Strix", "Radeon 80", "MI300A"),
 )
 #: Each line of a known message or a traceback, and the first of a table, holds one of these; a test goes through the
 #: forms. Few and rare: a trainer writes "memory" in each of its lines, and each word costs 0.5 ms per MiB of log.
@@ -78,15 +82,17 @@ WORDS = (
     *("Traceback", "File ", ".py in ", "│", "xception", "Interrupt"),
 )
 #: And what is looked at besides in the log's beginning: parts of tables of memory, and messages that nobody knows.
-_BROAD_WORDS = ("emory", "lloc", "MiB", "0000:", ":00.0")
+_BROAD_WORDS = ("emory", "VRAM", "lloc", "MiB", "0000:", ":00.0")
 _BROAD_BYTES = 2 * 2**20
-_MEMORY_WORDS = ("emory", "lloc", "ALLOC", "oom", "OOM")
+_MEMORY_WORDS = ("emory", "MEMORY", "VRAM", "lloc", "ALLOC", "oom", "OOM")
 #: A line that speaks of memory that ran out, in whatever form.
 _SPEAKS = re.compile(
     r"(?i)out of (?:\w+ ){0,2}memory|\boom\b|(?:insufficient|not enough|no available|exhausted) (?:\w+ ){0,2}memory|"
     r"memory (?:\w+ ){0,2}(?:exhausted|exceeded|insufficient)|(?:fail\w*|unable|cannot|could not|can't) (?:to )?alloc|"
     r"alloc\w* (?:\w+ ){0,2}fail|ALLOC\w*_FAIL|OUT_OF_\w*MEMORY"
 )
+#: A line that speaks of memory at all.
+_MENTIONS = re.compile(r"(?i)\b(?:memory|vram|oom)\b")
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,8 @@ class LogFacts:
     settings: dict[str, str] = field(default_factory=dict)
     readings: Readings = field(default_factory=Readings)
     summaries: Summaries = field(default_factory=Summaries)
-    unknown: list[int] = field(default_factory=list)  # numbers of lines that speak of memory in no known form
+    unknown: list[int] = field(default_factory=list)  # numbers of lines that speak of memory that ran out, in no form
+    mentions: list[int] = field(default_factory=list)  # and of lines that speak of memory at all
     num_bytes: int = 0
     num_lines: int = 0
 
@@ -215,8 +222,10 @@ class _Reader:
             stream.is_open, stream.frames, stream.source_due = False, [], 0
         log.summaries.read(text)
         log.readings.read(text)
-        if len(log.unknown) < _MAX_UNKNOWN and any(word in text for word in _MEMORY_WORDS) and _SPEAKS.search(text):
-            log.unknown.append(self.lines.line_number())
+        if any(word in text for word in _MEMORY_WORDS):
+            for numbers, pattern in ((log.unknown, _SPEAKS), (log.mentions, _MENTIONS)):
+                if len(numbers) < _MAX_UNKNOWN and pattern.search(text):
+                    numbers.append(self.lines.line_number())
         if self.lines.num_bytes <= _SETTINGS_BYTES and any(word in text for word in _SETTING_WORDS):
             for name, pattern in _SETTINGS.items():
                 if name not in log.settings and (found := pattern.search(text)):

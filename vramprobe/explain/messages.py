@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+from vramprobe.catalog import list_gpus
 from vramprobe.catalog.shipped import data_file
 from vramprobe.units import GIB, KIB, MIB, format_bytes
 
@@ -25,6 +26,11 @@ _INSIDE = {"text": r"[\w.,%-]*\w", "int": r"\d{1,18}"}  # what is kept as text
 ROUNDING_BYTES = 32 * MIB
 #: More than any GPU has: WSL's driver reports a process of 2**64 bytes. Only a request may be larger.
 ABSURD_BYTES = 2**50
+#: Totals in GiB of machines whose CPU and GPU share one memory, which the catalog lacks, by backend; no GPU with memory
+#: of its own prints these. Jetson AGX Orin and Thor by their logs; Strix Halo with 128 GB
+#: (kyuz0/amd-strix-halo-image-video-toolboxes#3, noamsto/nix-amd-ai#42).
+_SHARED_GIB = {"CUDA": (61.37, 122.82), "HIP": (128.0, 96.0)}
+_PRINTED_TO = 0.02  # of one GPU's total, as systems report it
 _OTHER = re.compile(rf"Process \d+ has ({_AMOUNT}) memory in use")
 
 
@@ -65,6 +71,7 @@ class OomMessage:
     unused: int | None = None  # reserved and not allocated
     outside_allocator: int | None = None  # MPS: Metal memory of this process outside PyTorch's allocator
     others: tuple[int, ...] = ()  # other processes on the GPU, as the driver names them
+    shares_host_memory: bool = False  # the GPU has no memory of its own: ``total`` is the machine's
     has_figures: bool = True
     is_cut: bool = False  # the text ends before the message does
     facts: tuple[tuple[str, str], ...] = ()  # what else the message says, by name
@@ -122,8 +129,8 @@ def forms() -> tuple[Form, ...]:
 def _form(row: Mapping[str, Any], shared: Mapping[str, list[str]]) -> Form:
     given = row.get("fields", ())
     patterns = shared[given] if isinstance(given, str) else given
-    lists = {name: tuple(row[name]) for name in ("words", "why", "changes") if name in row}
-    return Form(**{**row, **lists, "fields": tuple(_PLACE.sub(_group, pattern) for pattern in patterns)})
+    words: dict[str, Any] = {**row, "fields": tuple(_PLACE.sub(_group, pattern) for pattern in patterns)}
+    return Form(**words | {name: tuple(row[name]) for name in ("words", "why", "changes") if name in row})
 
 
 def _group(place: re.Match[str]) -> str:
@@ -168,13 +175,15 @@ def parse(form: Form, text: str) -> OomMessage:
         sizes.pop("process", None)
         process, others = _in_a_container(others, sizes, is_cut)
         sizes |= {} if process is None else {"process": process}
+    backend = form.backend or ("host" if form.owner in ("host", "shared memory") else "CUDA")
     return OomMessage(
-        backend=form.backend or ("host" if form.owner in ("host", "shared memory") else "CUDA"),
+        backend=backend,
         program=form.program,
         owner=form.owner,
         device=int(device) if device.isdecimal() else None,
         requested_half_unit=half_unit,
         others=others,
+        shares_host_memory=_is_total_shared(backend, sizes.get("total", 0)),
         has_figures=bool(sizes),
         is_cut=is_cut,
         facts=tuple(facts.items()),
@@ -224,6 +233,13 @@ def _in_a_container(
     left = list(others)
     left.remove(min(own))
     return min(own), tuple(left)
+
+
+def _is_total_shared(backend: str, total: int) -> bool:
+    """Return True where ``total`` bytes are those of a machine whose CPU and GPU share one memory."""
+    known = [gpu.total_bytes for gpu in list_gpus() if gpu.shares_host_memory and gpu.total_bytes]
+    totals = [*(known if backend == "CUDA" else ()), *(one * GIB for one in _SHARED_GIB.get(backend, ()))]
+    return any(abs(total - one) < _PRINTED_TO * one for one in totals)
 
 
 def _bytes(amount: str) -> int:

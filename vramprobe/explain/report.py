@@ -7,13 +7,14 @@ changes. A log names a model only if the catalog has it: nothing is fetched for 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import IO
+from typing import IO, Any
 
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_model
-from vramprobe.catalog.models import shipped_model
+from vramprobe.catalog.models import entry_of_config, shipped_model
 from vramprobe.errors import VramprobeError
 from vramprobe.explain import log as logs
 from vramprobe.explain.advice import Advice
@@ -21,12 +22,12 @@ from vramprobe.explain.causes import EXPANDABLE, FRAGMENTED, Explanation, explai
 from vramprobe.explain.failure import Report
 from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.phases import UNKNOWN, Frame, Phase, host_copy, phase_of
-from vramprobe.explain.requests import Factors, shape_in, tensors_of_size
-from vramprobe.explain.snapshot import State, states_of
-from vramprobe.log.snapshot import load_plain
+from vramprobe.explain.requests import Factors, shape_in, tensors_of_size, vocabulary_sides
+from vramprobe.explain.snapshot import State, load_plain, states_of
 from vramprobe.units import format_bytes, plural
 
 _HEAD_BYTES = 2**16
+_HEAD = re.compile(r"embedding or head|\b(?:lm_head|embed_\w+|wte|word_embeddings|embed_out)\b")
 _STEPS_ALIKE = 5  # after so many the optimizer has its state, and the allocator its segments
 #: Whose memory counts first where several messages stand in one log: kills and closed connections follow a GPU's error.
 _ORDER = ("device allocator", "engine", "kernel", "driver", "shared memory", "host")
@@ -36,12 +37,15 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK\x03\x
 def report_of(
     file: IO[bytes],
     *,
-    model: str | None = None,
+    model: str | dict[str, Any] | None = None,
     batch_size: int | None = None,
     seq_len: int | None = None,
     num_gpus: int | None = None,
 ) -> Report:
-    """Read ``file`` to its end and explain it. Raises VramprobeError for what is none of the three kinds, or empty."""
+    """Read ``file`` to its end and explain it; ``model`` is a name, or a config.json as a dict.
+
+    Raises VramprobeError for what is none of the three kinds, or empty.
+    """
     head = file.read(_HEAD_BYTES)
     if not head.strip():
         raise VramprobeError("the input is empty: nothing to explain")
@@ -77,25 +81,32 @@ class _Rejoined(io.RawIOBase):
 
 
 def _factors(
-    model: str | None, batch_size: int | None, seq_len: int | None, num_gpus: int | None, settings: dict[str, str]
+    model: str | dict[str, Any] | None,
+    batch_size: int | None,
+    seq_len: int | None,
+    num_gpus: int | None,
+    settings: dict[str, str],
 ) -> tuple[Factors | None, tuple[str, ...]]:
     """Merge the user's values with those of the log; return notes of unusable ones, and None without a known model."""
     given = {"batch_size": batch_size, "seq_len": seq_len, "num_gpus": num_gpus}
     shown = {key: int(text) for key, text in settings.items() if key in given}
     known = {key: shown.get(key) if value is None else value for key, value in given.items()}
     try:
-        entry = find_model(model) if model is not None else shipped_model(settings.get("model", ""))
+        if isinstance(model, dict):
+            entry = entry_of_config(model)
+        else:
+            entry = find_model(model) if model is not None else shipped_model(settings.get("model", ""))
     except VramprobeError as error:
         return None, (f"the request's tensor cannot be named: {_first_line(error)}",)
     if entry is None:
         return None, ()
-    vocab_size = entry.config.get("vocab_size") or entry.config.get("text_config", {}).get("vocab_size")
+    vocab_size, hidden_size = vocabulary_sides(entry.config)
     try:
         known_parts, notes = architecture(entry.config), ()
     except VramprobeError:
         known_parts = None
-        notes = (f"of {entry.name} only logits can be named: vramprobe has no arithmetic for this model",)
-    return Factors(entry.name, known_parts, vocab_size, **known), notes
+        notes = (f"of {entry.name} only logits, embedding and head can be named: it has no arithmetic here",)
+    return Factors(entry.name, known_parts, vocab_size, **known, hidden_size=hidden_size), notes
 
 
 def _first_line(error: VramprobeError) -> str:
@@ -107,6 +118,8 @@ def _of_log(log: logs.LogFacts, factors: Factors | None, notes: tuple[str, ...])
         return _of_summaries(log) if log.summaries.tables else _of_readings(log)
     first = min(log.failures, key=_rank)
     failures = [one for one in log.failures if _rank(one) == _rank(first)]
+    if "shared_memory" in log.settings and first.oom.owner in ("device allocator", "driver", "engine"):
+        first = replace(first, oom=replace(first.oom, shares_host_memory=True))
     phase = _phase_of(first)
     shape, tensors = _tensors(first.oom, factors, phase, first.frames)
     explanation = explain(
@@ -115,6 +128,7 @@ def _of_log(log: logs.LogFacts, factors: Factors | None, notes: tuple[str, ...])
         first.form,
         host_copy=host_copy(first.frames),
         is_logits=any(name.startswith("logits") for name in tensors),
+        is_head=any(_HEAD.search(name) for name in (*shape, *tensors)),
         is_expandable="expandable" in log.settings,
     )
     engine = next((one for one in log.failures if one.oom.owner == "engine"), None)
@@ -199,7 +213,8 @@ def _weights(oom: OomMessage, factors: Factors | None) -> Iterator[str]:
     if num_bytes > oom.total:
         yield (
             f"all parameters of {factors.model} take {format_bytes(num_bytes)} in bf16, more than one such GPU has "
-            f"(about {format_bytes(num_bytes // 4)} in 4 bits)"
+            f"(about {format_bytes(num_bytes // 4)} in 4 bits); device_map, FSDP or ZeRO-3 spread them over "
+            f"{plural(num_bytes // oom.total + 1, 'GPU')} or more"
         )
 
 
@@ -225,10 +240,13 @@ def _of_readings(log: logs.LogFacts) -> Report:
     readings = log.readings
     if not readings.used:
         where = f"in {plural(log.num_lines, 'line')} ({format_bytes(log.num_bytes)})"
-        if log.unknown:
-            numbers = ", ".join(f"{number:,}" for number in log.unknown)
-            speaks = f"line {numbers} speaks" if len(log.unknown) == 1 else f"lines {numbers} speak"
-            raise VramprobeError(f"no out-of-memory error that is known {where}: {speaks} of memory, in no known form")
+        if lines := log.unknown or log.mentions:
+            numbers = ", ".join(f"{number:,}" for number in lines)
+            speaks = f"line {numbers} speaks" if len(lines) == 1 else f"lines {numbers} speak"
+            cut = "" if log.unknown else "; or was the end of the log, or stderr, cut off?"
+            raise VramprobeError(
+                f"no out-of-memory error that is known {where}: {speaks} of memory, in no known form{cut}"
+            )
         raise VramprobeError(
             f"no out-of-memory error and no nvidia-smi table {where}: was the end of the log, or stderr, cut off?"
         )

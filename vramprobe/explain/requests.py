@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.architecture.parts import Architecture
+from vramprobe.catalog import list_models
 from vramprobe.explain.phases import Phase
 
 _BYTES = {4: "fp32", 2: "bf16 or fp16"}
 _MAX_NAMES = 3
+_ROLES = "a weight, its gradient or a copy"
+_MOST_ADDED = 1.05  # of a vocabulary: more tokens are rarely added to a trained model's
 _VOCABULARY = 30_000  # fewer tokens are rarely a language model's vocabulary
 Kind = Literal["logits", "scores", "parameters"]
 #: The kinds of tensor that a phase, or a detail of it, makes; any where it is not listed.
@@ -57,6 +60,7 @@ class Factors:
     batch_size: int | None = None
     seq_len: int | None = None
     num_gpus: int | None = None
+    hidden_size: int | None = None
 
 
 def tensors_of_size(requested: int, half_unit: int, factors: Factors, phase: Phase) -> list[str]:
@@ -69,6 +73,8 @@ def tensors_of_size(requested: int, half_unit: int, factors: Factors, phase: Pha
     ]
     if not found and kinds == ("logits",) and factors.vocab_size:
         found = list(_logits_of_some_tokens(requested, half_unit, factors.vocab_size))
+    if not found and (kinds is None or "parameters" in kinds):
+        found = list(_resized_head(requested, half_unit, factors))
     return list(dict.fromkeys(found))[:_MAX_NAMES]
 
 
@@ -82,9 +88,22 @@ def shape_in(source: str, requested: int, half_unit: int) -> str:
     widths = [2 if dtype[2] else _ITEM_BYTES[dtype[1]]] if dtype else [4, 2]
     for width in widths:
         if _is_size(requested, math.prod(sides) * width, half_unit):
-            guess = ", perhaps logits (tokens × vocabulary)" if len(sides) <= 3 and sides[-1] >= _VOCABULARY else ""
-            return f"{' × '.join(map(str, sides))} of {width} bytes each{guess}"
+            return f"{' × '.join(map(str, sides))} of {width} bytes each{_guess(sides)}"
     return ""
+
+
+def _guess(sides: list[int]) -> str:
+    """Name what has such sides, where a vocabulary's length shows it."""
+    if len(sides) == 2 and sides[0] >= _VOCABULARY > sides[1]:  # tokens × hidden size else: a model's own sides tell
+        owner = next((one.name for one in list_models() if vocabulary_sides(one.config) == tuple(sides)), None)
+        return f", the shape of {owner}'s embedding or head: {_ROLES}" if owner else ""
+    return ", perhaps logits (tokens × vocabulary)" if len(sides) <= 3 and sides[-1] >= _VOCABULARY else ""
+
+
+def vocabulary_sides(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Tokens of the vocabulary and the hidden size by a model's config, None for what it lacks."""
+    text = {**config.get("text_config", {}), **config}
+    return text.get("vocab_size"), text.get("hidden_size", text.get("n_embd"))
 
 
 def _is_size(requested: int, size: int, half_unit: int) -> bool:
@@ -104,6 +123,21 @@ def _logits_of_some_tokens(requested: int, half_unit: int, vocab_size: int) -> I
         yield f"logits: {tokens} tokens × {vocab_size} vocabulary in {dtype}"
 
 
+def _resized_head(requested: int, half_unit: int, factors: Factors) -> Iterator[str]:
+    """An embedding or head with a few more tokens than the config's vocabulary: they were added, or it is padded."""
+    if not factors.vocab_size or not factors.hidden_size:
+        return
+    for width, dtype in _BYTES.items():
+        row = factors.hidden_size * width
+        least, most = math.ceil((requested - half_unit) / row), math.floor((requested + half_unit) / row)
+        if factors.vocab_size < most <= _MOST_ADDED * factors.vocab_size:
+            rows = f"{most:,}" if least >= most else f"{max(least, factors.vocab_size + 1):,} to {most:,}"
+            yield (
+                f"an embedding or head of {rows} tokens × {factors.hidden_size} in {dtype} (the config has "
+                f"{factors.vocab_size:,} tokens; more were added, or padded): {_ROLES}"
+            )
+
+
 def _candidates(factors: Factors) -> Iterator[tuple[Kind, str, int]]:
     it, batch, seq = factors.architecture, factors.batch_size, factors.seq_len
     for width, dtype in _BYTES.items():
@@ -114,6 +148,10 @@ def _candidates(factors: Factors) -> Iterator[tuple[Kind, str, int]]:
                 batch * seq * factors.vocab_size * width,
             )
         if it is None:
+            if factors.vocab_size and factors.hidden_size:
+                shape = f"{factors.vocab_size} × {factors.hidden_size}"
+                size = factors.vocab_size * factors.hidden_size * width
+                yield "parameters", f"an embedding or head ({shape}) in {dtype}: {_ROLES}", size
             continue
         if batch and seq:
             scores = batch * it.num_heads * seq * seq
@@ -131,5 +169,5 @@ def _candidates(factors: Factors) -> Iterator[tuple[Kind, str, int]]:
         for parameter in it.parameters:
             if parameter.numel * width >= 2**20:
                 shape = " × ".join(map(str, parameter.shape))
-                name = f"{parameter.module} ({shape}) in {dtype}: a weight, its gradient or a copy"
+                name = f"{parameter.module} ({shape}) in {dtype}: {_ROLES}"
                 yield "parameters", name, parameter.numel * width

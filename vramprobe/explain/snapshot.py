@@ -6,10 +6,12 @@ torch/cuda/_memory_viz.py and torch/csrc/cuda/Module.cpp.
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from io import RawIOBase
+from typing import IO, Any
 
 from vramprobe.errors import VramprobeError
 from vramprobe.explain.messages import OomMessage
@@ -17,6 +19,23 @@ from vramprobe.explain.phases import Frame, shown
 from vramprobe.explain.trace_peak import TracePeak, trace_peak
 
 _MAX_LINES = 5
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes dicts, lists, tuples, texts and numbers, all that a snapshot holds; imports and calls nothing."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise VramprobeError("refused: this pickle would run code when it is loaded; a memory snapshot holds none")
+
+
+def load_plain(file: IO[bytes] | RawIOBase) -> Any:
+    """The plain values of a pickle from anywhere, read without running code. Raises VramprobeError for all others."""
+    try:
+        return _PlainUnpickler(file).load()
+    except VramprobeError:
+        raise
+    except Exception as error:  # damaged bytes raise almost anything
+        raise VramprobeError(f"the snapshot's pickle is cut or damaged: {type(error).__name__}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

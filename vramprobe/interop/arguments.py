@@ -13,8 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packaging.version import Version
-
 from vramprobe.errors import SpecError
 
 
@@ -188,6 +186,8 @@ def _of_trl(trainer: str, fields: Mapping[str, Any], *, is_name: bool) -> dict[s
 def _trl_tiles_logits() -> bool:
     """Return whether the installed SFTTrainer computes ``nll`` from tiles of logits, as TRL 1.16; true without TRL."""
     try:
+        from packaging.version import Version
+
         return Version(metadata.version("trl")) >= Version("1.16")
     except metadata.PackageNotFoundError:
         return True

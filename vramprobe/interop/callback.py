@@ -39,7 +39,8 @@ class VramprobeCallback:
         """
         begin(trace)
         self._gpu, self._options = gpu, options
-        self._longest, self._handle, self._is_first = 0, None, False
+        self._longest, self._is_first = 0, False
+        self._handle: Any = None  # of torch's hook
         self.profile: ProfileRecord | None = None
         self.prediction: JudgedPrediction | None = None
         self.why_no_prediction = ""
@@ -125,7 +126,7 @@ class VramprobeCallback:
 
         is_flat = getattr(args, "packing", False) or getattr(args, "padding_free", False)  # all rows in one
         is_seen = self._longest and not is_flat and "seq_len" not in self._options
-        own = {"seq_len": self._longest} if is_seen else {}
+        own: dict[str, Any] = {"seq_len": self._longest} if is_seen else {}
         try:
             self.prediction = predict(model, args, gpu=self._gpu or _gpu_here(), **own, **self._options)
         except VramprobeError as error:

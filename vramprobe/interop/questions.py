@@ -7,7 +7,7 @@ answer, with the verdict for the GPU. Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ from vramprobe.interop.models import read_model
 from vramprobe.interop.training_file import is_training_file, read_training_file
 from vramprobe.predict import questions
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.verdict import Verdict, verdict
+from vramprobe.predict.unknowns import Unknown, deciding, with_unknowns
+from vramprobe.predict.verdict import Verdict, usable_bytes, verdict
 from vramprobe.records.shown import Shown
 from vramprobe.spec import option_names, understood
 from vramprobe.units import format_bytes
@@ -41,9 +42,14 @@ _DEFAULT_DTYPE_NOTE = "dtype bf16 is assumed for the weights: give dtype, or the
 
 
 class JudgedPrediction(Prediction, Shown):
-    """A Prediction, the verdict for the GPU (None without one), and the cell's options as they were understood."""
+    """A Prediction, the verdict for the GPU (None without one), and the cell's options as they were understood.
+
+    As on the command line: what its intervals were widened by, and the largest part in words.
+    """
 
     verdict: Verdict | None = None
+    unknowns: list[Unknown] = Field(default_factory=list)
+    largest_part: str = ""
     options: dict[str, Any] = Field(default_factory=dict)
 
     def headline(self) -> str:
@@ -69,6 +75,7 @@ def predict(
     peft_config: Any = None,
     *,
     gpu: str | None = None,
+    widen: bool = False,
     **options: Any,
 ) -> JudgedPrediction:
     """Return the memory of a training run that nobody ran, and whether it fits ``gpu``.
@@ -77,19 +84,46 @@ def predict(
     PretrainedConfig, its dict, or a model, with peft's adapters or without. ``args``: TrainingArguments, SFTConfig,
     DPOConfig, KTOConfig, ORPOConfig, RewardConfig, or a dict of their fields. ``peft_config``: a LoraConfig.
     ``options``: a cell's (:func:`vramprobe.spec.option_names`), such as ``seq_len=2048`` or ``num_gpus=8``, and those
-    of :func:`vramprobe.predict.questions.predict`, such as ``fit`` and ``engine``. Bytes are ints.
+    of :func:`vramprobe.predict.questions.predict`, such as ``fit`` and ``engine``. ``widen``: intervals, and the
+    verdict, hold the loop and the releases that nobody named, too, as on the command line. Bytes are ints.
 
     Raises SpecError, a ValueError, for an object that is not read, for arguments that contradict one another and for
     what is not counted; UnknownName for a model or GPU.
     """
     words = words_of(model, args, peft_config, options)
-    found = questions.predict(gpu=gpu, **words.options)
-    judged = verdict(found, catalog.gpu_or_size(gpu)) if gpu is not None else None
+    open_words: list[Unknown] = []
+    found = questions.predict(gpu=gpu, open_words=open_words if widen else None, **words.options)
+    card = catalog.gpu_or_size(gpu) if gpu is not None else None
+    judged = verdict(with_unknowns(found, deciding(open_words)), card) if card is not None else None
+    found = with_unknowns(found, open_words)
     said = {name: value for name, value in words.options.items() if name in option_names() and value is not None}
     fields = {name: getattr(found, name) for name in type(found).model_fields}
     return JudgedPrediction(
-        **fields | {"warnings": [*found.warnings, *words.notes], "verdict": judged, "options": said}
+        **fields
+        | {
+            "warnings": [*found.warnings, *words.notes, *_copies_while_loading(found, card)],
+            "verdict": judged,
+            "unknowns": open_words,
+            "largest_part": _largest_part(found, said) if widen else "",
+            "options": said,
+        }
     )
+
+
+def _largest_part(found: Prediction, options: dict[str, Any]) -> str:
+    from vramprobe.predict.largest_part import largest_part
+
+    return largest_part(questions.cell_on_ranks(**{"device": "cuda"} | options), found)
+
+
+def _copies_while_loading(found: Prediction, card: Any) -> Iterator[str]:
+    """Yield a note on a GPU that shares the host's memory, where the weights twice are more than it has."""
+    weights = found.terms.get("weights", 0)
+    if card is not None and card.shares_host_memory and 2 * weights > usable_bytes(card, device_is_known=False):
+        yield (
+            f"loading may not fit: CPU and GPU share one memory, and a loader that reads {format_bytes(weights)} of "
+            "weights on the host holds them twice for a moment; device_map={'': 0} loads tensor by tensor"
+        )
 
 
 def recommend(model: Any = None, args: Any = None, peft_config: Any = None, **asked: Any) -> Recommendation | Most:

@@ -170,11 +170,11 @@ def _factory(keys: Mapping[str, Any]) -> TrainingFile:
             f"{', '.join(refused)}: not predicted; `vramprobe profile --emulate GPU -- llamafactory-cli train FILE` "
             "runs it"
         )
-    adapter = None
+    adapter: dict[str, Any] = {}
     if kind == "lora":
-        adapter = {"r": 8, "peft_type": "LORA"} | _renamed(keys, _FACTORY_ADAPTER)
+        adapter = {"r": 8, "peft_type": "LORA", **_renamed(keys, _FACTORY_ADAPTER)}
         adapter.setdefault("lora_alpha", 2 * adapter["r"])
-        targets = adapter.get("target_modules") or "all"
+        targets: Any = adapter.get("target_modules") or "all"
         adapter["target_modules"] = "all-linear" if targets == "all" else [one.strip() for one in targets.split(",")]
     arguments = {"max_length": 2048} | _arguments(keys, _FACTORY_ARGUMENTS, {*_FACTORY_ADAPTER, *_REFUSED})
     arguments["gradient_checkpointing"] = not keys.get("disable_gradient_checkpointing", False)
@@ -192,7 +192,10 @@ def _factory(keys: Mapping[str, Any]) -> TrainingFile:
         options["attn"] = attention
     trainer = keys["pref_loss"] if keys.get("pref_loss") == "orpo" else _TRAINER_OF_STAGE[stage]
     return TrainingFile(
-        model=str(keys["model_name_or_path"]), arguments=arguments, adapter=adapter, options=options | _trainer(trainer)
+        model=str(keys["model_name_or_path"]),
+        arguments=arguments,
+        adapter=adapter or None,
+        options=options | _trainer(trainer),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-#: Threads that one multiprocessor holds, where not 2048 (CUDA C++ Programming Guide, Technical Specifications).
-_THREADS_PER_SM = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+from vramprobe.catalog.contexts import threads_per_sm
+
 #: Whose blocks may have 163 KiB of shared memory and more.
 _MUCH_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0), (10, 3))
 
@@ -19,7 +19,7 @@ class Chip(NamedTuple):
     @property
     def threads_per_sm(self) -> int:
         """Threads that one multiprocessor holds at most."""
-        return _THREADS_PER_SM.get(self.capability, 2048)
+        return threads_per_sm(self.capability)
 
     @property
     def has_much_shared_memory(self) -> bool:

@@ -34,7 +34,8 @@ class _Steps(Run):
 
     def go_on(self, allocator: CachingAllocator, *, is_first: bool) -> None:
         """One step; ``is_first``: the first of this allocator, which makes the optimizer's state."""
-        self.allocator, self._num_steps = allocator, 0 if is_first else 1
+        self.allocator = allocator  # pyrefly: ignore[bad-override-mutable-attribute]
+        self._num_steps = 0 if is_first else 1
         for name in batch_names(self.spec):
             if allocator.has(name):
                 allocator.free(name)

@@ -124,4 +124,5 @@ def _of_quantiles(text: str) -> list[int]:
 
 
 def _rank(name: str) -> float:
-    return {"min": 0.0, "max": 1.0}.get(name) if name in ("min", "max") else float(name[1:]) / 100
+    ends = {"min": 0.0, "max": 1.0}
+    return ends[name] if name in ends else float(name[1:]) / 100

@@ -22,7 +22,8 @@ from vramprobe.literature.recalibrate import Constant, constants_of
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.predict import predict
 from vramprobe.records import store
-from vramprobe.records.record import FrozenModel, RunRecord
+from vramprobe.records.frozen import FrozenModel
+from vramprobe.records.record import RunRecord
 from vramprobe.records.table import require_comparable
 from vramprobe.spec import CellSpec, Method
 from vramprobe.terms import ledger_terms

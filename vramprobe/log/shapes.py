@@ -32,7 +32,7 @@ _FEATURES: dict[str, Callable[[int, int], int]] = {
     **{f"tokens to {multiple}": _tokens_to(multiple) for multiple in _MULTIPLES},
 }
 #: Which of them a size may be made of, the plainest first.
-_RULES = (
+RULES = (
     ("1",),
     ("1", "tokens"),
     ("1", "rows"),
@@ -78,15 +78,15 @@ def shape_rules(sizes: Mapping[Shape, np.ndarray]) -> ShapeRules:
     shapes = list(sizes)
     columns, column_of = np.unique(np.stack([sizes[shape] for shape in shapes]), axis=1, return_inverse=True)
     rules = [_rule(shapes, [int(value) for value in column]) for column in columns.T]
-    known = [number for number, rule in enumerate(rules) if rule is not None]
+    known = {number: rule for number, rule in enumerate(rules) if rule is not None}
     position = np.full(len(rules), -1, dtype=np.int32)
-    position[known] = np.arange(len(known))
+    position[list(known)] = np.arange(len(known))
     largest = max(shapes, key=lambda shape: shape[0] * shape[1])
-    return ShapeRules(position[column_of.ravel()], tuple(rules[number] for number in known), sizes[largest])
+    return ShapeRules(position[column_of.ravel()], tuple(known.values()), sizes[largest])
 
 
 def _rule(shapes: Sequence[Shape], values: Sequence[int]) -> Mapping[str, Fraction] | None:
-    for names in _RULES:
+    for names in RULES:
         if len(names) < len(shapes) and (found := _solved(shapes, values, names)) is not None:
             return found
     return None

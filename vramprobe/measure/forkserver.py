@@ -20,14 +20,32 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
+from vramprobe.emulate import machine_folder
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.lifeline import die_with
 from vramprobe.measure.worker import PRELOADED, loading, work
 
 #: These import bitsandbytes, which asks for the device's capability as it loads, and that makes a context.
-_PRELOADED_WITH_CARE = ("peft", "bitsandbytes", "transformers.integrations.bitsandbytes")
+_PRELOADED_WITH_CARE = (
+    "peft",
+    "bitsandbytes",
+    "transformers.integrations.bitsandbytes",
+    "peft.tuners.lora.bnb",
+    "peft.utils.transformers_weight_conversion",
+)
+#: What a cell on an emulated GPU needs besides.
+_PRELOADED_EMULATED = (
+    "vramprobe.measure.emulation",
+    "vramprobe.measure.log_source",
+    "vramprobe.emulate.values.watch",
+    "vramprobe.emulate.values.compiled",
+    "vramprobe.emulate.values.mode",
+    "vramprobe.emulate.values.count.step",
+)
+#: Names a variable of the environment: the modules that a server leaves to its children.
+_LEFT_OUT = "VRAMPROBE_FORKSERVER_WITHOUT"
 #: What a killed process may take to go.
 DYING_SECONDS = 20.0
 #: What the canary allocates; NVML must see it, and see it go.
@@ -121,8 +139,13 @@ def serve(device: str, model_types: list[str]) -> None:
     """Load, prove, freeze, then serve requests until stdin closes."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries that print while they load must not speak in the protocol
-    with loading():
-        why = _load(device, model_types)
+    left_out = os.environ.get(_LEFT_OUT, "").split()
+    try:
+        with loading():
+            why = _load(device, model_types, left_out)
+    except _InitialisedCuda as library:
+        os.dup2(answers.fileno(), 1)
+        _begin_without([*left_out, str(library)])
     why = why or _unsafe(device)
     _say(answers, {"ready": why})
     if why is not None:
@@ -139,10 +162,36 @@ def serve(device: str, model_types: list[str]) -> None:
         _say(answers, {"exit": _wait(pid, requests.fileno())})
 
 
-def _load(device: str, model_types: list[str]) -> str | None:
-    """Import what cells use, and ask the slow questions that every record answers alike; why that cannot be done."""
-    for name in (*PRELOADED, f"vramprobe.measure.{device}"):
-        importlib.import_module(name)
+class _InitialisedCuda(Exception):
+    """Importing this module opened the driver: a child of this process could not use the GPU."""
+
+
+def _begin_without(left_out: list[str]) -> NoReturn:
+    """Become a new server that leaves these modules to its children; the runner, which waits, need not know."""
+    sys.stderr.write(f"fork server: {left_out[-1]} initialises CUDA as it loads: each cell loads it anew\n")
+    os.environ[_LEFT_OUT] = " ".join(left_out)
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "vramprobe.measure.forkserver", *sys.argv[1:]])
+
+
+def _import(name: str, left_out: list[str]) -> None:
+    """Import ``name`` unless it is left out. Raises _InitialisedCuda where that opened the driver."""
+    if name in left_out:
+        return
+    was_open = _has_the_driver_open()
+    importlib.import_module(name)
+    if _has_the_driver_open() and not was_open:
+        raise _InitialisedCuda(name)
+
+
+def _load(device: str, model_types: list[str], left_out: list[str]) -> str | None:
+    """Import what cells use, and ask the slow questions that every record answers alike; why that cannot be done.
+
+    Raises _InitialisedCuda for the module that a child must load for itself.
+    """
+    emulated = _PRELOADED_EMULATED if device == "cuda" and machine_folder() is not None else ()
+    for name in (*PRELOADED, f"vramprobe.measure.{device}", *emulated):
+        _import(name, left_out)
     for model_type in model_types:
         with contextlib.suppress(ImportError):  # an unknown type is the child's error to report
             importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
@@ -155,7 +204,7 @@ def _load(device: str, model_types: list[str]) -> str | None:
             care.enter_context(_capability_is_known(capability))
         for name in _PRELOADED_WITH_CARE:
             with contextlib.suppress(ImportError):  # not installed: a cell that needs it is refused by the runner
-                importlib.import_module(name)
+                _import(name, left_out)
     with contextlib.suppress(ImportError):  # transformers' own, and built anew (50 ms) by each child that lacks it
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
@@ -179,16 +228,13 @@ def _capability_is_known(capability: tuple[int, int]) -> Iterator[None]:
 def _unsafe(device: str) -> str | None:
     """Return the reason why a child cannot run a cell on ``device``; None once a canary child has allocated there.
 
-    The server itself must not have initialised CUDA, neither through torch nor behind its back (the driver's cuInit
-    opens a device node that NVML leaves alone); the canary must be able to initialise it, allocate, and see with NVML
-    what it allocated. The runner checks that NVML's count came back.
+    The server itself must not have initialised CUDA, neither through torch nor behind its back; the canary must be able
+    to initialise it, allocate, and see with NVML what it allocated. The runner checks that NVML's count came back.
     """
     import torch
 
     if torch.cuda.is_initialized():
         return "a library has initialised CUDA while it loaded"
-    if "/dev/nvidia-uvm" in _open_files():
-        return "a library holds /dev/nvidia-uvm, so it has initialised the CUDA driver"
     server = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -196,7 +242,10 @@ def _unsafe(device: str) -> str | None:
         signal.alarm(_CANARY_SECONDS)  # a driver that hangs must end the canary, and then the proof
         os._exit(_canary(device))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return None if status == 0 else f"the canary, a forked child that allocates on {device}, ended with {status}"
+    if status == 0:
+        return None
+    opened = ": a library has initialised the CUDA driver, /dev/nvidia-uvm is open" if _has_the_driver_open() else ""
+    return f"the canary, a forked child that allocates on {device}, ended with {status}{opened}"
 
 
 def _canary(device: str) -> int:
@@ -225,6 +274,10 @@ def _canary(device: str) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _has_the_driver_open() -> bool:
+    return "/dev/nvidia-uvm" in _open_files()
 
 
 def _open_files() -> set[str]:

@@ -243,8 +243,8 @@ def _device_gap(records: Sequence[RunRecord]) -> Spread | None:
     None of emulated records, whose context is assumed.
     """
     records = [record for record in records if record.instrument != "emulated"]
-    peaks = [record.peak for record in records if record.peak and record.peak.reserved_bytes is not None]
-    return _spread([peak.device_bytes - peak.reserved_bytes for peak in peaks if peak.device_bytes is not None], 0)
+    peaks = [(record.peak.device_bytes, record.peak.reserved_bytes) for record in records if record.peak]
+    return _spread([device - own for device, own in peaks if device is not None and own is not None], 0)
 
 
 def _spread(values: Sequence[Any], num_decimals: int) -> Spread | None:

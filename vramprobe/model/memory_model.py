@@ -18,7 +18,7 @@ from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
-from vramprobe.records.record import FiniteModel
+from vramprobe.records.frozen import FiniteModel
 from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec, Method
 from vramprobe.terms import CAUSES, Moment

@@ -50,7 +50,7 @@ class Design(NamedTuple):
     censored: np.ndarray
     causes: list[str]
     is_method: np.ndarray
-    methods: list[str]
+    methods: Sequence[str]
 
 
 class FittedValues(NamedTuple):

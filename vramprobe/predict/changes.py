@@ -1,8 +1,7 @@
 """Changes: a cell -> what one other option would save, and whether it fits then; if none is enough, several together.
 
 In: a cell's words and what predicts them. Out: Changes, those that are together enough first, then each by itself, the
-one that saves most first. What is tried is the registry of techniques, and what a cell has by default. The page's list
-is made from the same candidates (translated).
+one that saves most first. What is tried is the registry of techniques, and what a cell has by default.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from vramprobe.predict.verdict import verdict
 from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.spec import CellSpec
 from vramprobe.techniques.registry import known_changes
+from vramprobe.trainers import USUAL_LOOP
 
 #: A cell's options that differ from what they are: the words of spec.option_names(), num_gpus and sharding.
 Options = dict[str, Any]
@@ -43,6 +43,7 @@ def candidates(spec: CellSpec) -> list[Options]:
     """Options to try, the mildest first: of the step, of precision, of what is trained, less work, more GPUs."""
     found: list[Options] = [{"attn": "sdpa"}, {"optim": "adamw_torch_fused"}, *_others(spec, False)]
     found += [{"dtype": "bf16"}, {"autocast": "bf16"}]
+    found += [{"loop": USUAL_LOOP}] if spec.loop != USUAL_LOOP else []
     if spec.method != "full":
         found += [{"lora_dtype": "bf16"}, {"kbit_prep": "none"}, {"lora_dropout": 0.0}, {"dora": False}]
     found += _others(spec, True)

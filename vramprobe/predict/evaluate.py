@@ -18,9 +18,9 @@ from vramprobe.model.fit import RANKS, fit
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
-from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, verdict
+from vramprobe.predict.verdict import usable_bytes, verdict
 from vramprobe.records.condition import parse_condition
-from vramprobe.records.record import PhaseName, RunRecord
+from vramprobe.records.record import Peak, PhaseName, RunRecord
 from vramprobe.records.store import latest_by_fingerprint
 from vramprobe.records.table import require_comparable
 from vramprobe.spec import CellSpec, Method
@@ -84,7 +84,7 @@ class ScoreSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class CardScore:
-    """Verdicts on one size of GPU against what was measured, allowing 1 GiB for a context nobody measured."""
+    """Verdicts on one size of GPU against what was measured, beside the card's context where nobody measured it."""
 
     gpu: str
     num_right: int
@@ -283,14 +283,15 @@ def _summary(group: str, tier: Tier, scores: Sequence[Score]) -> list[ScoreSumma
 def _card_scores(predictions: Sequence[tuple[RunRecord, Prediction]]) -> list[CardScore]:
     """For each size of GPU in the catalog that some record needs more than a quarter of."""
     by_size = {gpu.total_bytes: gpu for gpu in reversed(catalog.list_gpus()) if gpu.total_bytes is not None}
-    largest = max((_needed(record) for record, _ in predictions), default=0)
+    largest = max((_known_bytes(record.peak) for record, _ in predictions), default=0)
     return [_card_score(by_size[size], predictions) for size in sorted(by_size) if size < 4 * largest]
 
 
 def _card_score(gpu: catalog.Gpu, predictions: Sequence[tuple[RunRecord, Prediction]]) -> CardScore:
     counts: Counter[str] = Counter()
     for record, prediction in predictions:
-        fits = _needed(record) <= gpu.total_bytes
+        room = usable_bytes(gpu, device_is_known=record.peak.device_bytes is not None)
+        fits = _known_bytes(record.peak) <= room
         match verdict(prediction, gpu).verdict:
             case "tight":
                 counts["tight"] += 1
@@ -307,7 +308,6 @@ def _card_score(gpu: catalog.Gpu, predictions: Sequence[tuple[RunRecord, Predict
     )
 
 
-def _needed(record: RunRecord) -> int:
-    """Bytes of a card that the cell took: as NVML saw it, else what torch held and an allowance for the context."""
-    peak = record.peak
-    return peak.device_bytes or (peak.reserved_bytes or peak.allocated_bytes) + CONTEXT_ALLOWANCE_BYTES
+def _known_bytes(peak: Peak) -> int:
+    """Bytes of a card that the cell took: as NVML saw it, else without the context."""
+    return peak.device_bytes or peak.reserved_bytes or peak.allocated_bytes

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import text_config
 from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.bisection import first_of
 from vramprobe.predict.host_memory import of_machine_bytes
 from vramprobe.predict.predict import predict
-from vramprobe.predict.tensor_parallel import require_divided
 from vramprobe.predict.verdict import TIGHT_SHARE, Verdict, usable_bytes, verdict
 from vramprobe.rules.sharding import ONE_GROUP, SHARD_SIZE, SHARDINGS, cannot_offload, cannot_quantize, rules_of
 from vramprobe.spec import CellSpec
@@ -75,11 +75,8 @@ def min_gpus(
     if reason := cannot_offload(spec):
         raise SpecError(reason)
     words = {"model": model, "allow_extrapolation": allow_extrapolation}
-    match rules_of(spec.sharding).module:
-        case "tensor_parallel":
-            return _of_parts(spec, gpu, **words)
-        case "device_map":
-            return _of_cards(spec, gpu, **words)
+    if spec.is_spread:
+        return _of_cards(spec, gpu, **words)
     return _of_ranks(spec, gpu, **words, replays=replays and model is None)
 
 
@@ -128,7 +125,7 @@ def _parts(spec: CellSpec) -> int:
     """Return the parts that a model can be divided into: its heads under tensor parallelism, else as many as asked."""
     if rules_of(spec.sharding).module != "tensor_parallel":
         return RECORDED_NUMBERS[-1]
-    config = spec.architecture.get("text_config") or spec.architecture
+    config = text_config(spec.architecture)
     heads = config.get("num_attention_heads") or 1
     return gcd(heads, config.get("num_key_value_heads") or heads)
 
@@ -207,28 +204,6 @@ def _guess(judged: Callable[[int], Verdict], num_gpus: int | None) -> int:
     own = 2 * many.needed_bytes.high - few.needed_bytes.high  # of each, however many there are
     shared, left = (few.needed_bytes.high - own) * num_gpus, TIGHT_SHARE * few.usable_bytes - own
     return min(int(shared / left) + 1, MAX_GPUS) if left > 0 else 0
-
-
-def _of_parts(spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extrapolation: bool) -> MinGpus:
-    """Find the fewest of the numbers of GPUs that divide the heads."""
-    require_divided(spec.model_copy(update={"num_gpus": 1}))
-    arch = architecture(spec.architecture)
-    heads = gcd(arch.num_heads, arch.num_kv_heads)
-
-    @cache
-    def judged(num_gpus: int) -> Verdict:
-        return verdict(predict(_on(spec, num_gpus), model, allow_extrapolation=allow_extrapolation, gpu=gpu), gpu)
-
-    numbers = [number for number in range(1, heads + 1) if heads % number == 0]
-    fewest = next((number for number in numbers if judged(number).verdict == "fits"), None)
-    tight = next((number for number in numbers if judged(number).verdict != "does not fit"), None)
-    return MinGpus(
-        sharding=spec.sharding,
-        num_gpus=fewest,
-        tight_num_gpus=None if tight == fewest else tight,
-        verdict_num_gpus=fewest or tight or heads,
-        verdict=judged(fewest or tight or heads),
-    )
 
 
 def _of_cards(spec: CellSpec, gpu: Gpu, *, model: MemoryModel | None, allow_extrapolation: bool) -> MinGpus:

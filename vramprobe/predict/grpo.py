@@ -16,7 +16,7 @@ from vramprobe.predict.bisection import bisected
 from vramprobe.predict.prediction import Frozen
 from vramprobe.predict.questions import cell
 from vramprobe.predict.serve import GRAPHS, Served, serve
-from vramprobe.predict.verdict import TIGHT_SHARE, usable_bytes
+from vramprobe.predict.verdict import TIGHT_SHARE, set_aside, usable_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
 from vramprobe.terms.cell.parameters import quantised_bytes, tensors
@@ -147,6 +147,8 @@ def _check(asked: _GrpoOptions) -> None:
             "method qlora: TRL asks the engine for bitsandbytes as well, which vLLM 0.32 no longer has; choose "
             "vllm_release 0.19, or method lora"
         )
+    if asked.words.get("loop"):
+        raise SpecError("loop: GRPO has TRL's own; drop loop")
     if asked.words.get("num_gpus", 1) != 1 or asked.words.get("sharding"):
         raise SpecError("GRPO beside vLLM is predicted on one GPU; drop sharding and num_gpus")
 
@@ -179,7 +181,7 @@ def _predicted(asked: _GrpoOptions) -> Grpo:
     stages = _stages(asked, spec, found, engine, reference, card.blas_workspace_bytes)
     peak = max(stages, key=lambda one: one.total_bytes)
     usable = usable_bytes(card, device_is_known=False)
-    answer, reason = _verdict(engine, peak, usable)
+    answer, reason = _verdict(engine, peak, usable, set_aside(card))
     return Grpo(
         model=spec.model_label,
         gpu=engine.gpu,
@@ -279,10 +281,10 @@ def _head_gradient(spec: CellSpec) -> int:
     return (4 + 2) * arch.vocab_size * arch.head_width if spec.method == "full" else 0
 
 
-def _verdict(engine: Served, peak: GrpoStage, usable: int) -> tuple[str, str]:
+def _verdict(engine: Served, peak: GrpoStage, usable: int, aside: str) -> tuple[str, str]:
     if engine.verdict == "does not fit":
         return "does not fit", "vLLM refuses to start: its share of the GPU does not hold one request's KV cache"
-    share = f"{peak.name} holds the most, 1.00 GiB set aside for the CUDA context"
+    share = f"{peak.name} holds the most, {aside}"
     if peak.total_bytes > usable:
         return "does not fit", share
     if parts := [one for one in engine.left_out if one != GRAPHS]:  # the engine's share stays, its cache is smaller

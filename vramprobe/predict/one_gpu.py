@@ -1,6 +1,6 @@
 """One GPU: a cell -> the moments of its step, and the notes that go with its prediction.
 
-In: a spec, the GPU or none. Out: Counted, which ranks.py, tensor_parallel.py and device_map.py make of several GPUs.
+In: a spec, the GPU or none. Out: Counted, which ranks.py and device_map.py make of several GPUs.
 """
 
 from __future__ import annotations

@@ -70,15 +70,10 @@ def _count(spec: CellSpec, gpu: HasKernels | None) -> Counted:
         return count_one(spec, gpu)
     from vramprobe.predict.device_map import count_cards
     from vramprobe.predict.ranks import count_rank, require_possible
-    from vramprobe.predict.tensor_parallel import count_part
 
     require_possible(spec)
-    match rules_of(spec.sharding).module:
-        case "tensor_parallel":
-            return count_part(spec, gpu)
-        case "device_map":
-            return count_cards(spec, gpu)
-    return count_rank(spec, gpu)
+    is_spread = rules_of(spec.sharding).module == "device_map"
+    return count_cards(spec, gpu) if is_spread else count_rank(spec, gpu)
 
 
 def predict_moments(

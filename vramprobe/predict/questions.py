@@ -15,11 +15,14 @@ from vramprobe.architecture.images import has_images
 from vramprobe.choices import CpRotation, Offload, Sharding, meant
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
 from vramprobe.rules.sharding import HYBRID
+from vramprobe.trainers import COMMONEST_OTHER, USUAL_LOOP, other_loop
 
 if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
     from vramprobe.predict.changes import Change, Options
     from vramprobe.predict.prediction import Engine, Prediction
+    from vramprobe.predict.unknowns import Unknown
+    from vramprobe.recipe.recorder import Surroundings
 
 
 #: Of several GPUs by default.
@@ -78,6 +81,8 @@ def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
 
 def one_gpu_alone(one: spec.CellSpec) -> str | None:
     """Return why no ranks of a cell are predicted; None where they are."""
+    if one.loop != USUAL_LOOP:
+        return f"loop {one.loop} is known of one GPU"
     return f"{one.model} has a vision tower, which is predicted on one GPU" if has_images(one.architecture) else None
 
 
@@ -94,12 +99,14 @@ def predict(
     *,
     fit: str | Path | MemoryModel | None = None,
     device: str | None = None,
-    engine: Engine | Literal["auto"] = "auto",
+    engine: Engine | Literal["auto", "measured"] = "auto",
     gpu: str | None = None,
     allow_extrapolation: bool = False,
     replays: bool = True,
     stack: str | None = None,
+    python: str | Path | None = None,
     say: Callable[[str], None] = lambda words: None,
+    open_words: list[Unknown] | None = None,
     **options: Any,
 ) -> Prediction:
     """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
@@ -110,7 +117,9 @@ def predict(
     rank, whose batch is the cell's: by arithmetic of that which holds the most, also of ranks that can be predicted and
     not run; by a recording of rank 0, or of ``only_rank``. ``replays``: on CUDA by the allocator's replay, where the
     fit knows how far off that is; else by arithmetic alone. ``stack``: under another release, ``transformers-4.48``, by
-    arithmetic alone.
+    arithmetic alone. ``python``: an interpreter with whose libraries the cell is recorded. ``engine`` measured: a
+    recording on this machine's own GPU. ``open_words``: a list that takes what the words leave open (unknowns.py); no
+    interval holds that.
     """
     from vramprobe.model.memory_model import shipped_fit
     from vramprobe.predict.prediction import ALONE
@@ -118,6 +127,7 @@ def predict(
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell_on_ranks(device=device or (model.device if model else "cuda"), **options)
     sharding = options.get("sharding")
+    where, engine = _surroundings(engine, python, stack)
     engine = engine_for(engine, options)
     if stack is not None:
         from vramprobe.predict.stack import on_stack
@@ -132,15 +142,50 @@ def predict(
         model = beyond
     replays = replays and (sharding is None or fit is None)  # ranks with fit="none": arithmetic alone
     words = {"engine": engine, "gpu": card, "allow_extrapolation": allow_extrapolation, "say": say, "beyond": beyond}
+    words["where"] = where
     try:
-        return predicted(spec, model, **words, replays=replays, retries=replays)
+        found = predicted(spec, model, **words, replays=replays, retries=replays)
     except OutOfRange as error:
         if fit is not None:
             raise
+        model, replays = None, False
         found = predicted(spec, None, **words)
         why = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
         notes = [one for one in found.warnings if one != ALONE]  # a fit ships, and is not used
-        return found.model_copy(update={"warnings": [*notes, f"arithmetic alone: {why}"]})
+        found = found.model_copy(update={"warnings": [*notes, f"arithmetic alone: {why}"]})
+    if open_words is not None:
+        from vramprobe.predict.unknowns import unknowns
+
+        told = {"loop": options.get("loop"), "stack": stack or where}
+        given = [name for name, value in told.items() if value is not None]
+        open_words += unknowns(spec, found, card, given, lambda one: predicted(one, model, **words, replays=replays))
+    if options.get("loop") is not None:
+        return found
+    said = other_loop(spec.num_gpus, found.peak_allocated_bytes.value, _outputs_bytes(spec, found.engine))
+    return found.model_copy(update={"warnings": [*found.warnings, *said]}) if said else found
+
+
+def _surroundings(engine: str, python: str | Path | None, stack: str | None) -> tuple[Surroundings | None, Any]:
+    """(the libraries and the GPU to record with where they are not the usual ones, the engine). Raises SpecError."""
+    if python is None and engine != "measured":
+        return None, engine
+    if python is not None and (given := "stack" if stack is not None else engine) not in ("auto", "recipe"):
+        raise SpecError(f"python is an interpreter to record with, and {given} was given beside it; drop one of them")
+    from vramprobe.recipe.recorder import Surroundings
+
+    return Surroundings(python=python and Path(python).absolute(), measured=engine == "measured"), "recipe"
+
+
+def _outputs_bytes(one: spec.CellSpec, engine: Engine) -> int:
+    """Bytes that the commonest other loop keeps; of a recording's model only the vocabulary is known."""
+    if engine == "formula":
+        from vramprobe.architecture import architecture
+        from vramprobe.terms.step.moments import kept_outputs_bytes
+
+        return kept_outputs_bytes(one, architecture(one.architecture), COMMONEST_OTHER)
+    from vramprobe.predict.unknowns import other_loop_bytes
+
+    return other_loop_bytes(one)
 
 
 def changes(
@@ -224,11 +269,13 @@ def predicted(
     replays: bool = False,
     retries: bool = False,
     beyond: MemoryModel | None = None,
+    where: Surroundings | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> Prediction:
     """By the arithmetic or a recording, as ``engine`` says; ``say`` hears what a recording does.
 
     ``beyond``: the fit that says what a recording's device takes beside, where arithmetic is asked without one.
+    ``where``: what a recording runs with, if not the usual.
     """
     from vramprobe.architecture import RunFails, UnsupportedArchitecture, architecture
 
@@ -246,7 +293,7 @@ def predicted(
             if engine == "formula" or one.is_spread or isinstance(error, RunFails):
                 raise
             missing = error
-    return _recorded(one, model or beyond, gpu, say, missing)
+    return _recorded(one, model or beyond, gpu, say, missing, where)
 
 
 def _recorded(
@@ -255,12 +302,13 @@ def _recorded(
     gpu: catalog.Gpu | None,
     say: Callable[[str], None],
     missing: VramprobeError | None,
+    where: Surroundings | None,
 ) -> Prediction:
     """By a recipe, recorded now if it is not at hand; an error says also why there is no arithmetic (``missing``)."""
     from vramprobe.predict import recorded
 
     try:
-        return recorded.predict(one, gpu=gpu, model=model, say=say)
+        return recorded.predict(one, gpu=gpu, model=model, say=say, where=where or recorded.USUAL)
     except (*recorded.CANNOT_EMULATE, recorded.NoRecipe) as error:
         if missing is None:
             raise

@@ -18,6 +18,7 @@ from vramprobe.rules.sharding import (
     cannot_offload,
     cannot_quantize,
     cannot_rotate,
+    cannot_shard,
     cannot_share_sequences,
     cannot_step,
     rules_of,
@@ -39,10 +40,11 @@ def require_possible(spec: CellSpec) -> None:
             f"offload {spec.offload} is for several GPUs; give num_gpus 2 or more, or leave it out. DeepSpeed's "
             "offload on one GPU is not predicted: vramprobe profile --emulate GPU --empty-weights -- COMMAND runs it"
         )
-    if spec.offload != "none" and spec.cp_size > 1:
+    beside = {f"offload {spec.offload}": spec.offload != "none", f"loss {spec.loss}": spec.loss == "chunked_nll"}
+    if spec.cp_size > 1 and (uncounted := [option for option, is_given in beside.items() if is_given]):
         raise UnsupportedArchitecture(
-            f"there is no arithmetic for offload {spec.offload} with cp_size; run it, on emulated GPUs say: vramprobe "
-            "measure --emulate"
+            f"there is no arithmetic for {uncounted[0]} with cp_size; run it, on emulated GPUs say: vramprobe measure "
+            "--emulate"
         )
     if reason := cannot_group(spec) or cannot_share_sequences(spec):
         raise SpecError(reason)
@@ -50,6 +52,15 @@ def require_possible(spec: CellSpec) -> None:
         raise SpecError(reason)
     if spec.uses_trl and (reason := cannot_step(spec)):
         raise SpecError(reason)
+    if rules_of(spec.sharding).module == "tensor_parallel":
+        if spec.num_gpus < 2:
+            raise SpecError(f"num_gpus {spec.num_gpus} under tp: layers are divided among 2 GPUs or more; give so many")
+        if reason := cannot_shard(spec):
+            raise SpecError(reason)
+        raise UnsupportedArchitecture(
+            "there is no arithmetic for sharding tp: a rank of it is recorded on an emulated GPU, by engine recipe, or "
+            "run: vramprobe measure --emulate"
+        )
 
 
 def count_rank(spec: CellSpec, gpu: HasKernels | None) -> Counted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vramprobe.architecture import Architecture, architecture
+from vramprobe.catalog import text_config
 from vramprobe.rules.cell import NO_SDPA
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.parameters import DOUBLE_QUANTISED, quantised_bytes, tensors
@@ -81,7 +82,7 @@ def _eager(spec: CellSpec, arch: Architecture, least: float) -> list[str]:
 
 
 def _positions(spec: CellSpec) -> list[str]:
-    config = spec.architecture.get("text_config") or spec.architecture
+    config = text_config(spec.architecture)
     positions = config.get("max_position_embeddings") or 0
     if not 0 < positions < spec.seq_len:
         return []

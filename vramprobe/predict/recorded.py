@@ -23,7 +23,9 @@ from vramprobe.predict.uncertainty import device_tier
 from vramprobe.recipe.book import find_recipe, recorded_as
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe
+from vramprobe.recipe.recorder import USUAL, Surroundings, measured_gpu
 from vramprobe.recipe.shipped import labels_of, shipped_recipe
+from vramprobe.rules.cell import not_quantized
 from vramprobe.rules.sharding import reasons_not_run
 from vramprobe.spec import CellSpec
 
@@ -46,13 +48,15 @@ def predict(
     gpu: catalog.Gpu | None = None,
     model: MemoryModel | None = None,
     say: Callable[[str], None] = lambda words: None,
+    where: Surroundings = USUAL,
 ) -> Prediction:
     """The peaks of ``spec`` from its recipe, recorded now if it is not at hand; ``say`` hears of the progress.
 
-    Of ``model`` only what it knows of the device beyond the allocator is used. Raises NotEmulatable where no GPU can be
-    emulated here, CannotRecord for a cell that does not run, NoRecipe for one that is not recorded at all.
+    Of ``model`` only what it knows of the device beyond the allocator is used. ``where``: the libraries to record with,
+    and an emulated GPU or this machine's own. Raises NotEmulatable where no GPU can be emulated here, CannotRecord for
+    a cell that does not run, NoRecipe for one that is not recorded at all.
     """
-    return _predicted(replay_of(spec, gpu=gpu, say=say), spec, model)
+    return _predicted(replay_of(spec, gpu=gpu, say=say, where=where), spec, model)
 
 
 def predict_and_count(
@@ -68,18 +72,25 @@ def predict_and_count(
 
 
 def replay_of(
-    spec: CellSpec, *, gpu: catalog.Gpu | None = None, say: Callable[[str], None] = lambda words: None
+    spec: CellSpec,
+    *,
+    gpu: catalog.Gpu | None = None,
+    say: Callable[[str], None] = lambda words: None,
+    where: Surroundings = USUAL,
 ) -> Replay:
     """The cell's recipe, recorded now if it is not at hand, through the allocator; raises as :func:`predict`."""
     require_recordable(spec, gpu)
+    card = measured_gpu() if where.measured else _card(gpu)
     try:
-        return _replay(find_recipe(spec, _card(gpu), say), spec)
+        return _replay(find_recipe(spec, card, say, where=where), spec)
     except CANNOT_EMULATE as error:
+        if where != USUAL:
+            raise
         shipped = shipped_recipe(recorded_as(spec), _card(gpu))
         if shipped is None:
             raise type(error)(f"{error} {_what_ships(spec)}") from None
     replay = _replay(shipped.recipe, spec, (spec.batch_size, spec.seq_len))
-    return replace(replay, notes=shipped.notes((spec.batch_size, spec.seq_len)))
+    return replace(replay, notes=(*replay.notes, *shipped.notes((spec.batch_size, spec.seq_len))))
 
 
 def predict_many(
@@ -157,7 +168,15 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
 def _replay(recipe: Recipe, spec: CellSpec, shape: Shape | None = None) -> Replay:
     config = parse_alloc_conf(spec.alloc_conf or "")
     replay = replay_recipe(recipe, spec.cell_id, config, shape, stack=recipe.stack)
-    return replace(replay, provenance=_provenance(recipe))
+    provenance, *notes = notes_of(recipe, spec)
+    return replace(replay, provenance=provenance, notes=(*replay.notes, *notes))
+
+
+def notes_of(recipe: Recipe, spec: CellSpec) -> list[str]:
+    """Say how a recipe was recorded, and what else to know of its model."""
+    counted = [recipe.facts.get(name) for name in ("num_quantised_params", "num_params")]
+    notes = not_quantized(spec.quant, spec.kbit_prep, spec.dtype, *counted) if None not in counted else []
+    return [_provenance(recipe), *notes]
 
 
 def _of_rank(spec: CellSpec) -> list[str]:
@@ -167,10 +186,12 @@ def _of_rank(spec: CellSpec) -> list[str]:
 
 
 def _provenance(recipe: Recipe) -> str:
+    measured_on = recipe.stack.get("gpu")
+    how = f"measured on this machine's {measured_on}" if measured_on else "recorded on the emulated GPU"
     if recipe.checked is None:
-        return f"recorded whole on the emulated GPU, {recipe.depths[0]} layers, in this stack"
+        return f"{how}, whole: {recipe.depths[0]} layers, in this stack"
     layers = ", ".join(map(str, recipe.depths[:3]))
-    return f"recorded on the emulated GPU at {layers} layers and extended; event for event at {recipe.checked}, too"
+    return f"{how} at {layers} layers and extended; event for event at {recipe.checked}, too"
 
 
 def _what_ships(spec: CellSpec) -> str:

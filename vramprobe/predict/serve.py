@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from vramprobe.architecture import Architecture, UnsupportedArchitecture, architecture
 from vramprobe.architecture.images import has_images
-from vramprobe.catalog import find_model
+from vramprobe.catalog import find_model, text_config
 from vramprobe.catalog.models import ModelEntry
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.choices import meant
@@ -88,7 +88,7 @@ def serve(
     engine, default_utilization = RELEASES[vllm_release]
     utilization = default_utilization if gpu_memory_utilization is None else gpu_memory_utilization
     card, entry = card_properties(gpu), find_model(model)
-    arch, config = architecture(entry.config), entry.config.get("text_config") or entry.config
+    arch, config = architecture(entry.config), text_config(entry.config)
     if arch.model_type == "llama4_text":
         raise UnsupportedArchitecture(
             "there is no arithmetic for vLLM's KV cache of Llama 4, whose layers attend within chunks"

@@ -11,7 +11,8 @@ from vramprobe.errors import VramprobeError
 from vramprobe.predict.prediction import Frozen, HasMemory, Interval, Prediction
 from vramprobe.units import GIB, format_bytes
 
-#: CUDA context (0.1 to 0.6 GiB by GPU and driver) and libraries' workspaces, where no fit has measured them.
+#: For the CUDA context where no card is named (an amount of memory, a claim) or the catalog has none (AMD's): more
+#: than the upper end of any card's.
 CONTEXT_ALLOWANCE_BYTES = 1 * GIB
 #: NCCL's buffers on each rank of several. Published runs on 2 and 4 A100s leave 1.6 to 2.5 GiB between nvidia-smi and
 #: what torch reserves, the context within (benchmarks/truth/reproduce.md); more ranks have not been seen.
@@ -36,9 +37,9 @@ class Verdict(Frozen):
 
 
 def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
-    """Judge the predicted cell on ``gpu``: by the device tier where it is known, else with an allowance for the CUDA
-    context. It is tight if it fits only because cached blocks are freed. Raises VramprobeError where the GPU's size is
-    not known.
+    """Judge the predicted cell on ``gpu``: by the device tier where it is known, else beside the most that the driver
+    and a CUDA context take of this card (catalog/contexts.py). It is tight if it fits only because cached blocks are
+    freed. Raises VramprobeError where the GPU's size is not known.
     """
     judged = _judged(
         gpu,
@@ -66,16 +67,8 @@ def _judged(
     gpu: HasMemory, allocated: Interval, reserved: Interval | None, device: Interval | None, *, num_gpus: int = 1
 ) -> Verdict:
     usable = usable_bytes(gpu, device_is_known=device is not None, num_gpus=num_gpus)
-    if device is not None:
-        needed, basis = device, "predicted device memory"
-    else:
-        needed = reserved or allocated
-        tier = "reserved" if reserved else "allocated"
-        basis = f"predicted {tier} memory, {format_bytes(CONTEXT_ALLOWANCE_BYTES)} set aside for the CUDA context"
-    if num_gpus > 1:
-        basis += f", {format_bytes(NCCL_ALLOWANCE_BYTES)} for NCCL, on each rank"
-    if gpu.shares_host_memory:
-        basis += f", {format_bytes(HOST_ALLOWANCE_BYTES)} for the CPU, which shares this memory"
+    needed = device or reserved or allocated
+    basis = basis_of_verdict(gpu, "device" if device else "reserved" if reserved else "allocated", num_gpus=num_gpus)
     answer: Literal["fits", "tight", "does not fit"] = "tight"
     if needed.value > usable:
         answer = "does not fit"
@@ -86,14 +79,38 @@ def _judged(
     return Verdict(gpu=gpu.name, verdict=answer, needed_bytes=needed, usable_bytes=usable, reason=reason)
 
 
+def basis_of_verdict(gpu: HasMemory, tier: Literal["device", "reserved", "allocated"], *, num_gpus: int = 1) -> str:
+    """Say which memory is compared with the card, and what of the card is set aside."""
+    basis = f"predicted {tier} memory" + ("" if tier == "device" else f", {set_aside(gpu)}")
+    if num_gpus > 1:
+        basis += f", {format_bytes(NCCL_ALLOWANCE_BYTES)} for NCCL, on each rank"
+    if gpu.shares_host_memory:
+        basis += f", {format_bytes(HOST_ALLOWANCE_BYTES)} for the CPU, which shares this memory"
+    return basis
+
+
+def set_aside(gpu: HasMemory) -> str:
+    """Say how much of the card is set aside for the driver and the CUDA context, and where the figure is from."""
+    if gpu.context_bytes is None:
+        return f"{format_bytes(CONTEXT_ALLOWANCE_BYTES)} set aside for the CUDA context, more than any known card's"
+    by_driver = 0 if gpu.total_bytes is None else gpu.total_bytes - _cuda_bytes(gpu)  # unknown: no verdict follows
+    aside = format_bytes(by_driver + gpu.context_bytes)
+    return f"{aside} set aside for the driver and the CUDA context ({gpu.context_basis})"
+
+
 def usable_bytes(gpu: HasMemory, *, device_is_known: bool, num_gpus: int = 1) -> int:
-    """Bytes of the card that a prediction may use: less the CUDA context where only torch's memory is known, less
-    NCCL's buffers on several GPUs, and less the host's part of a memory that it shares.
+    """Bytes of the card that a prediction may use: what CUDA sees, less the most that a CUDA context takes where only
+    torch's memory is known, less NCCL's buffers on several GPUs, and less the host's part of a memory that it shares.
 
     Raises VramprobeError where the GPU's size is not known.
     """
+    aside = 0 if device_is_known else CONTEXT_ALLOWANCE_BYTES if gpu.context_bytes is None else gpu.context_bytes
+    aside += HOST_ALLOWANCE_BYTES if gpu.shares_host_memory else 0
+    return _cuda_bytes(gpu) - aside - (NCCL_ALLOWANCE_BYTES if num_gpus > 1 else 0)
+
+
+def _cuda_bytes(gpu: HasMemory) -> int:
+    """Bytes that CUDA sees of the card: less than nvidia-smi reports, which counts the driver's part."""
     if gpu.total_bytes is None:
         raise VramprobeError(f"the memory of {gpu.name} is not known, so nothing can be said about what fits on it")
-    aside = 0 if device_is_known else CONTEXT_ALLOWANCE_BYTES
-    aside += HOST_ALLOWANCE_BYTES if gpu.shares_host_memory else 0
-    return gpu.total_bytes - aside - (NCCL_ALLOWANCE_BYTES if num_gpus > 1 else 0)
+    return gpu.total_bytes if gpu.cuda_total_bytes is None else min(gpu.total_bytes, gpu.cuda_total_bytes)

@@ -55,6 +55,7 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
     from vramprobe.predict import largest
 
     words, judge, *_ = _asked(gpu, options, engine="formula")
+    is_divided = rules_of(options.get("sharding")).module == "tensor_parallel"
     records = engine_for(options.get("engine", "auto"), options) == "recipe"
     record = _asked(gpu, options, engine="recipe").judge if records else None
 
@@ -63,12 +64,15 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
             one = cell_on_ranks(model=slug, **words)
         except SpecError as error:
             return str(error)
-        is_divided = rules_of(one.sharding).module == "tensor_parallel"
         return (cannot_shard(one) if is_divided else None) or one
 
     cells = [(entry.name, named(entry.name)) for entry in catalog.list_models()]
     if all(isinstance(one, str) for _, one in cells):
         raise SpecError(str(cells[0][1]))
+    if is_divided and record is None:
+        raise UnsupportedArchitecture(
+            "there is no arithmetic for sharding tp: give engine recipe, which records the models that may be it"
+        )
     return largest.largest_model(cells, judge, catalog.gpu_or_size(gpu).name, record)
 
 
@@ -107,9 +111,11 @@ def _sharded_cell(options: dict[str, Any]) -> spec.CellSpec:
 
 
 def _engine_of(one: spec.CellSpec, engine: str) -> str:
-    """formula or recipe; of ``auto`` the first that knows the architecture."""
+    """formula or recipe; of ``auto`` the first that knows the architecture and the sharding."""
     if engine_for(engine, {}) != "auto":
         return engine
+    if rules_of(one.sharding).module == "tensor_parallel":
+        return "recipe"
     try:
         architecture(one.architecture)
     except UnsupportedArchitecture:
@@ -203,7 +209,7 @@ def _largest_recorded(
     """By recordings, few of them: near what one recipe of several shapes says of all."""
     from vramprobe.predict import largest, recorded
     from vramprobe.predict.verdict import verdict
-    from vramprobe.recipe.book import CannotRecord
+    from vramprobe.recipe.recorder import CannotRecord
 
     card = catalog.gpu_or_size(gpu)
     try:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from vramprobe.catalog import gpu_seen
-from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.profile import cards, ranks, rollout
 from vramprobe.profile.card_times import with_times
 from vramprobe.profile.causes import causes_seen_from, composition
@@ -153,7 +152,7 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
         step_time=time,
         measured_step_seconds=measured_step_seconds(run),
         replaced=[_only(Replaced, one) for one in run.replaced if one.get("kind") != "missing"],
-        warnings=list(dict.fromkeys(warnings)),
+        warnings=ranks.merged(dict.fromkeys(warnings)),
     )
 
 
@@ -213,7 +212,7 @@ def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
         torch_build=first.process.torch or "unknown",
         contents=policy.get("contents", "unknown"),
         routing=policy.get("routing", "unknown"),
-        context_bytes=emulator.get("context_bytes", ASSUMED_CONTEXT_BYTES),
+        context_bytes=emulator.get("context_bytes", 0),
         graph_bytes=max((one["graph_bytes"] for one in reports if "graph_bytes" in one), default=None),
         is_busy=emulator.get("is_busy", False),
         num_reads=_sum(one.get("num_reads") for one in reports),

@@ -16,8 +16,7 @@ from vramprobe.allocator.config import AllocatorConfig, parse_alloc_conf
 from vramprobe.allocator.ledger import Device, OutOfMemory
 from vramprobe.catalog import gpu_seen, list_gpus
 from vramprobe.catalog.gpus import Gpu, gpu_or_size
-from vramprobe.emulate.cards import card_properties
-from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
+from vramprobe.emulate.cards import card_properties, context_bytes
 from vramprobe.errors import SpecError
 from vramprobe.predict.verdict import HOST_ALLOWANCE_BYTES
 from vramprobe.profile.hook.history import ACTIONS
@@ -205,6 +204,13 @@ def _replayed(requests: RankRequests, device: Device) -> _Replayed:
     return _Replayed(fits, allocator.ledger.reserved_peak, allocator.ledger.num_alloc_retries)
 
 
+def context_on(record: ProfileRecord, gpu: Gpu, *, is_own: bool) -> int:
+    """Bytes of the CUDA context on an NVIDIA card: as it was seen there, else the most that the catalog knows of it."""
+    if is_own and record.context_bytes:
+        return record.context_bytes
+    return context_bytes(card_properties(gpu.short_name), most=True)
+
+
 def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardVerdict:
     def unknown(why: str) -> CardVerdict:
         return CardVerdict(gpu=gpu.short_name, verdict="unknown", why=why)
@@ -228,7 +234,7 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
         return CardVerdict(gpu=gpu.short_name, verdict=served.verdict, why=_said_of_cache(served), served=served)
     if sequence.ended_by_oom and is_own:
         return CardVerdict(gpu=gpu.short_name, verdict="does not fit", why="it ran out there")
-    usable = card.total_bytes - (record.context_bytes or ASSUMED_CONTEXT_BYTES)
+    usable = card.total_bytes - context_on(record, gpu, is_own=is_own)
     usable -= HOST_ALLOWANCE_BYTES if gpu.shares_host_memory else 0
     if is_own and record.outcome.kind == "ok" and not (gpu.shares_host_memory and sequence.reserved_bytes > usable):
         return CardVerdict(

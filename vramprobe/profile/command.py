@@ -250,8 +250,14 @@ def _one_rank(
     """Raises SpecError for what is no rank of a world, and for a launcher that waits for other machines."""
     if rank is None and world_size is None:
         return None
+    if rank is not None and world_size is None and emulate is not None:
+        from vramprobe.emulate.cards import parse_cards
+
+        num_cards = parse_cards(emulate)[1]
+        world_size = num_cards if num_cards > 1 else None  # as measure reads 'GPU x8'
     if rank is None or world_size is None or emulate is None:
-        raise SpecError("--only-rank R and --world-size N go together, and with --emulate GPU")
+        given = f"--only-rank {'–' if rank is None else rank}, --world-size {'–' if world_size is None else world_size}"
+        raise SpecError(f"{given}: give both and --emulate GPU, or --only-rank and --emulate 'GPU x8', one of 8 ranks")
     if not 0 <= rank < world_size <= _MAX_RANKS:
         raise SpecError(f"--only-rank {rank} --world-size {world_size}: 1 to {_MAX_RANKS} ranks, numbered from 0")
     for option, value in pairwise([part for word in command for part in word.split("=", 1)]):

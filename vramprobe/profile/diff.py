@@ -13,8 +13,9 @@ from typing import Any
 from pydantic import computed_field
 
 from vramprobe.profile.diff_time import TimeDifference, time_difference
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, RankProfile
-from vramprobe.records.record import Composition, FrozenModel
+from vramprobe.records.record import Composition
 from vramprobe.records.shown import Shown
 from vramprobe.units import format_bytes, parse_bytes, parse_share
 

@@ -7,8 +7,8 @@ are not, and the intervals have to lie apart.
 
 from __future__ import annotations
 
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.records.profile import ProfileRecord
-from vramprobe.records.record import FrozenModel
 from vramprobe.records.step_time import StepTime
 from vramprobe.units import format_bytes
 

@@ -15,7 +15,9 @@ from vramprobe.units import format_bytes
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
-_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/")
+#: On the stack while something is compiled. Dynamo's wrappers stand there as well where nothing is: gradient
+#: checkpointing is one of the functions that it is kept out of.
+_COMPILERS = ("/torch/_dynamo/convert_frame", "/torch/_inductor/compile_fx", "/triton/compiler/")
 _NAMES = {None: "before its first use of a GPU", "load": "loading", "other": "between phases"}
 
 
@@ -28,6 +30,7 @@ class Doing:
     num_steps: int
     num_phases: int  # of this name, that have ended
     allocated_bytes: int | None
+    says_its_pace: bool  # a generation by transformers, token by token
     stack: tuple[tuple[str, int, str], ...]
 
     def said(self, homes: Sequence[str]) -> str:
@@ -75,5 +78,6 @@ def doing_of(text: str) -> Doing | None:
         num_steps=said.get("num_steps") or 0,
         num_phases=said.get("num_phases") or 0,
         allocated_bytes=said.get("allocated_bytes"),
+        says_its_pace=bool(said.get("says_its_pace")),
         stack=tuple(stack),
     )

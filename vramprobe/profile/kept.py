@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ import psutil
 
 from vramprobe.errors import SpecError
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
+from vramprobe.sweep.signals import woken_by_signals
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 _DYING_SECONDS = 10.0
@@ -51,7 +53,7 @@ class Kept:
                 )
             finally:
                 os.close(ours_on_stderr)
-        self._lines = self._socket.makefile("rb")
+        self._received = b""
         try:
             told = {"command": words, "environment": environment, "folder": str(folder)}
             with suppress(OSError):  # a supervisor that was killed is heard of below
@@ -76,7 +78,8 @@ class Kept:
         if self._socket is None:
             status, num_left = self._process.wait(), 0
         else:
-            heard = self._heard()
+            with woken_by_signals() as awake:
+                heard = self._heard(awake)
             status, num_left = heard.get("status"), heard.get("num_left", 0)
             self._process.wait(_DYING_SECONDS)
         return -signal.SIGKILL if status is None else status, num_left + self._end_marked()
@@ -84,20 +87,29 @@ class Kept:
     def close(self) -> None:
         """Nothing of it is left afterwards."""
         self.end()
-        if self._socket is not None:
-            self._lines.close()
-            self._socket.close()
         if self._process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(2 * _DYING_SECONDS)
             self._end_marked()
+        if self._socket is not None:  # until then the supervisor is heard: it would say that this process was killed
+            self._socket.close()
 
-    def _heard(self) -> dict[str, Any]:
-        """One line of the supervisor's; empty where it was killed."""
-        line = b""
+    def _heard(self, awake: int | None = None) -> dict[str, Any]:
+        """One line of the supervisor's; empty where it was killed. ``awake``: what signals write to."""
+        assert self._socket is not None
+        waited = [self._socket] if awake is None else [self._socket, awake]
         with suppress(OSError):
-            line = self._lines.readline()
-        return json.loads(line) if line.endswith(b"\n") else {}
+            while b"\n" not in self._received:
+                ready, _, _ = select.select(waited, [], [])
+                if awake is not None and awake in ready:
+                    os.read(awake, 4096)
+                if self._socket in ready:
+                    chunk = self._socket.recv(65536)
+                    if not chunk:
+                        return {}
+                    self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
+        return json.loads(line) if line else {}
 
     def _end_marked(self) -> int:
         """End the processes that carry this run's mark, wherever they are; -> how many there were."""

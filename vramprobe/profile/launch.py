@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -100,7 +100,7 @@ def run(
         _environment(command, folder, options, emulate, policy, say) as (environment, emulator),
         seen_from_outside(emulated=emulator is not None) as cards,
         warned_of_a_full_host(say, free=free_host_bytes),
-        told_each_minute(say, folder, [os.getcwd()]),
+        told_each_minute(say, folder, [os.getcwd()], options.steps),
     ):
         told["emulator"] = emulator
         write_told(folder, told)
@@ -194,22 +194,20 @@ def _wait(
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     words = [str(executable_of(command, environment)), *command[1:]]
     read, written = os.pipe()
-    with open(read, "rb", buffering=0) as stderr:
+    with open(read, "rb", buffering=0) as stderr, ExitStack() as ending:  # a signal may come at any moment
+        reader = threading.Thread(target=_pass_on, args=(stderr, tail), daemon=True)
+        reader.start()
+        ending.callback(reader.join, _DYING_SECONDS)
         try:
             kept = Kept(words, environment, folder, written)
         finally:
             os.close(written)
-        reader = threading.Thread(target=_pass_on, args=(stderr, tail), daemon=True)
-        reader.start()
+        ending.callback(kept.close)
         client = Client(requests, folder, kept.end, say) if requests else None
-        try:
-            with _signals_are_the_commands(kept) as ended_by:
-                status, num_left = kept.wait()
-        finally:  # also when an exception of ours ends it: the command goes first
-            if client is not None:
-                client.close()
-            kept.close()
-        reader.join(_DYING_SECONDS)
+        if client is not None:
+            ending.callback(client.close)
+        with _signals_are_the_commands(kept) as ended_by:
+            status, num_left = kept.wait()
     answers = client.answers if client is not None else None
     stopped = answers is not None or _was_stopped([_last_line(path) for path in folder.glob("*.jsonl")])
     if stopped:

@@ -13,14 +13,15 @@ from vramprobe.emulate.machine import MachineEvent
 _NAMES = {"libcudnn": "cuDNN", "libcufft": "cuFFT", "libcusolver": "cuSOLVER", "libcusparse": "cuSPARSE"}
 _NAMES |= {"libcusparseLt": "cuSPARSELt"}
 _ENDED = "unknown_function"  # of a function without a status: the process was ended
+_ASSUMED = "assumed_workspace"  # of a size that follows a rule learnt on another card
 
 
 def library_remarks(events: Iterable[MachineEvent]) -> dict[str, list[str]]:
-    """By kind of event, what it is about: the library of a size that is taken as 0, a missing function's sentence."""
-    found: dict[str, list[str]] = {"lower_bound": [], _ENDED: [], "unsupported_function": []}
+    """By kind of event, what it is about: the library of a size that is 0 or assumed, a missing function's sentence."""
+    found: dict[str, list[str]] = {"lower_bound": [], _ASSUMED: [], _ENDED: [], "unsupported_function": []}
     for event in events:
         if event.kind in found and event.detail:
-            said = event.detail.split(".so")[0] if event.kind == "lower_bound" else event.detail
+            said = event.detail.split(".so")[0] if event.kind in ("lower_bound", _ASSUMED) else event.detail
             found[event.kind] = list(dict.fromkeys([*found[event.kind], said]))
     return found
 
@@ -32,6 +33,11 @@ def library_notes(said: dict[str, Sequence[str]]) -> list[str]:
         notes.append(
             f"memory is a lower bound: workspaces of {', '.join(sorted(names))} are counted as 0, "
             "because NVIDIA does not publish their sizes"
+        )
+    if said.get(_ASSUMED):
+        notes.append(
+            "workspaces of cuDNN follow what cuDNN 9.19 asked for on an H200; for other cards and versions that is an "
+            "assumption"
         )
     return notes
 

@@ -6,8 +6,9 @@ comes from its history, where there is one, and is held against them.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,7 @@ from vramprobe.records.traffic import added_up, moved_since
 from vramprobe.units import MIB, format_bytes
 
 _NUM_LARGEST = 10
+_MANY = 4  # processes with the same remark
 _OTHERS_BYTES = 64 * MIB  # an idle driver keeps less for itself
 
 
@@ -57,6 +59,19 @@ class Remarks:
     def add(self, text: str) -> None:
         """One remark, with the rank that it is about."""
         self.texts.append(f"{self.rank}: {text}")
+
+
+def merged(remarks: Iterable[str]) -> list[str]:
+    """Return ``remarks``, where many processes or ranks have the same one, once with their number."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for remark in remarks:
+        about = re.fullmatch(r"(process|rank) \d+: (.*)", remark, re.DOTALL)
+        found.setdefault(("", remark) if about is None else (about[1], about[2]), []).append(remark)
+    merged_ones = []
+    for (kind, text), same in found.items():
+        plural_kind = {"process": "processes", "rank": "ranks"}.get(kind, "")
+        merged_ones += same if len(same) < _MANY or not kind else [f"{len(same)} {plural_kind}: {text}"]
+    return merged_ones
 
 
 def see(raw: RawRank, folder: str | None = None) -> AnalyzedRank | None:

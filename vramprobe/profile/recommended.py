@@ -15,7 +15,6 @@ from typing import Any
 from vramprobe.catalog import gpu_seen, list_gpus
 from vramprobe.catalog.gpus import Gpu, find_gpu
 from vramprobe.emulate.cards import card_properties
-from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
 from vramprobe.errors import SpecError
 from vramprobe.predict.prediction import Interval
 from vramprobe.predict.verdict import NCCL_ALLOWANCE_BYTES, TIGHT_SHARE, Verdict
@@ -197,7 +196,7 @@ def _verdict(said: CardVerdict, record: ProfileRecord, gpu: Gpu, count: int) -> 
     """A replay's verdict as predict words it: tight where little is left, or less than NCCL takes on several."""
     usable = said.usable_bytes
     if usable is None:  # it ran out there
-        usable = card_properties(gpu.short_name).total_bytes - (record.context_bytes or ASSUMED_CONTEXT_BYTES)
+        usable = card_properties(gpu.short_name).total_bytes - cards.context_on(record, gpu, is_own=True)
     peak = record.highest_rank.peak if record.highest_rank else None
     needed = said.reserved_bytes or (peak.reserved_bytes if peak else None) or 0
     aside = NCCL_ALLOWANCE_BYTES if count > 1 else 0

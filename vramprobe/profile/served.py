@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 
 from vramprobe.catalog import gpu_seen
-from vramprobe.emulate.cards import CardProperties, card_properties
-from vramprobe.emulate.machine import ASSUMED_CONTEXT_BYTES
+from vramprobe.emulate.cards import CardProperties, card_properties, context_bytes
 from vramprobe.predict.serve import non_torch_charge
 from vramprobe.records.engine import EngineMemory, ServedOn
 from vramprobe.records.profile import ProfileRecord
@@ -86,7 +85,7 @@ def _settings(engine: EngineMemory, card: CardProperties, cache_gib: float, requ
     if engine.utilization is not None:
         total = card.total_bytes / GIB
         wanted = math.ceil((engine.utilization + (request_gib - cache_gib) / total) * 100) / 100
-        if wanted * total <= total - ASSUMED_CONTEXT_BYTES / GIB:
+        if wanted * total <= total - context_bytes(card, most=True) / GIB:
             yield f"--gpu-memory-utilization {wanted:.2f}"
     if 0 < request_gib <= 2 * cache_gib:
         yield "--kv-cache-dtype fp8"

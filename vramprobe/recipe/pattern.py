@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vramprobe.catalog import depth_of
+from vramprobe.catalog import depth_of, text_config
 
 #: Periods that each shallow run has at least: the last layers have neighbors unlike the others'.
 _LEAST_LAYERS = 2
@@ -47,7 +47,7 @@ class LayerPattern:
 def layer_pattern(config: dict[str, Any]) -> LayerPattern | None:
     """Return the pattern that the fewest layers show, or None where a config's layers do not repeat."""
     kinds = layer_kinds(config)
-    if not kinds or _text_config(config).get("num_kv_shared_layers"):
+    if not kinds or text_config(config).get("num_kv_shared_layers"):
         return None
     found = [
         LayerPattern(len(kinds), num_first, period)
@@ -58,13 +58,12 @@ def layer_pattern(config: dict[str, Any]) -> LayerPattern | None:
 
 
 def layer_kinds(config: dict[str, Any]) -> list[Hashable]:
-    """Return what the config says of each layer; layers that it says the same of are of one kind."""
-    return [_kind(_text_config(config), layer) for layer in range(depth_of(config) or 0)]
+    """Return what the config says of each layer; layers that it says the same of are of one kind.
 
-
-def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    The first ones of Qwen 3's text take features of its tower, one each (``deepstack_visual_indexes``).
+    """
+    num_fed = len((config.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
+    return [(_kind(text_config(config), layer), layer < num_fed) for layer in range(depth_of(config) or 0)]
 
 
 def _num_before(kinds: Sequence[Hashable], period: int) -> int:
@@ -79,7 +78,7 @@ def _kind(text: dict[str, Any], layer: int) -> Hashable:
     lists = [text[name][layer] for name in _KINDS if isinstance(text.get(name), list | str) and len(text[name]) > layer]
     step = text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step") or 1
     lists.append((layer + 1) % step)
-    lists.append(layer < (text.get("first_k_dense_replace") or 0))
+    lists.append(layer < (text.get("first_k_dense_replace") or text.get("num_dense_layers") or 0))
     lists.append(layer in (text.get("mlp_only_layers") or ()))
     if text.get("use_sliding_window"):
         lists.append(layer >= text.get("max_window_layers", 0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -23,8 +23,21 @@ from vramprobe.log.pairing import Kinds, Script, scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules, shape_rules
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.pattern import LayerPattern
+from vramprobe.spec import CellSpec
 
 FORMAT = 4
+#: Fields of a cell that are younger than the format, which a cell that has them at their default is told apart without.
+_YOUNGER = ("loop",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The cell, the card and the batch shapes that a recipe was recorded for; ``cell``: :func:`recorded_words`."""
+
+    label: str
+    card: str
+    shapes: tuple[Shape, ...]
+    cell: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +51,7 @@ class Recipe:
     the tensors' own account by cause, there. ``stack``: package → version, with the emulator's. ``depths``: the layers
     of the runs it was made from; ``checked``: of the run that it was held against and not made from, if any.
     ``launches``: what a step launches at the cell's depth and shape (launches.py); None where that was not recorded.
+    ``origin``: None in the book that ships, whose entries' names say it.
     """
 
     marks: tuple[PhaseMark, ...]
@@ -50,6 +64,7 @@ class Recipe:
     owned_bytes: dict[str, int]
     stack: dict[str, str]
     launches: Launches | None = None
+    origin: Origin | None = None
 
     def deep(self, shape: Shape | None = None) -> Deep:
         """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth.
@@ -62,6 +77,13 @@ class Recipe:
         sizes = np.split(self.rules.sizes(*shape), stops)
         scripts = [growth.at(self.times, own) for growth, own in zip(self.growths, sizes, strict=True)]
         return log_and_phases(self.marks, scripts)
+
+
+def recorded_words(spec: CellSpec, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields that tell a recorded cell from others, as JSON's types, ``without`` some."""
+    words = spec.model_dump(mode="json", exclude=set(without))
+    defaults = {name: type(spec).model_fields[name].default for name in _YOUNGER}
+    return {name: value for name, value in words.items() if name not in defaults or value != defaults[name]}
 
 
 class OtherBranch(VramprobeError):
@@ -146,18 +168,21 @@ def pack(recipe: Recipe) -> bytes:
             name: getattr(recipe, name)
             for name in ("times", "depths", "checked", "facts", "owned_bytes", "stack", "launches")
         },
+        **({"origin": asdict(recipe.origin)} if recipe.origin is not None else {}),
     }
     arrays = {
         "sizes": kinds.size_bytes,
         "causes": kinds.causes,
         "streams": kinds.streams,
         "codes": np.concatenate([growth.codes for growth in recipe.growths]).astype(np.int32),
-        "ranks": np.concatenate([growth.ranks for growth in recipe.growths], axis=1).astype(np.int32),
+        "ranks": np.concatenate([growth.ranks for growth in recipe.growths if growth.ranks is not None], axis=1).astype(
+            np.int32
+        ),
     }
     if recipe.rules is not None:
         arrays |= {"rule_of": recipe.rules.rule_of, "fallback": recipe.rules.fallback}
     buffer = io.BytesIO()
-    np.savez(buffer, words=np.array(json.dumps(words)), **arrays)
+    np.savez(buffer, allow_pickle=False, words=np.array(json.dumps(words)), **arrays)
     return lzma.compress(buffer.getvalue())
 
 
@@ -178,6 +203,8 @@ def unpack(packed: bytes, name: str) -> Recipe:
                 rules = ShapeRules(file["rule_of"], exact, file["fallback"])
         blocks = [tuple((at, size) for at, size in one) for one in words.pop("blocks")]
         marks = tuple(PhaseMark(**mark | {"events": range(0)}) for mark in words.pop("marks"))
+        if (origin := words.get("origin")) is not None:
+            words["origin"] = Origin(**origin | {"shapes": tuple(map(tuple, origin["shapes"]))})
         growths = tuple(Growth(kinds, *parts) for parts in zip(codes, blocks, ranks, strict=True))
         return Recipe(marks=marks, growths=growths, rules=rules, **words | {"depths": tuple(words["depths"])})
     except (lzma.LZMAError, EOFError, OSError, ValueError, KeyError, TypeError) as error:

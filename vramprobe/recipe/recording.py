@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vramprobe.catalog import cut_depth, depth_of
-from vramprobe.emulate.build import emulator_version
 from vramprobe.errors import VramprobeError
 from vramprobe.log.depth import NotLinear
 from vramprobe.log.file import read_log
@@ -29,7 +28,7 @@ from vramprobe.measure.launcher import Launchers
 from vramprobe.recipe.launches import launches_of
 from vramprobe.recipe.pattern import LayerPattern, layer_pattern
 from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over
-from vramprobe.records.record import RunRecord
+from vramprobe.records.record import Error, RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.records.whole_file import replacing
 from vramprobe.rules.sharding import rules_of
@@ -39,6 +38,7 @@ _NUM_DEPTHS = 4  # three to make the recipe from, one to hold it against
 #: Periods more of ranks: what is gathered ahead has two layers on each side that are like any other's.
 _DEEPER_OF_RANKS = 2
 _TIMEOUT_SECONDS = 600.0
+_SERVER_LOG = "server.log"
 _OWNED = {"weights_bytes", "gradients_bytes", "optimizer_state_bytes", "batch_bytes"}
 
 
@@ -70,6 +70,14 @@ class Request:
         words = json.loads(line)
         shapes = tuple((rows, length) for rows, length in words["shapes"])
         return cls(CellSpec.model_validate_json(words["spec"]), Path(words["out"]), shapes, words["whole"])
+
+
+class _Run(NamedTuple):
+    log: Log
+    record: RunRecord
+    facts: dict[str, Any]
+    owned: dict[str, int]  # bytes by cause
+    count: dict[str, Any] | None  # what a step launches
 
 
 class Recording:
@@ -110,16 +118,15 @@ class Recording:
         for number, depth in enumerate(depths, 1):
             say(f"recording {spec.model}: run {number} of {count}" + (f", {depth} layers" if pattern else ""))
             runs.append(self._run(spec, depth if pattern else None))
-        logs, records, counts = ([run[part] for run in runs] for part in range(3))
-        facts = [record.facts.model_dump() for record in records]
-        owned = [record.ledger.model_dump(include=_OWNED) for record in records]
-        versions = {name: version for name, version in records[0].environment.versions.items() if version}
+        logs = [run.log for run in runs]
+        counts = [run.count for run in runs if run.count is not None]
+        versions = {name: version for name, version in runs[0].record.environment.versions.items() if version}
         recipe = Recipe(
-            marks=logs[0].marks,
+            marks=tuple(logs[0].marks),
             depths=tuple(depths),
-            stack=versions | {"emulator": emulator_version()},
-            **(made := recipe_of(logs, pattern, depths, facts, owned)),
-            launches=None if None in counts else launches_of(counts, made["times"]),
+            stack=versions | _device_words(runs[0].record),
+            **(made := recipe_of(logs, pattern, depths, [run.facts for run in runs], [run.owned for run in runs])),
+            launches=launches_of(counts, made["times"]) if len(counts) == len(runs) else None,
         )
         if not request.shapes:
             return recipe
@@ -128,11 +135,11 @@ class Recording:
         for number, (rows, length) in enumerate(request.shapes, len(depths) + 1):
             say(f"recording {spec.model}: run {number} of {count}, {rows} x {length} tokens")
             other = spec.model_copy(update={"batch_size": rows, "seq_len": length})
-            by_shape[rows, length] = self._run(other, depths[times] if pattern else None)[0]
+            by_shape[rows, length] = self._run(other, depths[times] if pattern else None).log
         return replace(recipe, rules=rules_over(by_shape, recipe.growths, pattern, times))
 
-    def _run(self, spec: CellSpec, depth: int | None) -> tuple[Log, RunRecord, dict[str, Any] | None]:
-        """One run of load and steps, with so many layers, and what a step launches. Raises NotRecorded."""
+    def _run(self, spec: CellSpec, depth: int | None) -> _Run:
+        """One run of load and steps, with so many layers. Raises NotRecorded."""
         if depth is not None:
             spec = spec.model_copy(update={"architecture": cut_depth(spec.architecture, depth)})
         recording = self._folder / "log.npz"
@@ -143,9 +150,33 @@ class Recording:
         ticket, log = new_ticket(self._folder, recording=recording), self._folder / "cell.log"
         record = run_isolated(spec, launcher, ticket, log, _TIMEOUT_SECONDS)
         ticket.tear()
-        if record.facts is None or not recording.exists():
-            raise NotRecorded(f"{spec.cell_id} does not run on the emulated GPU: {describe_outcome(record.outcome)}")
-        return read_log(recording), record, json.loads(counted.read_text()) if counted.exists() else None
+        if record.facts is None or record.ledger is None or not recording.exists():
+            raise NotRecorded(_why_not(record, log))
+        return _Run(
+            read_log(recording),
+            record,
+            record.facts.model_dump(),
+            record.ledger.model_dump(include=_OWNED),
+            json.loads(counted.read_text()) if counted.exists() else None,
+        )
+
+
+def _why_not(record: RunRecord, log: Path) -> str:
+    """Return what a cell ended with; of a worker without a record, the last line of the logs, which do not stay."""
+    seen = record.environment
+    on = "the emulated GPU" if seen.emulator or record.instrument == "emulated" else "this GPU"
+    said = f"{record.spec.cell_id} does not run on {on}: {describe_outcome(record.outcome)}"
+    logs = [one.read_text(errors="replace") for one in (log.with_name(_SERVER_LOG), log) if one.is_file()]
+    lines = "\n".join(logs).strip().splitlines()
+    if isinstance(record.outcome, Error) and record.outcome.error_type == "WorkerDied" and lines:
+        said = f"{said.split('; its log:')[0]}: {lines[-1][:300]}"
+    return said
+
+
+def _device_words(record: RunRecord) -> dict[str, str]:
+    """Return the emulator's version, or the GPU that was measured."""
+    seen = record.environment
+    return {"gpu": seen.device_name} if seen.emulator is None else {"emulator": seen.emulator}
 
 
 def _fills_buckets(spec: CellSpec) -> bool:
@@ -168,7 +199,7 @@ def main() -> None:
     first = next(requests, None)
     if first is None:
         return
-    with scratch_folder() as folder, Launchers([first.spec.model_type], folder / "server.log") as launchers:
+    with scratch_folder() as folder, Launchers([first.spec.model_type], folder / _SERVER_LOG) as launchers:
         recording = Recording(folder, launchers)
         for request in chain([first], requests):
             try:

@@ -1,7 +1,8 @@
-"""Recipes that ship with the package, for machines that cannot record any.
+"""Recipes that ship with the package, or were merged from others' files, for machines that cannot record any.
 
 In: a CellSpec and an NVIDIA GPU. Out: the Shipped recipe that answers it, and why that is near and not exact where the
-cell's shape lies beside those that were recorded. Reads data/recipes.zip, which tools/book.py writes. No torch.
+cell's shape lies beside those that were recorded. Reads data/recipes.zip, which tools/book.py writes, and the user's
+own recipes.zip (sharing.py). No torch.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vramprobe.catalog import Gpu
 from vramprobe.catalog.shipped import data_file
+from vramprobe.emulate.build import cache_folder
+from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
-from vramprobe.recipe.recipe import FORMAT, Recipe, unpack
+from vramprobe.recipe.recipe import FORMAT, Origin, Recipe, recorded_words, unpack
 from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec
 
 BOOK = "recipes.zip"
 #: The card that is recorded for others whose logs were equal (docs/recipes.md), by compute capability.
-CARD_OF_CAPABILITY = {"8.0": "A100-80GB-SXM", "8.6": "A100-80GB-SXM", "8.9": "A100-80GB-SXM"}
+CARD_OF_CAPABILITY = {**dict.fromkeys(("8.0", "8.6", "8.9"), "A100-80GB-SXM"), "9.0": "H100-SXM"}
 #: What decides no allocation, or is open in a shipped recipe.
 _OPEN = {"model", "batch_size", "seq_len"}
 _NAME = re.compile(r"(?P<key>\w{24}) (?P<shapes>\d+x\d+(?:,\d+x\d+)*) (?P<label>\S+)\.recipe")
@@ -31,19 +35,21 @@ _NAME = re.compile(r"(?P<key>\w{24}) (?P<shapes>\d+x\d+(?:,\d+x\d+)*) (?P<label>
 
 @dataclass(frozen=True)
 class Shipped:
-    """A recipe for any rows and length, and the ``shapes`` that it was recorded at.
+    """A recipe for any rows and length, and the ``shapes`` that it was recorded at; of one shape, for that alone.
 
     A recipe of one row answers for one row alone: those of several take other branches.
     """
 
     recipe: Recipe
     shapes: tuple[Shape, ...]
+    is_merged: bool = False
 
     def notes(self, shape: Shape) -> tuple[str, ...]:
         """Return what an answer at ``shape`` rests on, and why it is near and not exact where that lies outside."""
         first, last = min(self.shapes), max(self.shapes)
         where = f"{first[0]} x {first[1]:,} to {last[0]} x {last[1]:,} tokens"
-        ships = f"a recipe that ships with vramprobe, of {where}; vramprobe emulate setup records this very cell"
+        comes = "that was merged here" if self.is_merged else "that ships with vramprobe"
+        ships = f"a recipe {comes}, of {where}; vramprobe emulate setup records this very cell"
         outside = _distance(self.shapes, shape) > 0
         return (ships, *([f"{shape[0]} x {shape[1]:,} tokens lie outside: near, not exact"] if outside else []))
 
@@ -51,45 +57,79 @@ class Shipped:
 def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shipped | None:
     """Return the shipped recipe that is nearest to the shape of ``spec``, as it is recorded; None without one.
 
-    ``book``: the file to read; the package's own by default. Raises StoreError for a damaged entry.
+    ``book``: the file to read; by default the user's own and the package's. Raises StoreError for a damaged entry.
     """
-    card, book = CARD_OF_CAPABILITY.get(gpu.compute_capability), book or data_file(BOOK)
-    if card is None or not book.is_file():
+    cards = {gpu.short_name, CARD_OF_CAPABILITY.get(gpu.compute_capability, gpu.short_name)}
+    keys, shape = {entry_key(spec, card) for card in cards}, (spec.batch_size, spec.seq_len)
+    found = [
+        (_distance(shapes, shape), shapes, path, name)
+        for path in (books() if book is None else [book])
+        for name in _names(path)
+        if name.split()[0] in keys and _answers(shapes := shapes_of(name), shape)
+    ]
+    if not found:
         return None
-    key, shape = entry_key(spec, card), (spec.batch_size, spec.seq_len)
-    with zipfile.ZipFile(book) as file:
-        entries = [
-            (_distance(shapes, shape), shapes, name)
-            for name in file.namelist()
-            if name.startswith(key) and _answers(shapes := _shapes(name), shape)
-        ]
-        if not entries:
-            return None
-        _, shapes, name = min(entries)
-        return Shipped(unpack(file.read(name), f"{book}: {name}"), shapes)
+    _, shapes, path, name = min(found, key=lambda one: one[:2])
+    with zipfile.ZipFile(path) as file:
+        return Shipped(unpack(file.read(name), f"{path}: {name}"), shapes, path == own_book())
 
 
-def entry_key(spec: CellSpec, card: str) -> str:
-    """24 hexadecimal digits that cells share which differ in rows and length alone."""
-    words = [FORMAT, spec.model_dump(mode="json", exclude=_OPEN), card]
+def own_book() -> Path:
+    """The user's file of recipes that were merged."""
+    return cache_folder() / BOOK
+
+
+def books() -> list[Path]:
+    """The user's own file of recipes, which goes first where both answer alike, and the package's."""
+    return [own_book(), data_file(BOOK)]
+
+
+def _names(book: Path) -> list[str]:
+    """Names of a book's entries. Raises StoreError for a file that is no book."""
+    if not book.is_file():
+        return []
+    try:
+        with zipfile.ZipFile(book) as file:
+            return [name for name in file.namelist() if _NAME.fullmatch(name)]
+    except zipfile.BadZipFile as error:
+        raise StoreError(f"{book} is no file of recipes ({error}): vramprobe recipes export writes one") from error
+
+
+def entry_key(spec: CellSpec | Mapping[str, Any], card: str) -> str:
+    """24 hexadecimal digits that cells share which differ in rows and length alone; ``spec`` or its words."""
+    cell = spec if isinstance(spec, Mapping) else recorded_words(spec)
+    words = [FORMAT, {name: value for name, value in cell.items() if name not in _OPEN}, card]
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def entry_name(spec: CellSpec, card: str, shapes: Collection[Shape]) -> str:
     """Return an entry's file name: its key, the recorded shapes, and words for people."""
-    recorded = ",".join(f"{rows}x{length}" for rows, length in sorted(shapes))
-    label = re.sub(r"_b\d+s\d+", "", spec.cell_id)
-    return f"{entry_key(spec, card)} {recorded} {label}.recipe"
+    return name_of(Origin(label=spec.cell_id, card=card, shapes=tuple(shapes), cell=recorded_words(spec)))
+
+
+def name_of(origin: Origin) -> str:
+    """Return the name under which a recipe of this origin is an entry of a book."""
+    recorded = ",".join(f"{rows}x{length}" for rows, length in sorted(origin.shapes))
+    label = re.sub(r"_b\d+s\d+", "", origin.label)
+    return f"{entry_key(origin.cell, origin.card)} {recorded} {label}.recipe"
 
 
 def labels_of(model: str, book: Path | None = None) -> list[str]:
-    """Return what the book has of a model, as the cells' names without rows and length."""
-    book = book or data_file(BOOK)
-    if not book.is_file():
-        return []
-    with zipfile.ZipFile(book) as file:
-        found = [match["label"] for name in file.namelist() if (match := _NAME.fullmatch(name))]
-    return sorted({label for label in found if label.startswith(f"{model}_")})
+    """Return what is at hand of a model, as the cells' names without rows and length."""
+    found = [label_of(name) for path in (books() if book is None else [book]) for name in _names(path)]
+    return sorted({label for label in found if is_of(label, model)})
+
+
+def is_of(label: str, model: str) -> bool:
+    """Return True if a cell of this name is the model's."""
+    return label.startswith(f"{model}_")
+
+
+def label_of(name: str) -> str:
+    """Return an entry's cell, without rows and length."""
+    match = _NAME.fullmatch(name)
+    assert match is not None, name
+    return match["label"]
 
 
 def write_book(entries: Mapping[str, bytes], book: Path) -> None:
@@ -100,14 +140,16 @@ def write_book(entries: Mapping[str, bytes], book: Path) -> None:
 
 
 def read_book(book: Path) -> dict[str, bytes]:
-    """Return the packed recipes of a book by their names; none where there is no such file."""
-    if not book.is_file():
+    """Return the packed recipes of a book by their names; none where there is no such file. Raises StoreError."""
+    names = _names(book)
+    if not names:
         return {}
     with zipfile.ZipFile(book) as file:
-        return {name: file.read(name) for name in file.namelist()}
+        return {name: file.read(name) for name in names}
 
 
-def _shapes(name: str) -> tuple[Shape, ...]:
+def shapes_of(name: str) -> tuple[Shape, ...]:
+    """Return the rows and lengths that an entry was recorded at."""
     match = _NAME.fullmatch(name)
     assert match is not None, name
     pairs = (part.split("x") for part in match["shapes"].split(","))
@@ -116,6 +158,8 @@ def _shapes(name: str) -> tuple[Shape, ...]:
 
 def _answers(shapes: Collection[Shape], shape: Shape) -> bool:
     """Tell if a recipe of these shapes says anything of ``shape``: one row or several, and its own length or any."""
+    if len(shapes) == 1:
+        return shape in shapes
     rows, lengths = {one for one, _ in shapes}, {one for _, one in shapes}
     return (max(rows) == 1) == (shape[0] == 1) and (len(lengths) > 1 or shape[1] in lengths)
 

@@ -2,7 +2,6 @@
 
 In: a Question, offers. Out: a frozen Recommendation. Nothing in it was measured: memory is predict's, speed the fitted
 roofline's with its 80 % interval, money an offer's that has a date. Not counted: downloads, evaluation, failed runs.
-The page answers by this same module, translated.
 """
 
 from __future__ import annotations

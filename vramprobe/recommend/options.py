@@ -2,7 +2,7 @@
 
 In: a Question, the cell's Kitchen, a card, offers. Out: an Option, or None where the cell runs under no sharding.
 Nothing in it was measured: memory is predict's, speed the fitted roofline's with its 80 % interval, money an offer's
-that has a date. The page runs this same module, translated.
+that has a date.
 """
 
 from __future__ import annotations

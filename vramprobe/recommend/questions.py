@@ -68,6 +68,8 @@ def recommend(
             raise SpecError(f"the most {name} is asked for, so do not give it")
     if unknown := [name for name in _NOT_ASKED if options.get(name) is not None]:
         raise SpecError(f"{', '.join(unknown)}: a recommendation is about CUDA cards as they are; leave it out")
+    if options.get("loop") is not None:
+        raise SpecError("loop: a recommendation is of a Trainer's loop; leave it out, or ask predict about one GPU")
     for name in ("batch_size", "grad_accum"):  # 0 is not "any"
         _within(name, options.get(name), 1)
     offers = chosen(offers_from(prices), terms=terms, provider=provider, region=region)

@@ -2,7 +2,7 @@
 
 In: a cell, how many sequences an optimizer step takes, a card. Out: a Setting with predict's verdict and the estimate
 of its speed. Settings are tried from the fastest on until one fits; predictions and counts are made once and shared by
-all cards whose kernels are alike. Loads no torch. The page runs this same module, translated.
+all cards whose kernels are alike. Loads no torch.
 """
 
 from __future__ import annotations

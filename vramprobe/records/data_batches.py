@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vramprobe.records.record import Amount, FrozenModel
+from vramprobe.records.frozen import FrozenModel
+from vramprobe.records.record import Amount
 
 
 class BatchPeak(FrozenModel):

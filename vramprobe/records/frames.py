@@ -74,7 +74,7 @@ def phases_frame(records: Iterable[RunRecord], profiles: Iterable[ProfileRecord]
 
 
 def _phases_by_rank(record: RunRecord) -> list[tuple[int | None, Sequence[Any]]]:
-    kept = [(rank.rank, rank.phases) for rank in record.ranks if rank.phases]
+    kept: list[tuple[int | None, Sequence[Any]]] = [(one.rank, one.phases) for one in record.ranks if one.phases]
     return kept or [(None if record.ranks else 0, record.phases)]
 
 
@@ -134,7 +134,7 @@ def _frame(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, columns.Record
     return pd.DataFrame({name: _array([row.get(name) for row in rows], kind.dtype) for name, kind in kinds.items()})
 
 
-def _array(values: list[Any], dtype: str) -> Any:
+def _array(values: list[Any], dtype: Any) -> Any:
     if dtype.startswith("datetime"):
         return pd.to_datetime(pd.Series(values, dtype="string"), utc=True, format="ISO8601").astype(dtype)
     return pd.array(values, dtype=dtype)

@@ -16,7 +16,8 @@ from vramprobe.errors import StoreError
 from vramprobe.records import store
 from vramprobe.records.data_batches import DataBatches
 from vramprobe.records.engine import EngineMemory, RequestAnswer, ServedOn
-from vramprobe.records.record import Amount, CollectiveTraffic, Composition, Emulation, FrozenModel
+from vramprobe.records.frozen import FrozenModel
+from vramprobe.records.record import Amount, CollectiveTraffic, Composition, Emulation
 from vramprobe.records.shown import Shown
 from vramprobe.records.step_time import CardTime, StepTime
 from vramprobe.units import format_bytes
@@ -348,8 +349,8 @@ class ProfileRecord(FrozenModel, Shown):
     @property
     def highest_rank(self) -> RankProfile | None:
         """The rank with the highest allocated peak, the first of several."""
-        seen = [one for one in self.ranks if one.peak is not None]
-        return max(seen, key=lambda one: one.peak.allocated_bytes, default=None)
+        seen = [(one.peak.allocated_bytes, one) for one in self.ranks if one.peak is not None]
+        return max(seen, key=lambda one: one[0], default=(0, None))[1]
 
     @property
     def lacks_a_step(self) -> bool:
@@ -382,7 +383,8 @@ class ProfileRecord(FrozenModel, Shown):
 
     def causes(self) -> dict[str, int]:
         """Return the requested bytes at the peak by cause, the largest first; empty without a history."""
-        alive = self.highest_rank and self.highest_rank.at_peak
+        highest = self.highest_rank
+        alive = None if highest is None else highest.at_peak
         parts = {} if alive is None else {name.removesuffix("_bytes"): size for name, size in alive.parts().items()}
         return {name: size for name, size in sorted(parts.items(), key=lambda one: -one[1]) if size}
 

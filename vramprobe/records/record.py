@@ -10,9 +10,10 @@ import uuid
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from vramprobe.choices import PhaseName
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.spec import CellSpec
 from vramprobe.units import MIB
 
@@ -30,18 +31,6 @@ TRAINING_PHASES = ("forward", "backward", "optimizer_step", "zero_grad")
 
 #: Bytes or a count: never negative, and of 64 bits. A difference of two readings may be (device use, unaccounted).
 Amount = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class FrozenModel(BaseModel):
-    """Base of what is written to files: no field can be changed, and none is unknown."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class FiniteModel(FrozenModel):
-    """Base of fitted values: none is infinite or NaN."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class PhaseMemory(FrozenModel):

@@ -6,7 +6,7 @@ optimizer step with all its micro-steps, on one GPU; nothing here was measured.
 
 from __future__ import annotations
 
-from vramprobe.records.record import FrozenModel
+from vramprobe.records.frozen import FrozenModel
 
 
 class LineSeconds(FrozenModel):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from pydantic import ValidationError
 
@@ -35,7 +35,7 @@ NOT_FAILED = ("ok", "oom", "skipped", "interrupted")
 _READ_BLOCK_BYTES = 2**16
 _RECORD_BEGINS = f'{{"format":{max(FORMAT_HISTORY)},'.encode()
 #: How a packed journal's name ends → what opens it.
-_PACKED: dict[str, Callable[..., IO[bytes]]] = {".xz": lzma.open, ".gz": gzip.open}
+_PACKED: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
 #: What a packed journal that is damaged raises.
 DAMAGED = (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError)
 _HEAD_BYTES = 200  # of a line: its format and its kind stand there

@@ -8,7 +8,6 @@ measured: failures have their own table.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
     from vramprobe.records.record import RunRecord
     from vramprobe.report.cells import Cell
     from vramprobe.report.definition import Document
-
-
-#: Pages that predictions name: published runs beside emulated ones, and predictions beside emulated runs.
-NAMED = ("benchmarks/truth/reproduce.md", "benchmarks/truth/recipes.md")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +70,7 @@ def build(
     material = gather(contents, results_path, command, model)
     drawn, made, word = drawings(material), documents(material), word_for(material.records[0].instrument)
     made += [profiles_document(profiles, material.command)] if profiles else []
-    files: dict[str, bytes] = {"index.html": _page(made, drawn, rows, material.origin, material.command, word, out_dir)}
+    files: dict[str, bytes] = {"index.html": _page(made, drawn, rows, material.origin, material.command, word)}
     for document in made:
         pictures = [plots.PICTURES[name].about(word) for name in drawn if plots.ON_PAGE[name] == document.name]
         files |= files_of(document.with_pictures(*pictures))
@@ -103,7 +98,7 @@ def _of_several_cards(
     origin = provenance(records)
     made = card_documents(records, model, origin, command)
     files = {name: content for document in made for name, content in files_of(document).items()}
-    return files | {"index.html": _page(made, {}, claim_rows, origin, command, word_for("emulated"), out_dir)}
+    return files | {"index.html": _page(made, {}, claim_rows, origin, command, word_for("emulated"))}
 
 
 def command_of(
@@ -127,29 +122,22 @@ def _page(
     origin: Sequence[str],
     command: str,
     word: str,
-    out_dir: str | Path,
 ) -> bytes:
-    """The page with the calculator, all tables and plots, as it lies in ``out_dir``."""
-    from vramprobe.report.page import engine, gather, page
+    """The page with the calculator, all tables and plots."""
+    from vramprobe.report.page import gather, page, page_book, page_data
 
     content = gather.content_of(
         made,
         drawn,
         claim_rows,
-        engine=engine.data(),
-        predictor=engine.predictor(),
+        data=page_data.data(),
+        book=page_book.BOOK.read_bytes(),
+        predictor=page_data.predictor(),
         provenance=origin,
         command=command,
         word=word,
-        links=_links(Path(out_dir).resolve()),
     )
-    return page(content, engine.javascript()).encode()
-
-
-def _links(folder: Path) -> dict[str, str]:
-    """Return paths from the page's folder to the repository's files that its texts name; empty outside a repository."""
-    roots = [root for root in folder.parents if all((root / name).is_file() for name in NAMED)]
-    return {name: Path(os.path.relpath(roots[0] / name, folder)).as_posix() for name in NAMED} if roots else {}
+    return page(content).encode()
 
 
 def gather(

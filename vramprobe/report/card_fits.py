@@ -124,7 +124,8 @@ def _verdicts(
         judged = verdict(found, gpu)
         is_plain = judged.verdict == "fits" or found.peak_allocated_bytes.value > judged.usable_bytes
         if not is_plain:  # only the fit, which replays the allocator, knows
-            key = (spec.fingerprint, chip_like(gpu), gpu.blas_workspace_bytes, gpu.num_sms, gpu.total_bytes)
+            sizes = (gpu.total_bytes, gpu.cuda_total_bytes, gpu.context_bytes)
+            key = (spec.fingerprint, chip_like(gpu), gpu.blas_workspace_bytes, gpu.num_sms, *sizes)
             if key not in replayed:
                 replayed[key] = _replayed(spec, model, gpu)
             found = replayed[key]

@@ -6,18 +6,22 @@ cell, and leaves none out: one that only one side finished is shown with both ou
 
 from __future__ import annotations
 
+import csv
 import statistics
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import gpu_seen
+from vramprobe.catalog.contexts import COLUMNS, ContextRow, own_contexts, own_rows
 from vramprobe.errors import SpecError
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
+from vramprobe.records.whole_file import replacing
 from vramprobe.report import publish
 from vramprobe.report.columns import ByteUnit, provenance, shortened, signed_percent
 from vramprobe.report.definition import Column, Document, Table
@@ -27,6 +31,7 @@ from vramprobe.units import KIB, MIB, format_bytes
 
 _MIB = ByteUnit("MiB", MIB, 1)
 _TIERS = ("allocated", "reserved", "context")
+_LIBRARIES = ("torch", "transformers", "bitsandbytes")
 _BOTH_EMULATED = (
     "Both sides are emulated: the first ran where a real GPU would. This shows that the command works and repeats, and "
     "nothing about a GPU."
@@ -85,11 +90,66 @@ def card_truth_gpu(folder: str | Path) -> str | None:
 
 
 def card_truth(folder: str | Path) -> CardTruth:
-    """Write the page of the records in ``folder``/measured and ``folder``/emulated beside them."""
+    """Write the page of the records in ``folder``/measured and ``folder``/emulated beside them; of a real GPU keep the
+    context, for later verdicts on it.
+    """
     folder = Path(folder)
     measured, emulated = _records(folder / "measured"), _records(folder / "emulated")
     document = card_truth_document(measured, emulated, f"vramprobe calibrate-gpu -o {folder}")
-    return CardTruth(publish(folder, files_of(document)), list(document.remarks))
+    lines = list(document.remarks)
+    if (row := context_row(measured)) is not None:
+        lines.append(f"context: {row.mib:g} MiB at most, {_kept(row)}")
+    return CardTruth(publish(folder, files_of(document)), lines)
+
+
+def context_row(measured: Iterable[RunRecord]) -> ContextRow | None:
+    """The most that cells on a real GPU took beside torch's reserved memory, as a row of data/contexts.csv; None
+    without such cells, or for a GPU that the catalog does not have.
+    """
+    found = [record for record in store.latest_by_fingerprint(measured).values() if _shows_context(record)]
+    if not found:
+        return None
+    most = max(found, key=lambda record: record.context_bytes or 0)
+    gpu, environment = gpu_seen(most.environment.device_name), most.environment
+    if gpu is None or most.context_bytes is None:
+        return None
+    versions = (f"{name} {environment.versions[name]}" for name in _LIBRARIES if environment.versions.get(name))
+    return ContextRow(
+        gpu=gpu.name,
+        board=environment.device_name,
+        loaded="step",
+        mib=round(most.context_bytes / MIB, 3),
+        driver=environment.driver_version or "",
+        libraries=", ".join(versions),
+        what=f"the most of {len(found)} cells: NVML less torch's reserved memory",
+        grade="measured",
+        source=f"vramprobe calibrate-gpu, {most.started_at[:10]}",
+    )
+
+
+def keep_row(row: ContextRow) -> Path:
+    """Write the row into the user's own figures, in place of another one of its card; return the file."""
+    rows = [*(one for one in own_rows() if one.gpu != row.gpu), row]
+    file = own_contexts()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as lines:
+        writer = csv.DictWriter(lines, COLUMNS)
+        writer.writeheader()
+        writer.writerows(asdict(one) for one in rows)
+    own_rows.cache_clear()
+    return file
+
+
+def _kept(row: ContextRow) -> str:
+    try:
+        return f"for later verdicts on this GPU in {keep_row(row)}"
+    except (OSError, RuntimeError) as error:  # no home folder, or one that is read-only
+        return f"not kept for later verdicts: {error}"
+
+
+def _shows_context(record: RunRecord) -> bool:
+    is_one = record.instrument == "cuda" and record.spec.num_gpus == 1
+    return is_one and record.outcome.kind == "ok" and record.context_bytes is not None
 
 
 def _records(folder: Path) -> tuple[RunRecord, ...]:

@@ -27,8 +27,8 @@ _ABOUT = (
     "Usual conditions: the models a size stands for, 512 to 4,096 tokens, one sequence, checkpointing on and off, five "
     "recipes of full fine-tuning, three k-bit preparations; what a claim states is kept. A claim agrees where its "
     f"range meets ours within {TOLERANCE:.0%} (rounding), read as GB or as GiB. Ours goes from what tensors take to "
-    'what nvidia-smi may show. "The card" is its usable memory: what it reports, less 1 GiB for the context. Nothing '
-    "here was measured unless it comes from cuda.",
+    'what nvidia-smi may show. "The card" is its usable memory: what it reports, less what the driver and a CUDA '
+    "context take. Nothing here was measured unless it comes from cuda.",
 )
 #: Said where a figure comes from an emulated GPU.
 EMULATED_FIGURES = "What comes from an emulated GPU says so: the real CUDA software ran, on no card."

@@ -1,6 +1,6 @@
 """The rules of a cell on one GPU: method, precision, device and architecture.
 
-In: a cell. Out: a reason for each rule that it breaks. The page's calculator runs this same module, translated.
+In: a cell. Out: a reason for each rule that it breaks.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.options import ADAPTER_OPTIONS
 from vramprobe.rules import Cell
+from vramprobe.trainers import LOOPS, USUAL_LOOP
 from vramprobe.units import format_bytes
 
 #: What ``--lora-targets q_v`` means per model type: the LoRA paper's query and value projections, as peft maps them;
@@ -32,7 +33,7 @@ _NO_FLASH = ("bloom", "gpt_oss", "llama4_text")
 _NO_FUSED_LOSS = (
     "apertus", "arcee", "bloom", "cohere", "ernie4_5", "ernie4_5_moe", "falcon", "gemma3n_text", "glm",
     "glm4_moe", "glm4_moe_lite", "gpt2", "gpt_neox", "granite", "granitemoehybrid", "helium", "internlm3", "lfm2",
-    "minimax_m2", "ministral3", "nemotron_h", "olmoe", "opt", "seed_oss", "t5",
+    "lfm2_moe", "minimax_m2", "ministral3", "nemotron_h", "olmoe", "opt", "seed_oss", "t5",
 )  # fmt: skip
 #: Families that Cut Cross-Entropy's patch for transformers leaves out (Axolotl's fork, 5f0c7a7).
 _NO_CUT = (
@@ -52,9 +53,9 @@ def not_quantized(quant: str, kbit_prep: str, dtype: str, num_reached: int, num_
         f"{quant} reaches only {num_reached:,} of {num_params:,} parameters: bitsandbytes takes linear layers alone, "
         f"neither embeddings nor experts in one tensor; the others take {format_bytes(num_bytes)} in {held}"
     )
-    if held == dtype:
-        return [f"{said}; Axolotl can quantize experts, too"]
-    return [f"{said}, to which PEFT's preparation raises them: half of that with --kbit-prep trl or none"]
+    if held != dtype:
+        said += ", to which PEFT's preparation raises them: half of that with --kbit-prep trl or none"
+    return [f"{said}; Axolotl can quantize experts, too"]
 
 
 def lora_target_names(spec: Cell) -> list[str] | None:
@@ -70,7 +71,9 @@ def lora_target_names(spec: Cell) -> list[str] | None:
 
 def reasons_against(spec: Cell) -> list[str]:
     """Return the reasons why this combination cannot run; empty when it can."""
-    rules = _method_rules(spec) + _other_head_rules(spec) + _precision_rules(spec) + _device_rules(spec)
+    rules = (
+        _method_rules(spec) + _loop_rules(spec) + _other_head_rules(spec) + _precision_rules(spec) + _device_rules(spec)
+    )
     return [reason for broken, reason in rules if broken] + _architecture_reasons(spec)
 
 
@@ -144,6 +147,22 @@ def _other_head_rules(spec: Cell) -> list[tuple[bool, str]]:
     ]
 
 
+def _loop_rules(spec: Cell) -> list[tuple[bool, str]]:
+    loop, is_other = LOOPS[spec.loop], spec.loop != USUAL_LOOP
+    return [
+        (
+            is_other and spec.trainer != "sft",
+            f"trainer {spec.trainer} has a loop of its own; leave loop {spec.loop} out",
+        ),
+        (is_other and spec.num_gpus > 1, f"loop {spec.loop} is known of one GPU; leave it or num_gpus out"),
+        (
+            loop.frees_gradients_late and spec.grad_accum > 1,
+            f"loop {spec.loop} frees the gradients in each micro-step, and grad_accum {spec.grad_accum} adds them up; "
+            "leave one of them out",
+        ),
+    ]
+
+
 def _cut_rules(spec: Cell) -> list[tuple[bool, str]]:
     """Rules of Cut Cross-Entropy's kernels, and of the patch that puts them into a model."""
     what, cuts = spec.other_head, spec.loss == "cut_cross_entropy"
@@ -165,11 +184,13 @@ def _precision_rules(spec: Cell) -> list[tuple[bool, str]]:
     return [
         (
             trained == "fp16" and spec.autocast == "fp16",
-            "fp16 autocast needs fp32 trained weights: GradScaler refuses to unscale fp16 gradients",
+            "--autocast fp16 needs fp32 trained weights, as GradScaler refuses to unscale fp16 gradients: "
+            + ("--dtype fp32" if spec.method == "full" else "--lora-dtype fp32"),
         ),
         (
             {spec.dtype, spec.autocast} == {"bf16", "fp16"},
-            f"weights in {spec.dtype} under {spec.autocast} autocast mix two 16-bit formats; use one of them",
+            f"--dtype {spec.dtype} under --autocast {spec.autocast} mixes two 16-bit formats; leave --autocast out, or "
+            f"take --autocast {spec.dtype}",
         ),
         (
             spec.kbit_prep == "trl" and spec.autocast != "bf16",

@@ -31,6 +31,10 @@ def reasons_against_images(spec: Cell) -> list[str]:
         ),
         (spec.torch_compile, f"{spec.model} has a vision tower, which is not run compiled; leave torch_compile out"),
         (
+            spec.images > 1 and spec.model_type == "llava_onevision",
+            f"images {spec.images}: of {spec.model} one image to a row is known, cut into tiles; use 1",
+        ),
+        (
             spec.seq_len < BESIDE_AN_IMAGE * spec.images,
             f"seq_len {spec.seq_len} is the text alone, which has {BESIDE_AN_IMAGE} tokens beside each of "
             f"{spec.images} images; use at least {BESIDE_AN_IMAGE * spec.images}",

@@ -1,8 +1,7 @@
 """The rules of a sharding: one row for each kind, and the functions that judge a cell on several GPUs by it.
 
 In: a cell with its ranks. Out: a reason why no library runs it so, and what to do; None where one does. A new kind of
-sharding is a row here and a module of its name in terms/sharding/ and workload/sharding/. The page runs this same
-module, translated.
+sharding is a row here and a module of its name in terms/sharding/ and workload/sharding/.
 """
 
 from __future__ import annotations
@@ -275,8 +274,9 @@ def cannot_group(spec: Cell) -> str | None:
 def cannot_step(spec: Cell) -> str | None:
     """Return why a rank's parameters are not stepped, by its optimizer or from its loss; None where they are."""
     rules = rules_of(spec.sharding)
-    if spec.uses_trl and (spec.cp_size > 1 or not rules.runs_trl):
-        beside = f"cp_size {spec.cp_size}" if spec.cp_size > 1 else spec.sharding
+    shares_rows = spec.cp_size > 1 and spec.trainer != "sft"  # the losses of pairs score whole rows
+    if spec.uses_trl and (shares_rows or not rules.runs_trl):
+        beside = f"cp_size {spec.cp_size}" if shares_rows else spec.sharding
         kinds = ", ".join(kind for kind, row in SHARDINGS.items() if row.runs_trl)
         return f"{spec.of_trl} is not run under {beside}; use sharding {kinds}, or leave one of them out"
     if not rules.optimizers or spec.optim in rules.optimizers:

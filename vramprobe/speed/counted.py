@@ -2,9 +2,8 @@
 
 In: a Count (emulate/values/count wrote it on an emulated card), a Gpu. Out: CountedTime. Each product and attention
 takes its share of the card's peak by its shape (shapes.py), all else its bytes; the host launches while the card
-computes, and each phase ends when both have. The levels were fitted to counted published steps (counted_fit.py), of
-which each source was left out in turn: benchmarks/speed/counted_steps.md says how far off that was. Never imports torch
-or numpy.
+computes, and each phase ends when both have. The levels were fitted to counted published steps, of which each source
+was left out in turn: benchmarks/speed/counted_steps.md says how far off that was. Never imports torch or numpy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rates: how much of a data sheet's figures a training step reaches, as numbers that a fit left behind.
 
 In: data/rates/. Out: frozen Rates with what they were fitted to and how far they are off, and tables of measured
-kernels. Reads nothing at import; the fit itself is fit.py.
+kernels. Reads nothing at import; they are fitted by benchmarks/speed/rates_fit.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
-from vramprobe.records.record import FiniteModel
+from vramprobe.records.frozen import FiniteModel
 
 #: What an interval depends on: whether the card has published rows, and whether the step is long enough to hide the
 #: host's launches and stays within one machine. ``measured``: records of the card replace it.

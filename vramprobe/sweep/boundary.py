@@ -20,8 +20,7 @@ from vramprobe.predict.verdict import verdict
 from vramprobe.records.record import RunRecord
 from vramprobe.records.store import latest_by_fingerprint
 from vramprobe.spec import CellSpec
-from vramprobe.sweep.card import Card
-from vramprobe.sweep.plan import card_bytes
+from vramprobe.sweep.card import Card, card_bytes
 from vramprobe.sweep.skip import lower_bound_bytes
 
 Question = Literal["batch_size", "seq_len"]

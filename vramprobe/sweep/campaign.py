@@ -33,7 +33,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from vramprobe import catalog
 from vramprobe.errors import SpecError
-from vramprobe.records.record import FrozenModel
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.sweep.boundary import Question
 from vramprobe.sweep.definition import Sweep, load_sweep, sweep_of
 from vramprobe.sweep.yaml_file import parsed

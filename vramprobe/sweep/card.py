@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from vramprobe import catalog
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.records.record import Environment
+from vramprobe.spec import CellSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,21 @@ class Card:
     total_bytes: int
     gpu: catalog.Gpu | None
     is_emulated: bool = False
+
+    @property
+    def cuda_total_bytes(self) -> int | None:
+        """Bytes that CUDA sees of it; null where not known."""
+        return self.gpu and self.gpu.cuda_total_bytes
+
+    @property
+    def context_bytes(self) -> int | None:
+        """Bytes that a process takes of it at most beside torch's memory; null where not known."""
+        return self.gpu and self.gpu.context_bytes
+
+    @property
+    def context_basis(self) -> str:
+        """Source of the context: measured, published, or by its multiprocessors."""
+        return self.gpu.context_basis if self.gpu else ""
 
     @property
     def shares_host_memory(self) -> bool:
@@ -89,3 +105,9 @@ def is_same_card(then: Environment, card: Card) -> bool:
     if then.device_name == card.name:
         return then.nvml_total_bytes in (None, card.total_bytes)
     return card.gpu is not None and card_seen(then.device_name, 0).gpu == card.gpu
+
+
+def card_bytes(spec: CellSpec, card: Card | None) -> int | None:
+    """The memory that ``spec`` will find: the card's, or what it is limited to."""
+    known = [size for size in (card and card.total_bytes, spec.limit_vram_bytes) if size is not None]
+    return min(known, default=None)

@@ -21,7 +21,7 @@ from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict
 from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.spec import CellSpec
-from vramprobe.sweep.card import Card, Rate, is_same_card
+from vramprobe.sweep.card import Card, Rate, card_bytes, is_same_card
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.duration import Pace, account_seconds, pace_of
 from vramprobe.sweep.resume import Journal, ResumedCell, differing, resume
@@ -220,7 +220,7 @@ def _second_attempts(rows: list[PlanRow], policy: SweepPolicy) -> list[PlanRow]:
 
 def with_evidence(row: PlanRow, ooms: Iterable[RunRecord], card: Card | None, policy: SweepPolicy) -> PlanRow:
     """The row once more when its turn has come: an OOM of this run may have made it certain."""
-    skipped = certain_oom(row.spec, ooms, row.prediction, card_bytes(row.spec, card))
+    skipped = certain_oom(row.spec, ooms, row.prediction, card)
     if skipped is None or row.verdict == "certain oom":  # the latter: judged already
         return row
     if not policy.skip:
@@ -285,7 +285,8 @@ def _predictions(
             found[spec.fingerprint] = _predicted(spec, fit, card)
         except UnsupportedArchitecture as error:
             found[spec.fingerprint] = str(error)
-            left += [spec] if spec.num_gpus == 1 and not isinstance(error, RunFails) else []
+            is_soon = spec.num_gpus == 1 or spec.sharding == "tp"  # a rank under others may take minutes
+            left += [spec] if is_soon and not isinstance(error, RunFails) else []
         except VramprobeError as error:  # far outside the fit
             found[spec.fingerprint] = str(error)
     if recording is not None and left:
@@ -316,12 +317,6 @@ def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int 
         return "unknown"
     judged = verdict(prediction, replace(card, total_bytes=total_bytes))
     return "fits" if judged.verdict == "fits" else "risky"
-
-
-def card_bytes(spec: CellSpec, card: Card | None) -> int | None:
-    """The memory that ``spec`` will find: the card's, or what it is limited to."""
-    known = [size for size in (card and card.total_bytes, spec.limit_vram_bytes) if size is not None]
-    return min(known, default=None)
 
 
 def _in_order(rows: list[PlanRow]) -> list[PlanRow]:

@@ -8,16 +8,18 @@ above the whole card. Whether a skip is wanted at all is the plan's to say. Neve
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from vramprobe import catalog
 from vramprobe.errors import SpecError
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES
+from vramprobe.predict.verdict import usable_bytes
 from vramprobe.records.record import Oom, RunRecord, Skipped
 from vramprobe.records.table import describe_outcome
 from vramprobe.spec import CellSpec
+from vramprobe.sweep.card import Card, card_bytes
 from vramprobe.units import format_bytes
 
 #: More of one of these never takes less memory, all else equal.
@@ -41,27 +43,29 @@ _COMPARED = frozenset(CellSpec.model_fields) - {"architecture", "gradient_checkp
 
 
 def certain_oom(
-    spec: CellSpec, ooms: Iterable[RunRecord], prediction: Prediction | None, card_bytes: int | None
+    spec: CellSpec, ooms: Iterable[RunRecord], prediction: Prediction | None, card: Card | None
 ) -> Skipped | None:
-    """The outcome of not running ``spec``, or None where it might fit. ``ooms`` must come from the same card."""
+    """The outcome of not running ``spec``, or None where it might fit. ``ooms`` must come from the same ``card``."""
+    total_bytes = card_bytes(spec, card)
+    room_bytes = card and usable_bytes(replace(card, total_bytes=total_bytes), device_is_known=False)
     for record in ooms:
-        if _filled(record, card_bytes) and (how := dominates(spec, record)) is not None:
+        if _filled(record, room_bytes) and (how := dominates(spec, record)) is not None:
             evidence = f"{record.cell_id} ran out of memory {describe_outcome(record.outcome)}; this cell has {how}"
             return Skipped(why="dominated", evidence=evidence, evidence_attempt_id=record.attempt_id)
-    if prediction is not None and card_bytes is not None and (low := lower_bound_bytes(prediction)) > card_bytes:
-        evidence = f"predicted to need at least {format_bytes(low)}; the card has {format_bytes(card_bytes)}"
+    if prediction is not None and total_bytes is not None and (low := lower_bound_bytes(prediction)) > total_bytes:
+        evidence = f"predicted to need at least {format_bytes(low)}; the card has {format_bytes(total_bytes)}"
         return Skipped(why="predicted", evidence=evidence)
     return None
 
 
-def _filled(oom: RunRecord, card_bytes: int | None) -> bool:
-    """Return True if the cell itself filled the card; if it held less than that, another process did."""
+def _filled(oom: RunRecord, room_bytes: int | None) -> bool:
+    """Return True if the cell itself filled the card beside the driver and its context; else another process did."""
     outcome = oom.outcome
     assert isinstance(outcome, Oom)
     held_bytes = outcome.reserved_bytes if outcome.reserved_bytes is not None else outcome.allocated_bytes
     if held_bytes is None or outcome.requested_bytes is None:
         return False
-    return card_bytes is None or held_bytes + outcome.requested_bytes + CONTEXT_ALLOWANCE_BYTES >= card_bytes
+    return room_bytes is None or held_bytes + outcome.requested_bytes >= room_bytes
 
 
 def lower_bound_bytes(prediction: Prediction) -> int:

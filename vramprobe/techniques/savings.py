@@ -106,5 +106,7 @@ def savings() -> dict[str, Saving]:
 
 def saving_of(row: Mapping[str, Any]) -> Saving:
     """A row of the table."""
-    numbers = {name: kind(row[name]) for name, kind in _NUMBERS.items() if row.get(name) not in ("", None)}
-    return Saving(**{name: value for name, value in row.items() if name not in _NUMBERS}, **numbers)
+    numbers: dict[str, Any] = {
+        name: kind(row[name]) for name, kind in _NUMBERS.items() if row.get(name) not in ("", None)
+    }
+    return Saving(**{name: value for name, value in row.items() if name not in _NUMBERS} | numbers)

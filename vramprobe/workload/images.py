@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from vramprobe.architecture.images import parse_image_size
 from vramprobe.spec import CellSpec
 
 #: The modules between pixels and the language model's embeddings, by their families' names.
-VISION_MODULES = frozenset({"visual", "vision_tower", "vision_model", "multi_modal_projector", "connector"})
+VISION_MODULES = frozenset(
+    {"visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "embed_vision"}
+)
 
 
 def is_vision(module_name: str) -> bool:
@@ -51,13 +54,25 @@ def add_images(spec: CellSpec, config: Any, batch: dict[str, torch.Tensor]) -> N
     num_images, device = spec.batch_size * spec.images, spec.device
     vision = config.vision_config
     match spec.model_type:
-        case "qwen2_5_vl" | "qwen3_vl":
+        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe":
             rows, columns = image.height // vision.patch_size, image.width // vision.patch_size
             width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
             batch["mm_token_type_ids"] = kinds
             batch["image_grid_thw"] = torch.ones(num_images, 3, dtype=torch.int64, device=device)
             batch["image_grid_thw"][:, 1], batch["image_grid_thw"][:, 2] = rows, columns
             batch["pixel_values"] = torch.rand(num_images * rows * columns, width, device=device)
+        case "gemma4" | "gemma4_unified":
+            batch["mm_token_type_ids"] = kinds
+            batch |= _patches_of_gemma4(spec, config, num_images)
+        case "internvl":
+            size = (num_images * image.num_tiles, vision.num_channels, image.height, image.width)
+            batch["pixel_values"] = torch.rand(*size, device=device)
+        case "llava_onevision":
+            width, height = parse_image_size(spec.image_size)
+            tiles = (num_images, image.num_tiles, vision.num_channels, image.height, image.width)
+            batch["pixel_values"] = torch.rand(*tiles, device=device)
+            batch["image_sizes"] = torch.tensor([[height, width]] * num_images, device=device)
+            batch["batch_num_images"] = torch.ones(spec.batch_size, dtype=torch.int64, device=device)
         case "gemma3":
             batch["token_type_ids"] = kinds
             batch["pixel_values"] = torch.rand(
@@ -71,3 +86,20 @@ def add_images(spec: CellSpec, config: Any, batch: dict[str, torch.Tensor]) -> N
             size = (image.height, image.width)
             batch["pixel_values"] = torch.rand(*tiles, vision.num_channels, *size, device=device)
             batch["pixel_attention_mask"] = torch.ones(*tiles, *size, dtype=torch.int64, device=device)
+
+
+def _patches_of_gemma4(spec: CellSpec, config: Any, num_images: int) -> dict[str, torch.Tensor]:
+    """Patches of each image, padded to as many as an image may have, and their columns and rows, -1 for padding."""
+    image, vision = spec.image, config.vision_config
+    side, merged = vision.patch_size, vision.pooling_kernel_size
+    most = getattr(config, "vision_soft_tokens_per_image", 280)
+    if spec.model_type == "gemma4_unified":  # its processor merges the patches of a token, gemma4's model does
+        side *= merged
+    else:
+        most *= merged**2
+    rows, columns = image.height // side, image.width // side
+    places = torch.full((num_images, most, 2), -1, dtype=torch.int64, device=spec.device)
+    places[:, : rows * columns, 0] = torch.arange(columns, device=spec.device).repeat(rows)
+    places[:, : rows * columns, 1] = torch.arange(rows, device=spec.device).repeat_interleave(columns)
+    pixels = torch.rand(num_images, most, 3 * side**2, device=spec.device)
+    return {"pixel_values": pixels, "image_position_ids": places}

@@ -76,7 +76,7 @@ def quantization_config(spec: CellSpec) -> BitsAndBytesConfig:
 
 def _pretrained(spec: CellSpec) -> PreTrainedModel:
     config = config_from_dict(spec.architecture)
-    options: dict[str, Any] = {"dtype": TORCH_DTYPES[spec.dtype], "attn_implementation": spec.attn}
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[spec.dtype], "attn_implementation": _attention(spec, config)}
     if spec.quant != "none":
         options["quantization_config"] = quantization_config(spec)
     if spec.device == "cpu":
@@ -178,12 +178,21 @@ def _from_config(spec: CellSpec) -> PreTrainedModel:
     config = config_from_dict(spec.architecture)
     try:
         return model_class(config).from_config(
-            config, dtype=TORCH_DTYPES[spec.dtype], attn_implementation=spec.attn, trust_remote_code=False
+            config,
+            dtype=TORCH_DTYPES[spec.dtype],
+            attn_implementation=_attention(spec, config),
+            trust_remote_code=False,
         )
     except ImportError as error:
         raise MissingDependency(
             f"attn {spec.attn} is not to be had here: {error}. Install it, or use attn sdpa"
         ) from error
+
+
+def _attention(spec: CellSpec, config: Any) -> str | dict[str, str]:
+    """The cell's attention; of a tower for sounds, which has no other, eager, as transformers chooses by itself."""
+    heard = getattr(config, "audio_config", None) is not None and spec.attn != "eager"
+    return {"": spec.attn, "audio_config": "eager"} if heard else spec.attn
 
 
 def _materialise(name: str, parameter: nn.Parameter, dtype: torch.dtype, device: str, fill: Any) -> nn.Parameter:

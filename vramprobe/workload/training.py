@@ -1,7 +1,8 @@
 """One cell from load to the last step, phase by phase; whoever watches is handed in as an Observer.
 
 The step is a trainer's: forward under autocast with the model's own loss, the outputs dropped before backward, backward
-outside autocast, optimizer step, gradients set to None. Never measures anything itself.
+outside autocast, optimizer step, gradients set to None; or that of another loop (trainers.py). Never measures anything
+itself.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from vramprobe.records.record import PhaseName
 from vramprobe.spec import CellSpec
-from vramprobe.trainers import TRAINERS
+from vramprobe.trainers import LOOPS, TRAINERS
 from vramprobe.workload.fused_loss import fuse_loss
 from vramprobe.workload.images import add_images, is_vision, text_tokens
 from vramprobe.workload.loss import options_of
@@ -63,6 +64,7 @@ class Workload:
     optimizer: torch.optim.Optimizer
     batch: dict[str, torch.Tensor]  # input_ids and what goes with them, (rows, row_tokens) int64, and those of images
     stepper: Stepper
+    kept: list[Any] = field(default_factory=list)  # the outputs of the last forward, where the loop keeps them
 
 
 def set_up(spec: CellSpec, observer: Observer, join: Callable[[], Stepper] | None = None) -> Workload:
@@ -86,10 +88,13 @@ def set_up(spec: CellSpec, observer: Observer, join: Callable[[], Stepper] | Non
 def train_step(work: Workload, observer: Observer, step: int) -> None:
     """One optimizer step over ``grad_accum`` micro-batches; ``step`` counts from 1."""
     spec, stepper = work.spec, work.stepper
+    is_late = LOOPS[spec.loop].frees_gradients_late
     for micro_step in range(1, spec.grad_accum + 1):
         with stepper.micro_step(work.model, is_last=micro_step == spec.grad_accum), ExitStack() as until_backward_ends:
             with observer.phase("forward", step, micro_step):
                 loss = _forward(work, until_backward_ends.enter_context(stepper.inputs(work.model, work.batch)))
+            if is_late:
+                _zero_grad(work, observer, step)
             with observer.phase("backward", step, micro_step):
                 stepper.backward(work.model, loss)
                 del loss
@@ -99,9 +104,17 @@ def train_step(work: Workload, observer: Observer, step: int) -> None:
     observer.holds("optimizer_state", stepper.state(work.model, work.optimizer), step)
     # Not once after prepare: bitsandbytes casts its layers' biases and moves int8 scales in the first forward.
     observer.holds("weights", stepper.weights(work.model) | reference_storages(stepper.trainer), step)
+    if not is_late:
+        _zero_grad(work, observer, step)
+    if LOOPS[spec.loop].outputs_until == "step":
+        work.kept.clear()
+    kept = stepper.gradients if is_late else stepper.kept_gradients
+    observer.holds("kept_gradients", kept(work.model), step)
+
+
+def _zero_grad(work: Workload, observer: Observer, step: int) -> None:
     with observer.phase("zero_grad", step):
         work.optimizer.zero_grad(set_to_none=True)
-    observer.holds("kept_gradients", stepper.kept_gradients(work.model), step)
 
 
 @dataclass
@@ -156,7 +169,7 @@ def _attention_nodes(tensor: torch.Tensor) -> list[str]:
 
 
 def _forward(work: Workload, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The loss; the logits and the rest of the outputs are gone when this returns, as they are in a trainer."""
+    """The loss; the logits and the rest of the outputs are gone when this returns, but where the loop keeps them."""
     spec = work.spec
     autocast: AbstractContextManager = nullcontext()
     if work.stepper.trainer is not None:  # which puts each of its models under autocast
@@ -165,7 +178,14 @@ def _forward(work: Workload, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     if spec.autocast != "none" and not work.stepper.autocasts:
         autocast = torch.autocast(device_type=spec.device, dtype=TORCH_DTYPES[spec.autocast])
     with autocast:
-        loss = work.model(**batch, use_cache=False, **options_of(spec)).loss
+        outputs = work.model(**batch, use_cache=False, **options_of(spec))
+    loss, loop = outputs.loss, LOOPS[spec.loop]
+    if loop.outputs_until:
+        if loop.raises_outputs and spec.autocast != "none":
+            from accelerate.utils import convert_to_fp32  # as Accelerator.prepare_model has it
+
+            outputs = convert_to_fp32(outputs)
+        work.kept[:] = [outputs]  # and the last ones go
     return loss / spec.grad_accum if spec.grad_accum > 1 else loss
 
 
@@ -182,6 +202,10 @@ def _make_batch(spec: CellSpec, model: nn.Module) -> dict[str, torch.Tensor]:
     batch = {"input_ids": input_ids, "labels": input_ids.clone()}
     if spec.images:
         add_images(spec, model.config, batch)
+    if spec.cp_size > 1 and spec.loss == "chunked_nll":
+        # As TRL's collator. Without one, transformers takes the gap between a rank's two parts of a row for the border
+        # of two packed rows, and makes a mask of all pairs of tokens.
+        batch["attention_mask"] = torch.ones_like(input_ids)
     if spec.padding:  # as a collator pads: on the right, and no loss there
         num_padded = -(-spec.seq_len // _PADDED_PART)
         batch["attention_mask"] = torch.ones_like(input_ids)

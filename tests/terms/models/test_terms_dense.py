@@ -14,8 +14,6 @@ from grids import grid
 from vramprobe import catalog
 from vramprobe.architecture import RELATIVES, VARIANTS, UnsupportedArchitecture, architecture
 from vramprobe.errors import VramprobeError
-from vramprobe.predict.grid import predict_grid
-from vramprobe.predict.predict import predict
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import ledger_terms, moments
 from vramprobe.terms.step.walk import Walk, walk_layers, walk_of
@@ -78,9 +76,9 @@ MEASURED: list[tuple[str, dict[str, Any]]] = [
     ("falcon", QLORA | {"quant": "int8", "grad_accum": 2}),
     ("bloom", LORA | {"lora_targets": "q_v", "lora_dropout": 0.1}),
 ]
-#: Every family once, and every kind of step.
+#: Every third family, and every kind of step.
 ALWAYS = [
-    *MEASURED[: len(FAMILIES)],
+    *MEASURED[: len(FAMILIES) : 3],
     ("seed_oss", QLORA),
     ("gemma2", FP32 | CHECKPOINTED | LORA),
     ("phi3", MIXED | {"batch_size": 1}),
@@ -170,17 +168,6 @@ def test_a_mask_is_made_from_the_windows_own_length_on() -> None:
     assert (
         extra == 4 * (repeated + bias) + WINDOW**2 - WINDOW**2
     )  # of four layers; the mask of bools itself is not kept
-
-
-@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
-def test_a_grid_has_both_sides_of_the_window(family: str) -> None:
-    spec = cell(WINDOWS[family] | {"sliding_window": WINDOW}, device="cuda", **LORA)
-    lengths = [1, WINDOW - 1, WINDOW, WINDOW + 1, 64]
-    found = predict_grid(spec, [[1], [3]], lengths).peak_allocated_bytes.value
-    for row, batch_size in zip(found.tolist(), (1, 3), strict=True):
-        for size, seq_len in zip(row, lengths, strict=True):
-            one = spec.model_copy(update={"batch_size": batch_size, "seq_len": seq_len})
-            assert predict(one).peak_allocated_bytes.value == size, (batch_size, seq_len)
 
 
 # -- what is covered ---------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from grids import grid
 
 from vramprobe.allocator import compiled
 from vramprobe.allocator.compiled import counting_allocator
@@ -40,7 +41,9 @@ def played(words: dict[str, Any], num_micro_steps: int) -> tuple[Run, list[Usage
     return run, [allocator.ledger.now(), allocator.ledger.peak()]
 
 
-@pytest.mark.parametrize("words", CELLS, ids=lambda words: " ".join(map(str, words.values())))
+@pytest.mark.parametrize(
+    "words", grid(CELLS, CELLS[0], CELLS[3], CELLS[4]), ids=lambda words: " ".join(map(str, words.values()))
+)
 def test_some_of_them_tell_what_all_do(words: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = played(words, LOGGED + 3)
     assert (len(run._log.parts), run._log.num_left_out) == (LOGGED, 3)

@@ -4,8 +4,15 @@
  * collection, roundings by powers of two, a memory fraction. */
 #include "blocks.h"
 
+#ifdef __wasm__ /* no libc: replay.c has these three */
+#include <stddef.h>
+void *realloc(void *, size_t);
+void free(void *);
+void *memmove(void *, const void *, size_t);
+#else
 #include <stdlib.h>
 #include <string.h>
+#endif
 
 static const int64_t MIB = 1 << 20;
 enum { MIN_BLOCK_BYTES = 512 };

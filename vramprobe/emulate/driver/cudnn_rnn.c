@@ -3,25 +3,17 @@
  * True of it: the weight space is every matrix and bias of every layer and direction, as NVIDIA documents it; a matrix's
  * place and shape, too. The reserve space's size is not documented: it follows two values that cuDNN gave for four
  * layers of 320 on a P100 (pytorch/pytorch#2895: LSTM 736,000,000 bytes, GRU 864,000,000), 5 and 6 numbers for each
- * hidden state and one for each state that a layer hands to the next. Left out: the workspace, which is said to be 0
- * (event `lower_bound`), and what dropout between layers keeps. */
-#include "emulator.h" /* first: it asks for GNU's interfaces */
+ * hidden state and one for each state that a layer hands to the next; an H200 gave the same and one bit for each number
+ * that dropout may take. The workspace is the one of training. */
+#include "cudnn.h"
 
 #include <string.h>
 
-enum { MAX_DIMS = 8, PLAIN_RELU = 0, PLAIN_TANH, LSTM, GRU, TRAINING = 1 };
-struct tensor { /* what a descriptor of 4,096 bytes holds (emu_generic_create_handle) */
-  int type, format, num_dims, dims[MAX_DIMS], strides[MAX_DIMS];
-};
-struct rnn {
-  int cell, bias, bidirectional, type;
-  int64_t input, hidden, projected, layers;
-};
+/* Descriptors are 4,096 bytes (emu_generic_create_handle). */
 struct rnn_data {
   int64_t length, batch;
 };
 
-static size_t type_bytes(int type) { return type == 1 ? 8 : type == 2 || type == 9 ? 2 : type == 3 ? 1 : 4; }
 static int64_t gates(const struct rnn *r) { return r->cell == LSTM ? 4 : r->cell == GRU ? 3 : 1; }
 static int64_t directions(const struct rnn *r) { return r->bidirectional ? 2 : 1; }
 static int64_t biases(const struct rnn *r) { return r->bias == 0 ? 0 : r->bias == 2 ? 2 : 1; }
@@ -72,9 +64,10 @@ API long emu_cudnnGetFilterNdDescriptor(const struct tensor *t, int wanted, int 
 
 API long emu_cudnnSetRNNDescriptor_v8(struct rnn *r, int algorithm, int cell, int bias, int direction, int input_mode,
                                       int type, int precision, int math, int32_t input, int32_t hidden,
-                                      int32_t projected, int32_t layers, void *dropout, uint32_t flags) {
-  UNUSED(algorithm), UNUSED(input_mode), UNUSED(precision), UNUSED(math), UNUSED(dropout), UNUSED(flags);
-  *r = (struct rnn){cell, bias, direction, type, input, hidden, projected > 0 ? projected : hidden, layers};
+                                      int32_t projected, int32_t layers, const float *dropout, uint32_t flags) {
+  UNUSED(algorithm), UNUSED(input_mode), UNUSED(precision), UNUSED(math), UNUSED(flags);
+  bool drops = dropout && *dropout > 0 && layers > 1;
+  *r = (struct rnn){cell, bias, direction, type, input, hidden, projected > 0 ? projected : hidden, layers, drops};
   return 0;
 }
 API long emu_cudnnSetRNNDataDescriptor(struct rnn_data *d, int type, int layout, int length, int batch) {
@@ -86,7 +79,7 @@ API long emu_cudnnGetRNNWeightSpaceSize(void *handle, const struct rnn *r, size_
   UNUSED(handle);
   int64_t pseudo_layers = r->layers * directions(r);
   int64_t numbers = matrices_before(r, pseudo_layers) + pseudo_layers * biases(r) * gates(r) * r->hidden;
-  *bytes = (size_t)numbers * type_bytes(r->type);
+  *bytes = (size_t)(numbers * type_bytes(r->type));
   return 0;
 }
 /* Matrices of all pseudo-layers, the input's gates before the recurrent ones and the projection; then all biases. A
@@ -103,24 +96,28 @@ API long emu_cudnnGetRNNWeightParams(void *handle, const struct rnn *r, int32_t 
     int width = (int)(is_projection ? r->hidden : columns(r, pseudo_layer, is_recurrent));
     at += is_projection ? g * (input + recurrent) : is_recurrent ? g * input + (id - g) * recurrent : id * input;
     set_tensor(matrix, r->type, 3, (int[3]){1, rows, width}, NULL);
-    *matrix_at = space + (size_t)at * type_bytes(r->type);
+    *matrix_at = space + (size_t)(at * type_bytes(r->type));
   }
   if (bias && bias_at) {
     int64_t which = r->bias == 3 ? id - g : id; /* 3: only the recurrent ones have a bias */
     bool has_bias = !is_projection && which >= 0 && which < biases(r) * g;
     at = matrices_before(r, r->layers * directions(r)) + (pseudo_layer * biases(r) * g + which) * r->hidden;
     set_tensor(bias, r->type, has_bias ? 3 : 0, (int[3]){1, rows, 1}, NULL);
-    *bias_at = has_bias ? space + (size_t)at * type_bytes(r->type) : NULL;
+    *bias_at = has_bias ? space + (size_t)(at * type_bytes(r->type)) : NULL;
   }
   return 0;
 }
 API long emu_cudnnGetRNNTempSpaceSizes(void *handle, const struct rnn *r, int mode, const struct rnn_data *x,
                                        size_t *workspace_bytes, size_t *reserve_bytes) {
   UNUSED(handle);
-  int64_t kept = r->cell == LSTM ? 5 : r->cell == GRU ? 6 : 1;
-  int64_t each = directions(r) * (r->layers * kept * r->hidden + (r->layers - 1) * r->projected);
-  report_once("lower_bound", "cudnnGetRNNTempSpaceSizes", "libcudnn");
-  *workspace_bytes = 0;
-  if (reserve_bytes) *reserve_bytes = mode == TRAINING ? (size_t)(x->length * x->batch * each) * type_bytes(r->type) : 0;
+  int64_t kept = r->cell == LSTM ? 5 : r->cell == GRU ? 6 : 1, both = directions(r), numbers = x->length * x->batch;
+  int64_t each = both * (r->layers * kept * r->hidden + (r->layers - 1) * r->projected);
+  int64_t dropped_bits = r->drops ? numbers * (r->layers - 1) * r->projected * both * both : 0;
+  int64_t matrix_bytes = matrices_before(r, r->layers * both) * type_bytes(r->type);
+  bool gated = r->cell == LSTM || r->cell == GRU; /* the plain ones were not measured */
+  int64_t bytes = gated ? rnn_workspace(r, x->length, x->batch, matrix_bytes) : -1;
+  *workspace_bytes = workspace_answer("cudnnGetRNNTempSpaceSizes", bytes);
+  if (reserve_bytes)
+    *reserve_bytes = mode == TRAINING ? (size_t)(numbers * each * type_bytes(r->type) + dropped_bits / 8 + 256) : 0;
   return 0;
 }

@@ -93,10 +93,6 @@ API long emu_generic_create_handle(void **handle) {
   *handle = calloc(1, 4096);
   return *handle ? 0 : 2;
 }
-API long emu_generic_create_handle_1(long first, void **handle) {
-  UNUSED(first);
-  return emu_generic_create_handle(handle);
-}
 API const char *emu_generic_string(void) { return unsupported_sentence(); }
 API long emu_generic_string_out_1(long first, const char **text) {
   UNUSED(first);

@@ -17,6 +17,9 @@ from .operators import COPIES
 from .reads import Reads, here
 from .results import FAKE
 
+#: What rows consist of; int32 holds quantized weights, too.
+_ROWS = frozenset({torch.bool, torch.int64})
+
 
 class HostReads:
     """``known``: a ``Known``; ``launch``: runs an operator on the card."""
@@ -113,7 +116,12 @@ class HostReads:
         if out.dtype == source.dtype and out.is_contiguous() and source.is_contiguous():
             # one transfer: the driver itself knows what became of it
             address, num_bytes = out.data_ptr(), out.numel() * itemsize(out.dtype)
-            if self.known.on_device(source) and out.dtype in MASKS and self.known.state(source) == ASSUMED:
+            if out.dtype in _ROWS and num_bytes <= self.known.policy.mask_max_bytes and self._is_known(source):
+                # a padding mask or positions of a million tokens, which the driver takes for weights and leaves out
+                with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                    alias(out).copy_(alias(source) if self.known.on_device(source) else source)
+                self.known.mark(out, COMPUTED)
+            elif self.known.on_device(source) and out.dtype in MASKS and self.known.state(source) == ASSUMED:
                 self.known.assumed.add(address, address + num_bytes)
             else:
                 self.known.assumed.discard(address, address + num_bytes)
@@ -122,6 +130,9 @@ class HostReads:
             self.known.mark(out, UNCOMPUTED)
             return True, out
         return False, out
+
+    def _is_known(self, source):
+        return not self.known.on_device(source) or self.known.state(source) == COMPUTED
 
     def _to_host(self, func, operator, args, kwargs, source):
         self._about_to_read("copy to the host", source)

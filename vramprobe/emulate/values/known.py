@@ -26,6 +26,7 @@ class Known:
     def __init__(self, driver, policy, device_type):
         self.driver, self.policy, self.device_type = driver, policy, device_type
         self.assumed = Intervals()
+        self.of_masks = Intervals()  # large floats that are a mask or an index, cast, or made from such alone
         self.absent, self._absent_said = Intervals(), {}  # small tensors of ranks that do not run (one_rank.py)
         self.limits = {}  # by dtype: bytes of an element, and of the largest tensor that is computed
         self.random = torch.Generator(device="cpu").manual_seed(policy.seed)
@@ -52,18 +53,30 @@ class Known:
             tensor.dtype in MASKS and tensor.numel() * itemsize(tensor.dtype) <= self.policy.mask_max_bytes
         )
 
+    def is_of_mask(self, tensor):
+        """Return True if it is a large float that was made from masks or indices alone, no larger than those may be."""
+        if not (tensor.is_floating_point() and self.of_masks and self.on_device(tensor)):
+            return False
+        num_bytes = tensor.numel() * itemsize(tensor.dtype)
+        return num_bytes <= self.policy.mask_max_bytes and self.of_masks.overlaps(*_ends(tensor))
+
     def is_chain(self, outs):
         """Return True if floats are so many that values that were assumed are not passed on through them."""
-        return all(
-            at.is_floating_point() and at.numel() * itemsize(at.dtype) > self.policy.float_chain_max_bytes
-            for at in outs
-        )
+        limit = self.policy.float_chain_max_bytes
+        return all(at.is_floating_point() and at.numel() * itemsize(at.dtype) > limit for at in outs)
 
     # -- states ------------------------------------------------------------------------------------------------------
 
     def state(self, tensor):
         """UNCOMPUTED, ASSUMED or COMPUTED: the least that holds for every byte of a tensor of the card."""
-        if not tensor.is_contiguous() and not self.driver.any_computed(*span(tensor)):
+        if tensor.is_contiguous():
+            address, num_bytes = tensor.data_ptr(), tensor.numel() * itemsize(tensor.dtype)
+            if not num_bytes:
+                return COMPUTED
+            if not self.is_computed(address, num_bytes):
+                return UNCOMPUTED
+            return ASSUMED if self.assumed.overlaps(address, address + num_bytes) else COMPUTED
+        if not self.driver.any_computed(*span(tensor)):
             return UNCOMPUTED
         spans, found = runs(tensor), COMPUTED
         if spans is None:
@@ -72,7 +85,7 @@ class Known:
         for address, num_bytes in spans:
             if not self.is_computed(address, num_bytes):
                 return UNCOMPUTED
-            if found == COMPUTED and len(assumed) and assumed.overlaps(address, address + num_bytes):
+            if found == COMPUTED and assumed.overlaps(address, address + num_bytes):
                 found = ASSUMED
         return found
 
@@ -126,6 +139,10 @@ class Known:
         else:
             over.fill_(1 if contents == "ones" else LIKELY.get(name, 0))
 
+    def hold_as_mask(self, tensor):
+        """The large float is made from masks or indices alone."""
+        self.of_masks.add(*_ends(tensor))
+
     def settle(self, tensor):
         """Before an uncomputed small tensor is used or read: its uncomputed bytes get the policy's contents, and
         count as assumed."""
@@ -149,3 +166,8 @@ class Known:
                 continue
             half = num_bytes // size // 2 * size
             pending += [(address, half), (address + half, num_bytes - half)]
+
+
+def _ends(tensor):
+    address, num_bytes = span(tensor)
+    return address, address + num_bytes

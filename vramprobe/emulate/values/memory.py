@@ -67,5 +67,9 @@ def runs(tensor):
 
 def span(tensor):
     """(address, bytes) from the first to the last byte that a tensor occupies, whatever lies between."""
-    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), (reach + 1) * itemsize(tensor.dtype)
+    if tensor.is_contiguous() and (count := tensor.numel()):
+        return tensor.data_ptr(), count * itemsize(tensor.dtype)
+    reach = 1
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        reach += (length - 1) * stride
+    return tensor.data_ptr(), reach * itemsize(tensor.dtype)

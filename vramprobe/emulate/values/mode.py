@@ -68,7 +68,7 @@ class TrueValues(TorchDispatchMode):
         if not self._trains and torch._C._current_graph_task_id() != -1:
             self._trains = True
             self.driver.trains()
-        operator = self._operators.get(func) or self._learn(func)
+        operator = self._operators.get(id(func)) or self._learn(func)  # an overload's own hash is a call of Python
         if operator is None:
             return func(*args, **kwargs)  # a higher-order operator: what it calls comes here by itself
         for kind in types:
@@ -115,8 +115,10 @@ class TrueValues(TorchDispatchMode):
             dtype = out.dtype
             size, limit = self._limits.get(dtype) or self.known.limit(dtype)
             num_bytes = out.numel() * size
-            if num_bytes > limit and (
-                dtype not in MASKS or not self.results.mask_is_known(operator, args, kwargs, num_bytes)
+            if num_bytes > limit and not (
+                num_bytes <= self.known.policy.mask_max_bytes
+                and (dtype in MASKS or self.results.is_of_mask(operator, args, (out,)))
+                and self.results.mask_is_known(operator, args, kwargs, num_bytes)
             ):
                 self.results.too_big(out, args, num_bytes)
                 return out
@@ -164,7 +166,7 @@ class TrueValues(TorchDispatchMode):
     def _learn(self, func):
         if not isinstance(func, torch._ops.OpOverload):
             return None
-        self._operators[func] = operator = Operator(func)
+        self._operators[id(func)] = operator = Operator(func)  # which keeps func, so that no other has its id
         return operator
 
     # -- on, off, said -------------------------------------------------------------------------------------------------

@@ -135,14 +135,14 @@ class Operator:
     """Facts of one overload: all booleans and tuples, no behaviour."""
 
     __slots__ = (
-        "composite", "counted", "empty", "has_generator", "keeps_zeros", "lifts", "moves", "name", "overwrites",
+        "composite", "counted", "empty", "func", "has_generator", "keeps_zeros", "lifts", "moves", "name", "overwrites",
         "parts", "pure", "quiet", "random", "reads_item", "route", "shape_only", "special", "trusted", "writes",
         "writes_names",
     )  # fmt: skip
 
     def __init__(self, func):
         schema = func._schema
-        self.name = name = schema.name
+        self.func, self.name = func, (name := schema.name)
         written = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
         self.writes = tuple(i for i in written if not schema.arguments[i].kwarg_only)
         self.writes_names = tuple(schema.arguments[i].name for i in written)

@@ -30,10 +30,13 @@ class Results:
 
     def follow(self, func, operator, args, kwargs, out):
         """After a launch: compute small results for real, assume them, or mark them as not computed."""
-        returned = tensors_in((out,) if not isinstance(out, (list, tuple)) else out, {})
+        is_one = operator.pure and type(out) is torch.Tensor  # of the card, or the mode had not come here
+        returned = [out] if is_one else tensors_in((out,) if not isinstance(out, (list, tuple)) else out, {})
         written = written_in(operator, func, args, kwargs) if not operator.pure else []
         outs = written or returned
-        if not outs or not all(map(self.known.on_device, outs)) or type(outs[0]).__module__.startswith(FAKE):
+        if not is_one and (
+            not outs or not all(map(self.known.on_device, outs)) or type(outs[0]).__module__.startswith(FAKE)
+        ):
             return
         if any(at.layout != torch.strided for at in outs):
             return
@@ -44,8 +47,13 @@ class Results:
         self.num_launched += 1
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             known = self._known_inputs(operator, args, kwargs, written)
+            if known <= UNCOMPUTED and is_one and not operator.route and self.known.is_chain(outs):
+                self.num_assumed += 1
+                self.known.mark(out, UNCOMPUTED)
+                return
+            of_mask = known == COMPUTED and operator.pure and self.is_of_mask(operator, args, outs)
             small = all(self.known.is_small(at) for at in outs) or (
-                known > UNCOMPUTED and all(self.known.is_small_mask(at) for at in outs)
+                known > UNCOMPUTED and all(of_mask or self.known.is_small_mask(at) for at in outs)
             )
             if operator.route and known != COMPUTED and self._routes(args[0], outs):
                 self._route(operator, args, kwargs, outs)
@@ -56,6 +64,8 @@ class Results:
                     self._assume(operator, outs, written)
             else:
                 self._compute(func, operator, args, kwargs, returned, outs, known)
+                for at in outs if of_mask else ():
+                    self.known.hold_as_mask(at)
 
     def _known_inputs(self, operator, args, kwargs, written):
         """The least state among what an operator reads; -1 where one of them is too big to be read at all."""
@@ -66,7 +76,7 @@ class Results:
         for given in tensors_in(args, kwargs):
             if id(given) in ignored:
                 continue
-            if given.layout != torch.strided or not known.is_small_mask(given):
+            if given.layout != torch.strided or not (known.is_small_mask(given) or known.is_of_mask(given)):
                 return -1
             if not known.on_device(given):
                 continue
@@ -86,6 +96,17 @@ class Results:
             return
         self.known.mark_uncomputed(address, num_bytes)
 
+    def is_of_mask(self, operator, args, outs):
+        """Return True if large floats are a mask or an index that is cast, or made from one that was: their values are
+        as well known. Gemma 4 counts an image's tokens by such a one.
+        """
+        if operator.name == "aten::_to_copy" and args[0].dtype in MASKS:
+            return all(at.is_floating_point() for at in outs)
+        known = self.known
+        if not known.of_masks or not all(at.is_floating_point() for at in outs):
+            return False
+        return any(isinstance(at, torch.Tensor) and known.is_of_mask(at) for at in args)
+
     def mask_is_known(self, operator, args, kwargs, num_bytes):
         """Return True if a large mask or index can be computed: all that it is made from is small or itself known."""
         if num_bytes > self.known.policy.mask_max_bytes or not operator.trusted or operator.empty:
@@ -99,8 +120,10 @@ class Results:
                 if num_bytes > limit:
                     return False
                 continue
-            too_big = num_bytes > limit and (given.dtype not in MASKS or num_bytes > self.known.policy.mask_max_bytes)
-            if too_big or self.known.state(given) == UNCOMPUTED:
+            within = num_bytes <= self.known.policy.mask_max_bytes and given.dtype in MASKS
+            if (num_bytes > limit and not (within or self.known.is_of_mask(given))) or self.known.state(
+                given
+            ) == UNCOMPUTED:
                 return False
         return True
 

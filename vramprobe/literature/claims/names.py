@@ -16,7 +16,7 @@ from vramprobe import catalog
 from vramprobe.catalog import Claim, Gpu
 from vramprobe.literature.claims.cells import Cells, Fact
 from vramprobe.literature.expressions import ExpressionError
-from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BYTES, usable_bytes
+from vramprobe.predict.verdict import NCCL_ALLOWANCE_BYTES, usable_bytes
 from vramprobe.speed.rates import shipped_speed
 
 Row = dict[str, str]
@@ -119,8 +119,9 @@ def _setting(text: str) -> Any:
 def _usable(gpu: Gpu, num_gpus: int) -> Fact:
     """The usable bytes of a card."""
     value = usable_bytes(gpu, device_is_known=False, num_gpus=num_gpus)
-    nccl = f" - {NCCL_ALLOWANCE_BYTES:_}" if num_gpus > 1 else ""
-    return Fact(value, f"({gpu.total_bytes:_} - {CONTEXT_ALLOWANCE_BYTES:_}{nccl})", value, value)
+    nccl = NCCL_ALLOWANCE_BYTES if num_gpus > 1 else 0
+    aside = f"{(gpu.total_bytes or 0) - value - nccl:_}" + (f" - {nccl:_}" if nccl else "")
+    return Fact(value, f"({gpu.total_bytes:_} - {aside})", value, value)
 
 
 def _number(value: float, text: str) -> Fact:

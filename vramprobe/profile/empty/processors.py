@@ -41,6 +41,26 @@ _IDEFICS = {
     },
     "words": _ROWS_AND_COLUMNS,
 }
+_GEMMA_4 = {
+    "image": "<|image|>",
+    "placed": {
+        "image_token_id": "<|image|>",
+        "boi_token_id": "<|image>",
+        "eoi_token_id": "<image|>",
+        "audio_token_id": "<|audio|>",
+        "boa_token_id": "<|audio>",
+        "eoa_token_index": "<audio|>",
+        "video_token_id": "<|video|>",
+    },
+    "named": {
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+        "audio_token": "<|audio|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+    },
+}
 #: By model_type: what stands for an image in a text, special tokens at the ids of keys of the config (``placed``) or
 #: anywhere (``words``), those that the tokenizer names (``named``), the processor's class.
 FAMILIES = {
@@ -48,6 +68,8 @@ FAMILIES = {
     "qwen2_5_vl": {**_QWEN, "processor": "Qwen2_5_VLProcessor"},
     "qwen3_vl": {**_QWEN, "processor": "Qwen3VLProcessor"},
     "qwen3_vl_moe": {**_QWEN, "processor": "Qwen3VLProcessor"},
+    "qwen3_5": {**_QWEN, "processor": "Qwen3VLProcessor"},
+    "qwen3_5_moe": {**_QWEN, "processor": "Qwen3VLProcessor"},
     "idefics3": {**_IDEFICS, "processor": "Idefics3Processor"},
     "smolvlm": {**_IDEFICS, "processor": "SmolVLMProcessor"},
     "gemma3": {
@@ -61,6 +83,8 @@ FAMILIES = {
         "words": ["\n", "\n\n", "\n\n\n", "\n\n\n\n"],  # vLLM looks them up: an image stands between two blank lines
         "processor": "Gemma3Processor",
     },
+    "gemma4": {**_GEMMA_4, "processor": "Gemma4Processor"},
+    "gemma4_unified": {**_GEMMA_4, "processor": "Gemma4UnifiedProcessor"},
     "mistral3": {
         "image": "[IMG]",
         "placed": {"image_token_index": "[IMG]"},
@@ -176,7 +200,7 @@ def _settings(model_type, read):
         case "qwen2_vl" | "qwen2_5_vl":  # stored file 69393411951: Qwen/Qwen2.5-VL-7B-Instruct
             images = {"min_pixels": 3136, "max_pixels": 12845056, **_CLIP, **_patches(vision)}
             return {"image_processor_type": "Qwen2VLImageProcessor", **images}, {}
-        case "qwen3_vl" | "qwen3_vl_moe":  # stored file 52457624213: Qwen/Qwen3-VL-2B-Instruct
+        case "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe":  # stored file 52457624213: Qwen3-VL-2B-Instruct
             images = {"size": {"longest_edge": 16777216, "shortest_edge": 65536}, **_HALVES, **_patches(vision)}
             return {"image_processor_type": "Qwen2VLImageProcessor", **images}, {}
         case "idefics3" | "smolvlm":  # stored files 68306089702 (SmolVLM2-500M) and 71028674112 (SmolVLM)
@@ -194,6 +218,11 @@ def _settings(model_type, read):
             return {**images, **_SCALED, "do_convert_rgb": None, "do_pan_and_scan": None}, {
                 "image_seq_length": read.mm_tokens_per_image
             }
+        case "gemma4" | "gemma4_unified":  # the classes' own defaults, which cite google/gemma-4-E2B-it
+            name = "Gemma4" if model_type == "gemma4" else "Gemma4Unified"
+            images = {"image_processor_type": f"{name}ImageProcessor", "patch_size": vision.patch_size}
+            images |= {"max_soft_tokens": 280, "pooling_kernel_size": vision.pooling_kernel_size}
+            return images | {"feature_extractor_type": f"{name}AudioFeatureExtractor"}, {"image_seq_length": 280}
         case "mistral3":  # stored file 59544285694: Magistral-Small-2509, tuned from it
             images = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": vision.image_size}}
             images |= {"patch_size": vision.patch_size, "resample": 3, **_CLIP, **_SCALED}
@@ -207,7 +236,7 @@ def _settings(model_type, read):
 
 def _video_settings(model_type, images):
     """video_preprocessor_config.json, where a family publishes one; Qwen2.5-VL and SmolVLM2 read that of images."""
-    if model_type not in ("qwen3_vl", "qwen3_vl_moe"):
+    if model_type not in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"):
         return {}
     size = {"longest_edge": 25165824, "shortest_edge": 4096}  # stored file 52457624213: Qwen/Qwen3-VL-2B-Instruct
     shared = {name: value for name, value in images.items() if name != "image_processor_type"}

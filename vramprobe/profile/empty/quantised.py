@@ -16,12 +16,12 @@ def why_not(config):
     """Return why there are no empty files for a quantization_config, in one line; None where there are."""
     try:
         _format(config)
-    except Unknown as error:
+    except UnknownFormat as error:
         return str(error)
     return None
 
 
-class Unknown(Exception):
+class UnknownFormat(Exception):
     """A format that this module has no shapes for."""
 
 
@@ -61,7 +61,7 @@ def _is_quantised(name, tensor, skipped, method):
 
 
 def _format(config):
-    """The function from a weight to what a format keeps of it. Raises Unknown."""
+    """The function from a weight to what a format keeps of it. Raises UnknownFormat."""
     method = config.get("quant_method")
     if method == "compressed-tensors":
         form = config.get("format")
@@ -70,13 +70,13 @@ def _format(config):
             "pack-quantized": _compressed_packed, "nvfp4-pack-quantized": _compressed_nvfp4,
         }  # fmt: skip
         if form not in layouts or len(config.get("config_groups", {})) != 1:
-            raise Unknown(f"compressed-tensors, format {form!r} in {len(config.get('config_groups', {}))} groups")
+            raise UnknownFormat(f"compressed-tensors, format {form!r} in {len(config.get('config_groups', {}))} groups")
         return layouts[form]
     if method == "bitsandbytes" and not config.get("load_in_4bit"):
-        raise Unknown("bitsandbytes in 8 bits")
+        raise UnknownFormat("bitsandbytes in 8 bits")
     layouts = {"awq": _awq, "gptq": _gptq, "fp8": _fp8, "bitsandbytes": _bitsandbytes, "mxfp4": _mxfp4}
     if method not in layouts:
-        raise Unknown(str(method or "quantised"))
+        raise UnknownFormat(str(method or "quantised"))
     return layouts[method]
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+from . import generation
 from .journal import complain
 
 _SECONDS = 2.0
@@ -46,5 +47,6 @@ def _said(watches):
             "num_steps": phases.steps,
             "num_phases": phases.num_phases.get(phases.name, 0),
             "allocated_bytes": watch.counters.allocated_now(),
+            "says_its_pace": bool(generation.told),
         }
     return said

@@ -22,6 +22,11 @@ _SHORTER = (
 )
 
 
+#: What this process has said of a generation's pace; what does not go token by token through transformers' criterion
+#: (its continuous batching, a program's own loop) says nothing, and the line a minute does (waiting.py).
+told = []
+
+
 class Generations:
     """One process's. ``warn(message)`` hears of the first long one; ``say(message)`` is for a person who waits."""
 
@@ -61,6 +66,7 @@ def serve(watches, module):
             watch.line("warning", message=message)
 
     def say(message):
+        told.append(message)
         if os.environ.get("LOCAL_RANK", "0") == "0":
             tell(message)
 

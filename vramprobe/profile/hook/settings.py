@@ -23,6 +23,30 @@ def of_models(modules):
     }
 
 
+def left_out_of_checkpointing(modules):
+    """Say how many layers LLaMA-Factory does not checkpoint, although they are set to be; None where there are none.
+
+    It checkpoints only layers with a trained parameter (its model_utils/checkpointing.py): of a hybrid model, whose
+    linear attention has no q_proj, ``lora_target: q_proj,v_proj`` leaves out three layers of four.
+    """
+    parts = {id(part): part for module in modules for part in module.modules()}.values()
+    layers = [one for one in parts if _checkpoints(one) == "custom_gradient_checkpointing_func"]
+    left_out = [one for one in layers if not any(parameter.requires_grad for parameter in one.parameters())]
+    if not left_out:
+        return None
+    return (
+        f"gradient checkpointing leaves out {len(left_out)} of {len(layers)} modules: LLaMA-Factory checkpoints only "
+        "layers in which something is trained, and keeps all activations of the others; lora_target: all trains each"
+    )
+
+
+def _checkpoints(module):
+    """The name of the function that checkpoints a module of transformers, empty where it is not checkpointed."""
+    function = getattr(module, "_gradient_checkpointing_func", None)
+    is_on = getattr(module, "gradient_checkpointing", False)
+    return getattr(getattr(function, "__code__", None), "co_name", "") if is_on else ""
+
+
 def of_arguments(args):
     """The arguments of a Trainer that are numbers or words."""
     found = {}

@@ -22,7 +22,7 @@ from .kept_lists import kept_lists
 from .marks import Marks
 from .parallel import missing_kernels, parallel_sizes
 from .phases import Phases, rank, used_bytes
-from .settings import of_models
+from .settings import left_out_of_checkpointing, of_models
 from .stop import Stop
 from .trace import Trace
 from .verify import StepVerification
@@ -252,6 +252,14 @@ class Watch:
                 self.line("settings", settings=of_models(self._modules.values()))
             except Exception as error:  # of a module that is made otherwise
                 complain(error)
+            self._say_what_is_not_checkpointed()
+
+    def _say_what_is_not_checkpointed(self):
+        try:
+            if said := left_out_of_checkpointing(list(self._modules.values())):
+                self.line("warning", message=said)
+        except Exception as error:  # of a module that is made otherwise
+            complain(error)
 
     def _hold_what_was_loaded(self):
         """In loading no forward has shown a module: the weights are those of every module there is."""
@@ -265,6 +273,8 @@ class Watch:
         self._hold_what_was_loaded()
         if self._trace.is_on():  # of a step that did not come to its end, too
             self._trace.hold(held.optimizer_state(self._marks.optimizers.values()))
+        if not self.phases.steps:  # else said after the first step
+            self._say_what_is_not_checkpointed()
         stats = torch.cuda.memory_stats(device)
         self._journal.write(
             "oom",

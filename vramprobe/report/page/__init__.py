@@ -1,4 +1,4 @@
-"""Tables, plots and the calculator's data → one HTML page that needs no server, no network and nothing beside it.
+"""Tables, plots and the recipes → one HTML page that needs no server, no network and nothing beside it.
 
 In: a Content. Out: the page as text, the same bytes each time. Everything that came from a record, a config or a claim
 is escaped; a content security policy lets the page run its own scripts and reach nothing. Never computes a number;
@@ -11,13 +11,14 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 from string import Template
 from typing import Any
 
 from vramprobe.errors import VramprobeError
+from vramprobe.report.page.page_book import ALLOCATOR
 from vramprobe.report.page.tables import Chapter, chapter_html
 
 #: The largest page that opens at once on a phone, in bytes.
@@ -25,18 +26,16 @@ MAX_BYTES = 3_000_000
 #: Of a chapter's rows, as many are shown where the whole page would be larger.
 _FEWER_ROWS = (1000, 300, 100, 30)
 #: In the order in which they need each other.
-_SCRIPTS = (
+SCRIPTS = (
     "words.js",
+    "tables.js",
+    "growth.js",
+    "answer.js",
     "state.js",
     "form.js",
     "chart.js",
     "result.js",
-    "tables.js",
     "cards.js",
-    "changes.js",
-    "tradeoff.js",
-    "which.js",
-    "replay.js",
     "page.js",
 )
 
@@ -53,35 +52,31 @@ class Plot:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """Content of the page. ``engine``: the data that calculator.js reads from the element ``engine-data``, as JSON; of
-    a GPU the page itself reads its slug, name, memory_bytes (null: not known) and price (usd_per_hour, source; or
-    null).
+    """Content of the page. ``data``: what its scripts read as JSON (page_data.py); ``book``: its recipes.
 
-    ``predictor`` says what the calculator's numbers rest on (a fit, or arithmetic alone, and versions); ``provenance``
-    where those of the records come from, a line each, and ``word`` what they are called; ``command`` rebuilds the page.
-    ``links``: names of files that texts have, and where they are from the page.
+    ``predictor`` says what the calculator's numbers rest on; ``provenance`` where those of the records come from, a
+    line each, and ``word`` what they are called; ``command`` rebuilds the page.
     """
 
-    engine: Mapping[str, Any]
+    data: Mapping[str, Any]
+    book: bytes
     predictor: str
     chapters: Sequence[Chapter]
     plots: Sequence[Plot]
     provenance: Sequence[str]
     command: str
     word: str = "measured"
-    links: Mapping[str, str] = field(default_factory=dict)
 
 
-def page(content: Content, engine_script: str) -> str:
-    """The whole page; ``engine_script`` makes the global ``vramprobe`` that its other scripts ask (engine.javascript).
-
-    Its tables are cut where it would be larger than MAX_BYTES; raises VramprobeError where that is not enough.
+def page(content: Content) -> str:
+    """Return the whole page. Its tables are cut where it would be larger than MAX_BYTES; raises VramprobeError where
+    that is not enough.
     """
-    text = _text(content, engine_script)
+    text = _text(content)
     for most in _FEWER_ROWS:
         if len(text.encode()) <= MAX_BYTES:
             return text
-        text = _text(replace(content, chapters=[one.cut(most) for one in content.chapters]), engine_script)
+        text = _text(replace(content, chapters=[one.cut(most) for one in content.chapters]))
     if (size := len(text.encode())) > MAX_BYTES:
         raise VramprobeError(
             f"the page would be {size:,} bytes, more than the {MAX_BYTES:,} that open at once on a phone; report fewer "
@@ -90,18 +85,19 @@ def page(content: Content, engine_script: str) -> str:
     return text
 
 
-def _text(content: Content, engine_script: str) -> str:
+def _text(content: Content) -> str:
     """The page, however large."""
-    engine, script, style = engine_script, "\n".join(map(part, _SCRIPTS)), part("page.css")
-    assert "</script" not in (engine + script).lower(), "a script ends its own element"
+    script, style = "\n".join(map(part, SCRIPTS)), part("page.css")
+    assert "</script" not in script.lower(), "a script ends its own element"
     assert "</style" not in style.lower(), "the style ends its own element"
     return Template(part("page.html")).substitute(
         style=style,
-        engine_script=engine,
         script=script,
-        policy=policy([engine, script], style),
-        engine_data=json_for_html({**content.engine, "links": dict(content.links)}),
-        predictor=_linked(escape(content.predictor), content.links),
+        policy=policy([script], style, compiles=True),
+        page_data=json_for_html(content.data),
+        allocator=base64.b64encode(ALLOCATOR.read_bytes()).decode(),
+        book=base64.b64encode(content.book).decode(),
+        predictor=escape(content.predictor),
         word=escape(content.word.capitalize()),
         chapters="\n".join(chapter_html(one, number) for number, one in enumerate(content.chapters, start=1)),
         contents="".join(
@@ -125,18 +121,13 @@ def part(name: str) -> str:
     return resources.files("vramprobe.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _linked(text: str, links: Mapping[str, str]) -> str:
-    """Escaped text with the files that it names as links."""
-    for name, href in links.items():
-        text = text.replace(escape(name), f'<a href="{escape(href)}">{escape(name)}</a>')
-    return text
-
-
-def policy(scripts: Sequence[str], style: str) -> str:
-    """Nothing but the page's own scripts, style and pictures; no connection, no form, no frame."""
-    digests = " ".join(f"'{_digest(script)}'" for script in scripts)
+def policy(scripts: Sequence[str], style: str, *, compiles: bool = False) -> str:
+    """Nothing but the page's own scripts, style and pictures; no connection, no form, no frame. ``compiles``: its
+    scripts may compile WebAssembly.
+    """
+    digests = " ".join(f"'{_digest(script)}'" for script in scripts) + (" 'wasm-unsafe-eval'" if compiles else "")
     return (
-        f"default-src 'none'; script-src {digests}; style-src '{_digest(style)}'; img-src data:; worker-src blob:; "
+        f"default-src 'none'; script-src {digests}; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 

@@ -1,160 +1,77 @@
-// The form ⇄ a state, errors beside their option, and what a default comes to. Never predicts.
-"use strict";
-
+// The form ⇄ a state: the list of models with its search, the options that the book's recipes differ in, the cards.
 const form = (() => {
   const { element, plain } = words;
-  const root = document.getElementById("form");
-  const byId = (id) => document.getElementById(id);
-  const SELECTS = state.NAMES.filter((name) => state.isA(name, "choice"));
-  const INPUTS = state.NAMES.filter((name) => state.isA(name, "number") || state.isA(name, "text"));
-  const FLAGS = state.NAMES.filter((name) => state.isA(name, "flag"));
-  const MORE = state.NAMES.filter((name) => state.OPTIONS[name].more);
+  const root = byId("form");
+  const LABELS = { method: "Method", gradient_checkpointing: "Gradient checkpointing" }, NUMBERS = { batch_size: "Batch", seq_len: "Length" };
+  const isFlag = (name) => vramprobe.axes[name].every((value) => typeof value === "boolean");
 
-  /** Fill lists once, from the engine's own. */
+  /** Fill lists once. */
   function build() {
-    buildModels();
-    for (const method of vramprobe.choices.method) {
-      const id = `method-${method}`;
-      byId("method").append(
-        element("input", { type: "radio", name: "method", id, value: method }), element("label", { for: id }, method));
+    const recorded = vramprobe.models(), first = (one) => Number(!recorded.has(one.slug));
+    for (const { slug, num_params: number } of [...vramprobe.catalog].sort((one, other) => first(one) - first(other))) {
+      const text = [slug, words.params(number)].filter(Boolean).join(" · ");
+      byId("model").append(element("option", { value: slug, class: recorded.has(slug) ? null : "soft" }, recorded.has(slug) ? text : `${text} · not recorded`));
     }
-    for (const name of SELECTS) {
-      byId(name).append(element("option", { value: "" }, "default"));
-      for (const value of vramprobe.choices[name] ?? []) byId(name).append(element("option", { value }, value));
+    for (const name of Object.keys(vramprobe.axes)) byId("options").append(isFlag(name) ? checkbox(name) : choice(name));
+    for (const { slug, name, memory_bytes: size } of vramprobe.gpus) {
+      byId("cards").append(element("label", {}, element("input", { type: "checkbox", value: slug, id: `card-${slug}`, disabled: !size }),
+        element("span", {}, name), element("span", { class: "soft" }, size ? `${words.gib(size)} GiB` : "memory not known")));
     }
-    for (const value of vramprobe.choices.lora_targets ?? ["all-linear", "q_v"]) {
-      byId("targets").append(element("option", { value }));
-    }
-    for (const gpu of vramprobe.gpus) {
-      const id = `card-${gpu.slug}`;
-      const size = gpu.memory_bytes ? `${words.gib(gpu.memory_bytes)} GiB` : "memory not known";
-      byId("cards").append(element("label", { for: id },
-        element("input", { type: "checkbox", id, value: gpu.slug, disabled: !gpu.memory_bytes }),
-        element("span", {}, gpu.name), element("span", { class: "soft" }, size)));
-    }
-    for (const name of FLAGS) byId(MORE.includes(name) ? "more-flags" : "flags").append(checkbox(name));
-    for (const field of root.querySelectorAll("[data-option]")) {
-      const name = field.dataset.option;
-      field.append(element("p", { class: "error", id: `${name}-error`, hidden: true }));
-    }
+    byId("search").addEventListener("input", search);
   }
 
-  function checkbox(name) {
-    const { label, methods } = state.OPTIONS[name];
-    return element("div", { class: "field check", "data-option": name, "data-methods": methods },
-      element("input", { id: name, type: "checkbox" }), element("label", { for: name }, label));
+  const label = (name) => LABELS[name] ?? plain(name);
+  const checkbox = (name) => element("div", { class: "field check" }, element("input", { id: name, type: "checkbox" }), element("label", { for: name }, label(name)));
+  function choice(name) {
+    const radios = vramprobe.axes[name].flatMap((value) => [element("input", { type: "radio", name, id: `${name}-${value}`, value }), element("label", { for: `${name}-${value}` }, String(value))]);
+    return element("fieldset", { class: "field segments" }, element("legend", {}, label(name)), element("div", {}, ...radios));
   }
 
-  /** By family, in the catalog's order, and the config of one's own last. */
-  function buildModels() {
-    const families = new Map();
-    for (const entry of vramprobe.catalog) {
-      const family = entry.config.model_type ?? "";
-      if (!families.has(family)) families.set(family, element("optgroup", { label: family }));
-      const size = words.params(entry.num_params);
-      families.get(family).append(
-        element("option", { value: entry.slug }, size ? `${entry.slug} (${size})` : entry.slug));
+  /** Show the models that have every word, and choose the first if the chosen one is not among them. */
+  function search() {
+    const wanted = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const shown = [...byId("model").options].filter((option) => {
+      const { slug, name, family } = vramprobe.catalog.find((one) => one.slug === option.value);
+      option.hidden = option.disabled = !wanted.every((word) => `${slug} ${name} ${family}`.toLowerCase().includes(word));
+      return !option.hidden;
+    });
+    byId("found").textContent = `${shown.length} of ${vramprobe.catalog.length} models`;
+    if (shown.length && !shown.includes(byId("model").selectedOptions[0])) byId("model").value = shown[0].value;
+  }
+
+  function write({ cell, cards }) {
+    byId("search").value = "";
+    search();
+    byId("model").value = cell.model;
+    for (const name of Object.keys(NUMBERS)) byId(name).value = cell[name];
+    for (const name of Object.keys(vramprobe.axes)) {
+      if (isFlag(name)) byId(name).checked = cell[name];
+      else byId(`${name}-${cell[name]}`).checked = true;
     }
-    byId("model").append(...families.values(), element("optgroup", { label: "another model" },
-      element("option", { value: state.PASTED }, "paste a config.json …")));
+    for (const box of root.querySelectorAll("#cards input")) box.checked = cards.includes(box.value);
   }
 
-  /** Show a state; text that is being typed is left alone. */
-  function write(now) {
-    byId("model").value = now.options.model;
-    byId("config").value = now.configText;
-    for (const radio of root.elements.method) radio.checked = radio.value === now.options.method;
-    for (const name of FLAGS) byId(name).checked = now.options[name] === true;
-    for (const name of SELECTS) choose(byId(name), now.options[name]);
-    for (const name of INPUTS) byId(name).value = now.options[name] ?? "";
-    for (const box of root.querySelectorAll("#cards input")) box.checked = now.cards.includes(box.value);
-    if (MORE.some((name) => now.options[name] !== null)) byId("more").open = true;
-  }
-
-  /** A value that no choice has (from a link) is shown all the same: the engine says what is wrong with it. */
-  function choose(select, value) {
-    if (value !== null && ![...select.options].some((option) => option.value === value)) {
-      select.append(element("option", { value }, value));
-    }
-    select.value = value ?? "";
-  }
-
-  /** The state that the form shows. Options that the method, or a single GPU, has no use for are left out. */
+  /** The state that the form shows; a count that is none stays what it is, for `problem` to complain about. */
   function read() {
-    const options = { ...state.start().options, model: byId("model").value, method: root.elements.method.value || null };
-    for (const name of FLAGS) options[name] = byId(name).checked || null;
-    for (const name of [...SELECTS, ...INPUTS]) options[name] = typed(name);
-    for (const field of root.querySelectorAll("[data-option]")) {
-      if (!isFor(field, options)) options[field.dataset.option] = null;
+    const cell = { model: byId("model").value };
+    for (const name of Object.keys(vramprobe.axes)) {
+      cell[name] = isFlag(name) ? byId(name).checked : vramprobe.axes[name].find((value) => String(value) === root.elements[name].value);
     }
-    const cards = [...root.querySelectorAll("#cards input:checked")].map((box) => box.value);
-    return { options, cards, configText: byId("config").value };
+    for (const name of Object.keys(NUMBERS)) cell[name] = byId(name).value.trim() === "" ? null : Number(byId(name).value);
+    return { cell, cards: [...root.querySelectorAll("#cards input:checked")].map((box) => box.value) };
   }
 
-  /** null: left out. Text that is no number stays text, for the engine to complain about. */
-  function typed(name) {
-    const field = byId(name), text = field.value.trim();
-    if (field.validity.badInput) return "no number";
-    if (text === "") return null;
-    return state.isA(name, "number") ? Number(text) : text;
+  /** Mark what is wrong with the counts, and return it in words; empty where nothing is. */
+  function follow({ cell, cards }) {
+    const wrong = Object.keys(NUMBERS).filter((name) => !state.isCount(cell[name]));
+    for (const name of Object.keys(NUMBERS)) byId(name).toggleAttribute("aria-invalid", wrong.includes(name));
+    const entry = vramprobe.catalog.find(({ slug }) => slug === cell.model);
+    byId("model-hint").textContent = [entry.name, entry.num_params && `${words.count(entry.num_params)} parameters`].filter(Boolean).join(", ");
+    byId("cards-count").textContent = cards.length ? `${cards.length} chosen` : "none chosen";
+    byId("form-problems").textContent = wrong.map((name) => `${NUMBERS[name]}: ${cell[name] ?? "nothing"} given; must be a whole number of 1 or more`).join("; ");
+    byId("form-problems").hidden = !wrong.length;
+    return byId("form-problems").textContent;
   }
 
-  function isFor(field, options) {
-    for (let at = field; at && at !== root; at = at.parentElement) {
-      if (at.dataset.methods && !at.dataset.methods.split(" ").includes(options.method)) return false;
-      if ("several" in at.dataset && !(options.num_gpus > 1)) return false;
-      if ("shared" in at.dataset && !(options.cp_size > 1)) return false;
-      if ("hybrid" in at.dataset && !vramprobe.hybrid.includes(options.sharding)) return false;
-    }
-    return true;
-  }
-
-  /** Hide what the method, or a single GPU, has no use for, and say what each default comes to in this cell. */
-  function follow(now, spec) {
-    for (const field of root.querySelectorAll("[data-methods], [data-several], [data-shared], [data-hybrid]")) field.hidden = !isFor(field, now.options);
-    byId("batch-label").textContent = now.options.num_gpus > 1 && !vramprobe.oneBatch.includes(now.options.sharding) ? "Batch per GPU" : "Batch";
-    root.querySelector('[data-option="config"]').hidden = now.options.model !== state.PASTED;
-    for (const name of SELECTS) {
-      byId(name).options[0].textContent = spec?.[name] && now.options[name] === null ? `${spec[name]} (default)` : byId(name).dataset.none ?? "default";
-    }
-    for (const name of INPUTS) byId(name).placeholder = spec?.[name] ?? byId(name).dataset.none ?? "";
-    byId("cards-count").textContent = now.cards.length ? `${now.cards.length} chosen` : "none chosen";
-    byId("model-hint").textContent = modelHint(now);
-  }
-
-  function modelHint(now) {
-    const entry = vramprobe.catalog.find((one) => one.slug === now.options.model);
-    if (!entry) return "";
-    const parts = [entry.name === entry.slug ? "" : entry.name];
-    parts.push(entry.num_params ? `${words.count(entry.num_params)} parameters` : "");
-    return parts.filter(Boolean).join(", ");
-  }
-
-  /** Each error at its option; one of no option that is shown goes below the form. */
-  function showErrors(errors) {
-    const elsewhere = [];
-    const byOption = new Map();
-    for (const { option, message } of errors) byOption.set(option, [...(byOption.get(option) ?? []), message]);
-    for (const field of root.querySelectorAll("[data-option]")) {
-      const name = field.dataset.option, place = byId(`${name}-error`), control = byId(name);
-      const said = field.hidden || field.closest("[hidden]") ? [] : byOption.get(name) ?? [];
-      place.textContent = said.join("; ");
-      place.hidden = !said.length;
-      field.classList.toggle("wrong", said.length > 0);
-      if (said.length) {
-        byOption.delete(name);
-        control.setAttribute("aria-invalid", "true");
-        control.setAttribute("aria-describedby", place.id);
-        if (MORE.includes(name)) byId("more").open = true;
-      } else {
-        control.removeAttribute("aria-invalid");
-        control.removeAttribute("aria-describedby");
-      }
-    }
-    for (const [option, messages] of byOption) elsewhere.push(...messages.map((text) => `${plain(option ?? "")}: ${text}`));
-    byId("form-problems").textContent = elsewhere.join("; ").replace(/^: /, "");
-    byId("form-problems").hidden = !elsewhere.length;
-  }
-
-  return { root, build, write, read, follow, showErrors };
+  return { root, label, build, write, read, follow };
 })();

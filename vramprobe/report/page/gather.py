@@ -27,12 +27,12 @@ def content_of(
     drawn: Mapping[str, Mapping[str, bytes]],
     claim_rows: Sequence[ClaimRow],
     *,
-    engine: Mapping[str, Any],
+    data: Mapping[str, Any],
+    book: bytes,
     predictor: str,
     provenance: Sequence[str],
     command: str,
     word: str = "measured",
-    links: Mapping[str, str] | None = None,
 ) -> Content:
     """Everything on the page; ``drawn`` are the report's plots: their files by name; its records are ``word``."""
     chapters = [chapter for document in documents if (chapter := chapter_of(document)).tables]
@@ -42,14 +42,14 @@ def content_of(
         title, says = worded(name.replace("_", " ").capitalize(), word), PICTURES[name].about(word).says
         plots.append(Plot(title=title, svg=files[f"{name}.svg"].decode(), caption=says, alt=says))
     return Content(
-        engine=engine,
+        data=data,
+        book=book,
         predictor=predictor,
         chapters=chapters,
         plots=plots,
         provenance=provenance,
         command=command,
         word=word,
-        links=links or {},
     )
 
 

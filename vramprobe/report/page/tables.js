@@ -1,6 +1,4 @@
 // Tables that a person can sort by any column and filter by words. Works on what is in the page; never fetches.
-"use strict";
-
 const tables = (() => {
   const { element } = words;
 
@@ -56,8 +54,7 @@ const tables = (() => {
   /** Show the rows that have every word. */
   function filter(id) {
     const table = document.getElementById(id);
-    const input = document.querySelector(`input[data-filters="${id}"]`);
-    const wanted = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = document.querySelector(`input[data-filters="${id}"]`).value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     for (const row of table.tBodies[0].rows) {
       const text = row.textContent.toLowerCase();
@@ -65,8 +62,7 @@ const tables = (() => {
       shown += row.hidden ? 0 : 1;
     }
     const all = table.tBodies[0].rows.length;
-    document.querySelector(`output[data-counts="${id}"]`).textContent =
-      shown === all ? `${all} rows` : `${shown} of ${all} rows`;
+    document.querySelector(`output[data-counts="${id}"]`).textContent = shown === all ? `${all} rows` : `${shown} of ${all} rows`;
   }
 
   return { start, again, filter };

@@ -16,7 +16,7 @@ from vramprobe.kernels.chip import A100, Chip
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.tape.sizes import OpenSizes, open_sizes
-from vramprobe.trainers import TRAINERS
+from vramprobe.trainers import LOOPS, TRAINERS
 
 #: Bits of a coefficient above those of the number of parameters. No value is wider than all parameters together, and
 #: what else a coefficient counts is far below 2^64: bytes per element, the RNG's state, values alive, a spare bit.
@@ -106,6 +106,8 @@ def setup_of(
     for option, name, others in (
         (spec.padding, "padding masks", "take --engine recipe, or measure the cell"),
         (spec.torch_compile, "compiled models", "measure the cell"),
+        (LOOPS[spec.loop].frees_gradients_late, "gradients that stand through a forward", "take --engine recipe"),
+        (LOOPS[spec.loop].outputs_until != "" and spec.images > 0, "kept outputs of images", "take --engine recipe"),
     ):
         if option:
             raise UnsupportedArchitecture(f"the formula engine has no arithmetic for {name}; {others}")

@@ -52,10 +52,14 @@ def forward(model: Model) -> Value:
             tape.come_to_part("batch")
             logits, loss = tape.brought(logits), tape.brought(loss)
     model.leave_autocast()
-    if tape.raises_outputs and model.setup.autocast != "none" and model.setup.loss == "nll":  # others make no logits
-        tape.come_to_output()
-        wide = op.cast(logits, "fp32")  # accelerate hands out no other
-        del wide
+    if model.setup.loss == "nll":  # others make no logits
+        outputs = logits
+        if tape.raises_outputs and model.setup.autocast != "none":
+            tape.come_to_output()
+            outputs = op.cast(logits, "fp32")  # accelerate hands out no other
+        if tape.keeps_outputs:
+            tape.kept = [loss, outputs, *model.inputs]  # and what was kept before goes
+        del outputs
     model.cache.clear()
     return op.scaled(loss) if model.setup.accumulates else loss
 

@@ -25,7 +25,7 @@ class Model(Weights):
 
     def __init__(self, tape: Tape, setup: Setup, layers: Sequence[int]) -> None:
         super().__init__(tape, setup, layers)
-        self._inputs: list[Value] = []  # required to have a gradient, and so held by the graph
+        self.inputs: list[Value] = []  # required to have a gradient, and so held by the graph
         # What the layer is handed, and what its checkpoint holds: rotary cos and sin; position ids and mask.
         self.tables: tuple[Value, ...] | None = None
         self.shared: tuple[Value, ...] = ()
@@ -107,7 +107,7 @@ class Model(Weights):
     def require_input_grad(self, out: Value) -> None:
         """Make what comes out of an input's embedding need a gradient."""
         self.tape.require_grad(out)
-        self._inputs.append(out)
+        self.inputs.append(out)
 
     @property
     def head(self) -> str:
@@ -225,7 +225,7 @@ class Model(Weights):
 
     def end_of_step(self) -> None:
         """The graph goes, and with it what it holds."""
-        self._inputs.clear()
+        self.inputs.clear()
 
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer of a kind; the head's own half is repeated."""

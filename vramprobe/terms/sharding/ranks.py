@@ -6,7 +6,7 @@ host memory; the Run that requests what it allocates. Activations are never divi
 
 Each kind is a module or package beside this one, which says what is counted and cites the libraries' code. A kind has
 ``course(spec, division, chip)``, the RankCourse of a rank, and a subclass of Run; ``_KINDS`` lists them.
-tensor_parallel.py, device_map.py and context_parallel.py answer by themselves.
+device_map.py and context_parallel.py answer by themselves; tensor parallelism is recorded.
 
 Not counted: NCCL's buffers and the CUDA context (predict/prediction.py sets both aside in a verdict), rounding to 512
 bytes and what the caching allocator does not split off. LoRA peaks under FSDP1 of torch 2.4 with reentrant

@@ -21,8 +21,7 @@ from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.cell.setup import Branch, Setup, branch_of, image_batch_bytes, pixels_of, setup_of
 from vramprobe.terms.step.walk import Walk, walk_of
 from vramprobe.terms.tape.graph import CAUSES, Place
-from vramprobe.terms.tape.sizes import Digits
-from vramprobe.trainers import TRAINERS
+from vramprobe.trainers import LOOPS, TRAINERS, outputs_bytes
 
 _OPTIMIZER: Place = ("optimizer_step", "optimizer")
 #: What of a spec decides no moment, or is left open in a Course.
@@ -36,6 +35,7 @@ _NOT_IN_A_COURSE = {
     "timing_steps",
     "alloc_conf",
     "limit_vram",
+    "loop",
     *RANK_OPTIONS,
 }
 _MAX_COURSES = 1024
@@ -83,7 +83,6 @@ class Course:
     at_step: dict[str, int]
     setup: Setup
     gradient_remainders: int = 0  # of all gradients' blocks; as many of them are counted as there are gradients
-    batch_bytes_per_token: int = 0  # of all rows of an example
     ranks: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # the same on several GPUs, kept (ranks.py)
     rank_moments: dict[tuple[Any, ...], list[Moment]] = field(default_factory=dict)  # of sizes that were asked for
 
@@ -91,26 +90,6 @@ class Course:
     def walk(self) -> Walk:
         """The Walk of a single GPU."""
         return walk_of(self.setup)
-
-    def polynomials(self) -> list[tuple[Place, list[tuple[Digits, dict[str, Digits]]]]]:
-        """By place, in the order of :func:`moments`: what may be its highest moment, as (what the walk counts in all,
-        bytes by cause), each as the multiples of 1, b, s, b·s, s² and b·s² (sizes.py).
-        """
-        idle = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.idle.items()}
-        pixels = self.setup.pixels
-        per_row, per_token = (pixels.row_bytes, pixels.token_bytes) if pixels is not None else (0, 0)
-        idle["batch"] = (0, per_row, 0, self.batch_bytes_per_token + per_token, 0, 0)
-        step = {cause: (size, 0, 0, 0, 0, 0) for cause, size in self.at_step.items()}
-
-        def whole(terms: dict[str, Digits]) -> dict[str, Digits]:
-            left = self.remainders(terms.get("gradients", (0,))[0])
-            return idle | terms | ({"block_remainders": (left, 0, 0, 0, 0, 0)} if left else {})
-
-        found = [
-            (place, [(total, whole(by_cause)) for total, by_cause in peaks])
-            for place, peaks in self.walk.open_peaks.items()
-        ]
-        return [*found, (_OPTIMIZER, [((0, 0, 0, 0, 0, 0), whole(step))])]
 
     def remainders(self, gradient_bytes: int) -> int:
         """What blocks have over while so many bytes of gradients stand."""
@@ -143,8 +122,7 @@ def course_of(spec: CellSpec, chip: Chip = A100) -> Course:
     left = 0
     if spec.device == "cuda":
         idle["block_remainders"], left = remainders.of_what_stands(spec, tensors), remainders.of_gradients(trained)
-    per_token = 8 * len(TRAINERS[spec.trainer].inputs) * TRAINERS[spec.trainer].rows
-    course = Course(arch, idle, step, setup_of(spec, arch, tensors, chip), left, per_token)
+    course = Course(arch, idle, step, setup_of(spec, arch, tensors, chip), left)
     if len(_courses) >= _MAX_COURSES:
         _courses.clear()
     _courses.setdefault(key, {})[branch_of(spec, arch)] = course
@@ -164,11 +142,19 @@ def moments_of(course: Course, spec: CellSpec) -> list[Moment]:
     """The same of a cell whose course is at hand."""
     idle = course.idle | {"batch": batch_bytes(spec)}
     places = course.walk.highest(spec.batch_size, spec.row_tokens) | {_OPTIMIZER: course.at_step}
+    kept, in_forward = kept_outputs_bytes(spec, course.arch), old_outputs_stand(spec)
     return [
         Moment(
             phase,
             place,
-            _in_order(idle | terms | {"block_remainders": course.remainders(terms.get("gradients", 0))}),
+            _in_order(
+                idle
+                | terms
+                | {
+                    "logits": terms.get("logits", 0) + (kept if phase != "forward" or in_forward else 0),
+                    "block_remainders": course.remainders(terms.get("gradients", 0)),
+                }
+            ),
         )
         for (phase, place), terms in places.items()
     ]
@@ -182,6 +168,18 @@ def _idle_terms(spec: CellSpec, arch: Architecture, tensors: Sequence[Tensor], s
         "optimizer_state": state_bytes,
         "batch": batch_bytes(spec),
     }
+
+
+def kept_outputs_bytes(spec: CellSpec, arch: Architecture, loop: str | None = None) -> int:
+    """Bytes of the logits that ``loop`` keeps, the cell's own by default: of one forward, as the old ones go where the
+    new ones have come."""
+    in_fp32 = arch.habits.logits == "shifted copy"
+    return outputs_bytes(spec, LOOPS[loop or spec.loop], arch.num_outputs, logits_are_fp32=in_fp32)
+
+
+def old_outputs_stand(spec: CellSpec) -> bool:
+    """Return True if a forward finds the outputs of the one before it."""
+    return LOOPS[spec.loop].outputs_until == "forward" or spec.grad_accum > 1
 
 
 def batch_bytes(spec: CellSpec) -> int:

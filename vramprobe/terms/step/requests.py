@@ -21,11 +21,13 @@ from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.cell.setup import Setup, setup_of
 from vramprobe.terms.models import families
 from vramprobe.terms.models.modules import Model
+from vramprobe.terms.step.moments import kept_outputs_bytes
 from vramprobe.terms.tape.lifetimes import undisturbed
 from vramprobe.terms.tape.micro_steps import LOGGED, StepLog
 from vramprobe.terms.tape.request_log import SAMPLED, Chunk, NotAlike, chunks_of, unrolled
 from vramprobe.terms.tape.scratch import Asked
 from vramprobe.terms.tape.tape import MIDDLE_LAYER, Tape
+from vramprobe.trainers import LOOPS
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Run:
         self.asked = None if chip is None else Asked(chip)  # chips that are alike in this ask for the same in all
         self._num_steps = 0
         self._num_more = 0  # micro-steps of this step that the log leaves out, as many as were played
+        self._keeps_outputs = kept_outputs_bytes(spec, self.arch) > 0
+        #: Whether the next step finds them.
+        self._hands_on = self._keeps_outputs and LOOPS[spec.loop].outputs_until == "forward"
+        self._kept: list[int] = []  # the frees of what the last step kept
         self._prepare()
 
     def _prepare(self) -> None:
@@ -93,8 +99,21 @@ class Run:
         self._play(*log.last(self._num_more))
 
     def _end(self) -> None:
-        """What follows the optimizer."""
-        self._play(*self._log.end(self._num_more))
+        """What follows the optimizer; what the loop keeps goes in the next step."""
+        events, number = self._log.end(self._num_more)
+        if not self._hands_on:
+            self._play(events, number)
+            return
+        num_gradients = 0
+        while events[num_gradients] < 0:  # up to the mark
+            num_gradients += 1
+        self._play(events[:num_gradients], number)
+        self._kept = [event - self._turn() for event in events[num_gradients + 1 : -1]]
+
+    def _turn(self) -> int:
+        """What is added to the numbers of this step's requests: those of every other step are others, so that what one
+        keeps has its own in the next."""
+        return self._num_steps % 2 * self._log.num_requests if self._hands_on else 0
 
     @cached_property
     def _log(self) -> StepLog:
@@ -124,6 +143,8 @@ class Run:
         tape = self._tape(layers, num_micro_steps)
         tape.asked = self.asked
         tape.model = model = Model(tape, self._setup, layers)
+        if self._hands_on:
+            tape.kept = [tape.new(1, "int8")]  # in the place of what the step before left
         for number in range(num_micro_steps):
             tape.micro_step = number
             loss, gradient = families.forward(model), tape.new(1, "fp32")  # both in variables until backward returns
@@ -135,15 +156,32 @@ class Run:
             model.end_of_step()
         tape.come_to(("zero_grad", "end"))
         tape.zero_grad(model.leaves())
+        if self._hands_on:
+            tape.kept = [tape.new(1, "int8")]  # where what the last forward left goes, in the next step
+        tape.kept.clear()
         tape.model = None
         tape.require_own_thread()
         return chunks_of(tape.log)
 
     def _tape(self, layers: Sequence[int], num_micro_steps: int) -> Tape:
-        return Tape()
+        tape = Tape()
+        tape.keeps_outputs = self._keeps_outputs
+        tape.raises_outputs = tape.keeps_outputs and LOOPS[self.spec.loop].raises_outputs
+        return tape
 
     def _play(self, events: list[int], number: int) -> None:
         """Ask for what a log says, from its request ``number`` on; a thread's workspace in the first step alone."""
+        if self._hands_on:
+            by = self._turn()
+            if number == 0:  # the mark, in the place of what the step before kept
+                events, number = events[1:], 1
+            found: list[int] = []
+            for event in events:
+                if event == -1:  # the mark goes, and with it what was kept
+                    found += self._kept
+                else:
+                    found.append(event - by if event < 0 else event)
+            events, number = found, number + by
         self.allocator.play(events, number, self._workspace_bytes if self._num_steps == 1 else 0)
 
     def _trained_tensors(self) -> list[tuple[str, Tensor]]:

@@ -47,6 +47,11 @@ class StepLog:
         return self._moved(self._end, num_more), self.firsts[-1] + num_more * self._num_requests
 
     @property
+    def num_requests(self) -> int:
+        """Of a whole step, and a number more."""
+        return self.firsts[-1] + self.num_left_out * self._num_requests + 1
+
+    @property
     def _num_requests(self) -> int:
         """Of one that is left out."""
         return self.firsts[-2] - self.firsts[-3] if self.num_left_out else 0

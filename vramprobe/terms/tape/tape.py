@@ -82,11 +82,14 @@ class Tape:
     casts_weights = False  # whether mixed precision is that of the weights, and the outputs stay in 16 bits
     raises_outputs = False  # whether accelerate hands out the logits of autocast in fp32
 
+    keeps_outputs = False  # whether the loop keeps what a forward returns until the next one has returned
+
     def __init__(self, covers: Covers = operator.ge) -> None:
         """``covers``: how sizes compare, for an account."""
         self.covers = covers
         self.device = "cpu"  # of the model on it, which says so
         self.model: Any = None  # null, or the Model on it, while its step is played, where a tape asks for its names
+        self.kept: list[Value] = []  # what the loop keeps of the last forward
         self.asked: Asked | None = None  # the chip whose kernels' scratch is written, too; null: it is left out
         self.place: Place = ("forward", "start")
         self.micro_step = 0

@@ -4,6 +4,8 @@ In: an ATen or custom operator with its arguments and result, and the launches t
 the fields of a row, or None for one that did nothing on a card: a view, an allocation.
 """
 
+import functools
+
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -43,6 +45,8 @@ _MAX_SHOWN = 8  # tensors of a signature
 
 def size_of(tensor):
     """Bytes that a tensor spans in memory: an expanded dimension counts once."""
+    if tensor.is_contiguous():
+        return tensor.numel() * tensor.element_size()
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride or size == 1 else 1
@@ -62,26 +66,38 @@ def shown(tensors):
     """``bfloat16[8, 512] float32[512]``; of many tensors only how many there are."""
     if len(tensors) > _MAX_SHOWN:
         return f"{len(tensors)} tensors"
-    return " ".join(f"{str(one.dtype)[6:]}{list(one.shape)}" for one in tensors)
+    return " ".join([f"{_name_of(one.dtype)}{list(one.shape)}" for one in tensors])
+
+
+@functools.cache
+def _name_of(dtype):
+    return str(dtype)[6:]
+
+
+@functools.cache
+def signature(func):
+    """The operator's name, and (name, is it written into) of each argument: a schema makes them anew each time."""
+    schema = func._schema
+    written = [one.alias_info is not None and one.alias_info.is_write for one in schema.arguments]
+    return schema.name, tuple(zip([one.name for one in schema.arguments], written, strict=True))
 
 
 def row_of(func, args, kwargs, out, num_launches, has_product=False):
     """The row's fields: what, name, shapes, dtype, flops, read, written, launches; None for no work on a card.
     ``has_product``: of its parts, which have rows of their own, one is a product.
     """
-    schema, given, inputs, mutated = func._schema, {}, [], []
-    for position, spec in enumerate(schema.arguments):
-        value = args[position] if position < len(args) else kwargs.get(spec.name)
-        given[spec.name] = value
+    (name, arguments), given, inputs, mutated = signature(func), {}, [], []
+    for position, (argument, is_written) in enumerate(arguments):
+        value = args[position] if position < len(args) else kwargs.get(argument)
+        given[argument] = value
         found = tensors_of(value)
         inputs += found
-        if spec.alias_info is not None and spec.alias_info.is_write:
+        if is_written:
             mutated += found
     outs = tensors_of(out)
     on_card = [one for one in inputs if one.is_cuda]
     if not on_card and not any(one.is_cuda for one in outs):
         return None
-    name = schema.name
     if has_product and name == "bitsandbytes::gemm_4bit":
         return _unpacking(given, num_launches)
     row = {"name": name, "shapes": f"{shown(inputs)} -> {shown(outs)}", "launches": num_launches, "flops": 0}
@@ -97,7 +113,7 @@ def row_of(func, args, kwargs, out, num_launches, has_product=False):
         return None
     row["what"], row["flops"] = computed or ("other", 0)
     row["launches"] = max(num_launches, 1)  # cuBLAS's stub launches nothing: a product is one kernel
-    dtypes = [str(one.dtype)[6:] for one in on_card if one.is_floating_point()]
+    dtypes = [_name_of(one.dtype) for one in on_card if one.is_floating_point()]
     if computed is not None and dtypes[:1] == ["float32"] and _is_tf32(name, on_card[0].device):
         dtypes = ["tf32"]
     if computed is not None:
@@ -107,13 +123,16 @@ def row_of(func, args, kwargs, out, num_launches, has_product=False):
 
 def _is_tf32(name, device):
     """Return True if tensor cores round this operator's fp32 to TF32: by default convolutions', not products'."""
-    if torch.cuda.get_device_capability(device)[0] < 8 or "attention" in name:
+    if _capability(device)[0] < 8 or "attention" in name:
         return False
     kind = "conv" if "convolution" in name else "matmul"
     getter = getattr(torch._C, "_get_fp32_precision_getter", None)
     if getter is not None:  # torch 2.9 on
         return getter("cuda", kind) == "tf32"
     return torch._C._get_cudnn_allow_tf32() if kind == "conv" else torch._C._get_cublas_allow_tf32()
+
+
+_capability = functools.cache(torch.cuda.get_device_capability)
 
 
 def _unpacking(given, num_launches):

@@ -13,7 +13,7 @@ import torch
 
 from . import kernels
 from .lines import Lines
-from .operators import row_of
+from .operators import row_of, signature
 
 _COUNTED_STEP = 2
 _SUMS = ("flops", "read", "written", "launches")
@@ -66,7 +66,7 @@ class StepCount:
 
     def operator(self, run, func, args, kwargs):
         """Run one operator, and note what it did."""
-        begun = self.begin(func._schema.name)
+        begun = self.begin(signature(func)[0])
         out, products = None, self._products
         try:
             out = run(*args, **kwargs)
@@ -123,7 +123,7 @@ class StepCount:
         phase = self.phase()
         self._products += row["what"] == "product"
         row["line"] = self._lines.here(phase == "backward")
-        stream = torch.cuda.current_stream().stream_id
+        stream = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())[0]  # without an object around it
         if stream and row["what"] in _COPIES:
             row["is_beside"] = True
         key = (phase, row["what"], row["name"], row["shapes"], row["line"], row.get("is_beside"))

@@ -1,0 +1,346 @@
+"""What a real GPU showed beside what was emulated and predicted before: ``python benchmarks/gpu/compare.py FOLDER``.
+
+FOLDER (h200, say) has what ``keep.py`` made of what ``lent.sh`` left in OUT, emulated/ the same of the emulated GPU;
+predictions.csv was written before either. Writes FOLDER/README.md, cells.csv and programs.csv; ``--check`` says whether
+they are what the records give.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from vramprobe.records import store
+from vramprobe.records.record import RunRecord
+from vramprobe.units import MIB
+
+HERE = Path(__file__).resolve().parent
+CONTEXT_KEYS = ("context_bytes", "allocated_bytes", "peak_allocated_bytes")
+RUNS = ("forward and backward", "forward")
+
+
+def records_of(folder: Path, sweep: str) -> dict[str, RunRecord]:
+    """The sweep's records by cell."""
+    for name in (f"{sweep}.jsonl.xz", f"{sweep}.jsonl"):
+        if (folder / name).exists():
+            return {record.cell_id: record for record in store.read(folder / name, allow_empty=True).records}
+    return {}
+
+
+def cell_rows(folder: Path, sweep: str) -> list[dict[str, Any]]:
+    """A row for each cell that was measured: each tier measured, emulated less measured, predicted over measured."""
+    measured, emulated = records_of(folder, sweep), records_of(HERE / "emulated", sweep)
+    predicted = {
+        row["cell_id"]: row for row in read_csv(HERE / "predictions.csv") if row["gpu"] == gpu_of(measured.values())
+    }
+    return [_cell_row(one, emulated.get(name), predicted.get(name, {})) for name, one in measured.items()]
+
+
+def gpu_of(records: Iterable[RunRecord]) -> str:
+    """The catalog's name of the card."""
+    from vramprobe.catalog import gpu_seen
+
+    names = {record.environment.device_name for record in records}
+    found = [gpu.short_name for name in sorted(filter(None, names)) if (gpu := gpu_seen(name)) is not None]
+    return found[0] if found else "H100-SXM"
+
+
+def _cell_row(measured: RunRecord, emulated: RunRecord | None, predicted: dict[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "cell": measured.cell_id,
+        "measured": measured.outcome.kind,
+        "emulated": emulated.outcome.kind if emulated else "not run",
+    }
+    for tier in ("allocated_bytes", "reserved_bytes"):
+        here = getattr(measured.peak, tier) if measured.peak else None
+        there = getattr(emulated.peak, tier) if emulated and emulated.peak else None
+        said = int(predicted[tier]) if predicted.get(tier) else None
+        row[tier] = here
+        row[f"emulated_{tier}"] = there
+        row[f"predicted_{tier}"] = said
+    row["context_bytes"] = measured.context_bytes
+    row["phases"], row["equal_phases"] = _phases(measured, emulated)
+    row["step_seconds"] = statistics.median(measured.timing.step_seconds) if _is_timed(measured) else None
+    row["predicted_step_seconds"] = float(predicted["step_seconds"]) if predicted.get("step_seconds") else None
+    return row
+
+
+def _is_timed(record: RunRecord) -> bool:
+    return record.timing is not None and bool(record.timing.step_seconds)
+
+
+def _phases(measured: RunRecord, emulated: RunRecord | None) -> tuple[int, int]:
+    """How many phases were measured, and in how many of them the allocated peak is the emulated one to the byte."""
+    if emulated is None or not measured.phases:
+        return len(measured.phases or ()), 0
+    there = {(one.name, one.step, one.micro_step): one.allocated_peak_bytes for one in emulated.phases}
+    equal = sum(there.get((one.name, one.step, one.micro_step)) == one.allocated_peak_bytes for one in measured.phases)
+    return len(measured.phases), equal
+
+
+def operator_rows(folder: Path) -> list[dict[str, Any]]:
+    """A row for each of torch's operators: outcomes and bytes of both sides."""
+    here, there = (_by_name(path / "operators.jsonl") for path in (folder, HERE / "emulated"))
+    return [_operator_row(name, one, there[name]) for name, one in here.items() if name in there]
+
+
+def _operator_row(name: str, measured: dict[str, Any], emulated: dict[str, Any]) -> dict[str, Any]:
+    row = {"operator": name, "measured": measured["outcome"], "emulated": emulated["outcome"]}
+    for key in ("peak_allocated_bytes", "peak_reserved_bytes", "requested_bytes", "num_requests"):
+        row |= {key: measured.get(key), f"emulated_{key}": emulated.get(key)}
+    return row | {"error": measured.get("error", "")[:160]}
+
+
+def _by_name(path: Path) -> dict[str, dict[str, Any]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row["operator"]: row for row in map(json.loads, lines)}
+
+
+def context_rows(folder: Path) -> list[dict[str, Any]]:
+    """A row for each case of context.py."""
+    here, there = (_cases(path / "context.jsonl") for path in (folder, HERE / "emulated"))
+    return [
+        {"case": name}
+        | {key: one.get(key) for key in (*CONTEXT_KEYS, "error")}
+        | {
+            f"emulated_{key}": there.get(name, {}).get(key)
+            for key in ("context_bytes", "allocated_bytes", "peak_allocated_bytes")
+        }
+        for name, one in here.items()
+        if name != "card"
+    ]
+
+
+def _cases(path: Path) -> dict[str, dict[str, Any]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row["case"]: row for row in map(json.loads, lines)}
+
+
+def program_rows(folder: Path) -> list[dict[str, Any]]:
+    """A row for each program of programs.py: peaks and seconds of both sides."""
+    here, there = (_profiles(path / "programs.jsonl") for path in (folder, HERE / "emulated"))
+    asked = {_label(row["command"], row["asked"]): row for row in read_csv(HERE.parent / "truth" / "own_commands.csv")}
+    rows = []
+    for name, one in sorted(here.items()):
+        other = there.get(name)
+        row: dict[str, Any] = {"program": name}
+        for tier in ("allocated_bytes", "reserved_bytes"):
+            row[f"predicted_{tier}"] = asked[name][f"predicted_{tier}"] if name in asked else None
+        for tier in ("allocated_bytes", "reserved_bytes"):
+            row |= {tier: _peak(one, tier), f"emulated_{tier}": _peak(other, tier)}
+        rows.append(row)
+    return rows
+
+
+def _label(command: str, shape: str) -> str:
+    """The file's name of a program at a shape (programs.py)."""
+    return f"{command.replace(' ', '-').replace(',', '')}_{shape.replace(' ', '')}"
+
+
+def _peak(profile: dict[str, Any] | None, tier: str) -> int | None:
+    return ((profile or {}).get("peak") or {}).get(tier)
+
+
+def _profiles(path: Path) -> dict[str, dict[str, Any]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row["program"]: row for row in map(json.loads, lines)}
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def difference(row: dict[str, Any], key: str, other: str = "emulated") -> int | None:
+    """Emulated (or predicted) less measured, bytes."""
+    here, there = row.get(key), row.get(f"{other}_{key}")
+    return None if here is None or there is None else int(there) - int(here)
+
+
+def _signed(value: int | None) -> str:
+    return "–" if value is None else f"{value:+,}" if value else "0"
+
+
+def _mib(value: int | None) -> str:
+    return "–" if value is None else f"{value / MIB:,.2f}"
+
+
+def _percent(row: dict[str, Any], key: str, other: str) -> str:
+    found = difference(row, key, other)
+    return "–" if found is None else f"{100 * found / row[key]:+.2f}"
+
+
+def said(rows: Sequence[dict[str, Any]], key: str, other: str = "emulated") -> str:
+    """How far one side lies from the other, in a line."""
+    known = [row for row in rows if difference(row, key, other) is not None]
+    if not known:
+        return "no row has both sides"
+    shares = sorted(abs(difference(row, key, other) or 0) / row[key] for row in known)
+    equal = sum(difference(row, key, other) == 0 for row in known)
+    ninth = shares[min(len(shares) - 1, int(0.9 * len(shares)))]
+    return (
+        f"{equal} of {len(known)} to the byte; median {100 * statistics.median(shares):.3f} %, 90 % within "
+        f"{100 * ninth:.3f} %, worst {100 * shares[-1]:.3f} %"
+    )
+
+
+def _cells_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    tiers = ("emulated − measured, B", "predicted, %")
+    head = (
+        "cell",
+        "ended",
+        "emulated",
+        "allocated, MiB",
+        *tiers,
+        "reserved, MiB",
+        *tiers,
+        "phases equal",
+        "context, MiB",
+    )
+    return as_markdown(head, "lllrrrrrrrr", map(_cell_of_table, rows))
+
+
+def _cell_of_table(row: dict[str, Any]) -> tuple[str, ...]:
+    tiers = [
+        text
+        for key in ("allocated_bytes", "reserved_bytes")
+        for text in (_mib(row[key]), _signed(difference(row, key)), _percent(row, key, "predicted"))
+    ]
+    equal = f"{row['equal_phases']} of {row['phases']}"
+    return (row["cell"], row["measured"], row["emulated"], *tiers, equal, _mib(row["context_bytes"]))
+
+
+def _times_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    timed = [row for row in rows if row["step_seconds"]]
+    return as_markdown(
+        ("cell", "measured, s", "predicted, s", "predicted ÷ measured"),
+        "lrrr",
+        [
+            (row["cell"], f"{row['step_seconds']:.4f}", *_time(row["predicted_step_seconds"], row["step_seconds"]))
+            for row in timed
+        ],
+    )
+
+
+def _time(predicted: float | None, measured: float) -> tuple[str, str]:
+    return ("–", "–") if predicted is None else (f"{predicted:.4f}", f"{predicted / measured:.2f}")
+
+
+def _operators_part(rows: Sequence[dict[str, Any]]) -> list[str]:
+    both = [row for row in rows if row["measured"] in RUNS and row["emulated"] in RUNS]
+    exact = [row for row in both if all(difference(row, key) == 0 for key in ("peak_allocated_bytes", "num_requests"))]
+    others = [row for row in both if row not in exact]
+    ended = [row for row in rows if (row["measured"] in RUNS) != (row["emulated"] in RUNS)]
+    return [
+        f"{len(rows)} operators of torch's own table, each with its first inputs in a process of its own; {len(both)} "
+        f"ran on both. {len(exact)} of these have the same allocated peak and as many requests; the others:",
+        "",
+        *as_markdown(
+            ("operator", "peak, B", "emulated − measured, B", "requests", "emulated"),
+            "lrrrr",
+            [
+                (row["operator"], f"{row['peak_allocated_bytes']:,}", _signed(difference(row, "peak_allocated_bytes")),
+                 row["num_requests"], row["emulated_num_requests"])
+                for row in others
+            ],
+        ),
+        "",
+        f"{len(ended)} ran on one side only:",
+        "",
+        *as_markdown(
+            ("operator", "measured", "emulated", "message"),
+            "llll",
+            [(row["operator"], row["measured"], row["emulated"], row["error"].replace("|", "\\|")) for row in ended],
+        ),
+    ]  # fmt: skip
+
+
+def _context_of_table(row: dict[str, Any]) -> tuple[str, ...]:
+    if row["error"]:
+        return (row["case"], row["error"][:80], *[""] * 5)
+    sizes = [row[side + key] for key in CONTEXT_KEYS[1:] for side in ("", "emulated_")]
+    context = (_mib(row["context_bytes"]), _mib(row["emulated_context_bytes"]))
+    return (row["case"], *context, *("–" if size is None else f"{size:,}" for size in sizes))
+
+
+def page(folder: Path) -> str:
+    """The page of the folder."""
+    cells, boundary = cell_rows(folder, "cells"), cell_rows(folder, "boundary")
+    context, programs, operators = context_rows(folder), program_rows(folder), operator_rows(folder)
+    card = _cases(folder / "context.jsonl").get("card", {})
+    remarks = folder / "remarks.md"
+    lines = [
+        f"# {card.get('name', 'A GPU')}: measured, emulated, predicted",
+        "",
+        f"Measured on one {card.get('name')} (driver {card.get('driver')}, torch {card.get('torch')}, cuDNN "
+        f"{card.get('cudnn')}); predicted before, and emulated with the same libraries. All cells are shown.",
+        "",
+        f"- **Allocated, emulated**: {said(cells, 'allocated_bytes')}.",
+        f"- **Reserved, emulated**: {said(cells, 'reserved_bytes')}.",
+        f"- **Allocated, predicted** (torch 2.13): {said(cells, 'allocated_bytes', 'predicted')}.",
+        f"- **Reserved, predicted**: {said(cells, 'reserved_bytes', 'predicted')}.",
+        f"- **Own programs, allocated**: {said(programs, 'allocated_bytes')}.",
+        f"- **Own programs, reserved**: {said(programs, 'reserved_bytes')}.",
+        "- **Own commands, predicted from a recording at another shape** (`predict --from`, torch 2.13, hours before): "
+        f"allocated {said(programs, 'allocated_bytes', 'predicted')}; reserved "
+        f"{said(programs, 'reserved_bytes', 'predicted')}.",
+        f"- **Outcomes**: {sum(row['measured'] == row['emulated'] for row in cells + boundary)} of "
+        f"{len(cells) + len(boundary)} cells ended as emulated.",
+        "",
+        *([*remarks.read_text().rstrip().splitlines(), ""] if remarks.exists() else []),
+        "## Cells",
+        "",
+        *_cells_table(cells),
+        "",
+        "## At the edge of 16 GiB",
+        "",
+        *_cells_table(boundary),
+        "",
+        "## Own programs",
+        "",
+        *as_markdown(
+            ("program", "allocated, MiB", "emulated − measured, B", "predicted by another shape, %", "reserved, MiB",
+             "emulated − measured, B", "predicted by another shape, %"),
+            "lrrrrrr",
+            [
+                (row["program"], _mib(row["allocated_bytes"]), _signed(difference(row, "allocated_bytes")),
+                 _percent(row, "allocated_bytes", "predicted"), _mib(row["reserved_bytes"]),
+                 _signed(difference(row, "reserved_bytes")), _percent(row, "reserved_bytes", "predicted"))
+                for row in programs
+            ],
+        ),
+        "",
+        "## Step time",
+        "",
+        *_times_table(cells),
+        "",
+        "## Context and workspaces",
+        "",
+        *as_markdown(
+            ("loaded", "context, MiB", "emulated", "left allocated, B", "emulated", "allocated peak, B", "emulated"),
+            "lrrrrrr",
+            map(_context_of_table, context),
+        ),
+        *(["", "## torch's operators", "", *_operators_part(operators)] if operators else []),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the page and its tables, or check them."""
+    folder = (HERE / sys.argv[1]).resolve()
+    made = {
+        folder / "README.md": page(folder),
+        folder / "cells.csv": as_csv(cell_rows(folder, "cells") + cell_rows(folder, "boundary")),
+        folder / "programs.csv": as_csv(program_rows(folder)),
+    }
+    write_or_check(made, f"gpu/compare.py {folder.name}", check="--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    main()

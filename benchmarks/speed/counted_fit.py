@@ -1,0 +1,88 @@
+"""Counted fit: counted published steps, for the same fit as arithmetic's (rates_fit.py).
+
+In: a Count, its card, what was published. Out: a Step of the fit, whose rates multiply measured kernels' shares
+(shapes.py): what a training step reaches of what a kernel reaches alone. Loads numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from benchmarks.speed.rates_fit import EXPECTED, unproven
+from vramprobe.catalog import Gpu
+from vramprobe.speed.counted import FULL_RATES, KERNELS, PHASES, Count, ideal_rows, replayed, time_of
+from vramprobe.speed.rates import Condition, Rates, SpeedFit
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedStep:
+    """A published step and what it launches; ``tokens`` of a whole step, ``tokens_per_second`` of one GPU."""
+
+    source: str
+    count: Count
+    gpu: Gpu
+    tokens: int
+    tokens_per_second: float
+    is_aside: bool = False
+
+    expected: ClassVar = EXPECTED
+
+    @property
+    def published_seconds(self) -> float:
+        return self.tokens / self.tokens_per_second
+
+    @cached_property
+    def ideal(self) -> IdealStep:
+        """At full rates."""
+        return IdealStep(self)
+
+    def seconds(self, rates: Rates) -> float:
+        return self.ideal.seconds(rates)
+
+    def condition(self, fit: SpeedFit) -> Condition:
+        return time_of(self.count, self.gpu, fit=fit).condition
+
+
+class IdealStep:
+    """A step at full rates; ``seconds`` by any rates are those of :func:`~vramprobe.speed.counted.time_of`, without a
+    walk over its rows.
+    """
+
+    def __init__(self, one: CountedStep) -> None:
+        import numpy as np
+
+        rows = ideal_rows(one.count, one.gpu)
+        pairs = zip(one.count.rows, rows, strict=True)
+        num_unclaimed = max(0, one.count.num_launches - one.count.num_claimed)
+        launches = [sum(row[4] for row in rows if row[0] == at) for at in range(len(PHASES))]
+        self._launches = [launches[0] + num_unclaimed, *launches[1:]]
+        self._rows = [
+            {
+                kind: np.array([row[2:4] for row in rows if (row[0], row[1]) == (at, kind)] or [(0.0, 0.0)]).T
+                for kind in KERNELS
+            }
+            for at in range(len(PHASES))
+        ]
+        copies = [(seconds, row.is_beside) for row, (_, kind, _, seconds, _) in pairs if kind == "copies"]
+        self._copies, self._beside = (
+            sum(one for one, is_beside in copies if is_beside is beside) for beside in (False, True)
+        )
+        full = unproven(FULL_RATES, [one])
+        self._link = time_of(one.count, one.gpu, fit=full).by_class.get("collectives", 0.0)
+
+    def seconds(self, rates: Rates) -> float:
+        import numpy as np
+
+        phases = []
+        for launches, by_kind in zip(self._launches, self._rows, strict=True):
+            card = 0.0
+            for kind, (flops, moved) in by_kind.items():
+                level = {"products": rates.product, "attention": rates.attention}.get(kind, 1.0)
+                stream = rates.dequantise if kind == "dequantize" else rates.stream
+                card += float(np.maximum(flops / level, moved / stream).sum())
+            phases.append((launches * rates.kernel_seconds, card))
+        seconds = math.hypot(replayed(phases), self._link / rates.link, self._beside)
+        return seconds + self._copies + rates.step_seconds

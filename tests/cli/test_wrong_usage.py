@@ -1,0 +1,57 @@
+"""A mistake in the command line's words: one line and exit code 2, with the word that was meant."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from command_line import vramprobe
+from typer.main import get_command
+
+from vramprobe.cli.verbs import app
+from vramprobe.cli.wrong_usage import _NONE, FOREIGN
+
+VERBS = get_command(app).commands
+CELL = ("--model", "gpt2", "--method", "lora")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("predict", *CELL, "--batch-size", "abc"), "--batch-size: 'abc' given; Input should be a valid integer"),
+        (("predict", *CELL, "--batch-size=1.5"), "--batch-size: '1.5' given; "),
+        (("predict", *CELL), "for example: vramprobe predict --model llama-3.1-8b"),
+        (("predict", *CELL, "--world-size", "8"), "predict has no option --world-size: here it is --num-gpus"),
+        (("predict", *CELL, "--lora_r_dropout", "8"), "nearest: --lora-dropout"),
+        (("predict", *CELL, "--per_device_train_batch_size", "3"), "here it is --batch-size"),
+        (("predict", *CELL, "--modules-to-save", "lm_head"), "vramprobe profile --emulate GPU --empty-weights"),
+        (("predict", "--model"), "'--model' requires an argument"),
+        (("predicct",), "Did you mean 'predict'?"),
+        (("serve", "--model", "gpt2", "--gpu", "T4", "--seq-len", "512"), "here it is --max-model-len"),
+        (("serve", "--model", "gpt2", "--gpu", "T4", "--engine", "sglang"), "it predicts vLLM alone"),
+        (("grpo", *CELL, "--gpu", "T4", "--sharding", "zero3"), "grpo has no option --sharding: it predicts one GPU"),
+        (("explain", "--gpu", "T4"), "explain has no option --gpu: predict and serve have it"),
+        (("diff", "a", "b", "--frobnicate"), "`vramprobe diff --help` lists its options"),
+    ],
+    ids=lambda one: " ".join(one[-2:]) if isinstance(one, tuple) else "",
+)
+def test_one_line_says_what_was_given_and_what_to_do(words: tuple[str, ...], said: str) -> None:
+    done = vramprobe(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("vramprobe: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_words_at_all_show_the_verbs() -> None:
+    done = vramprobe()
+    assert done.returncode == 2
+    assert "Usage: vramprobe VERB" in done.stdout + done.stderr
+
+
+def test_a_foreign_word_leads_to_an_option_that_predict_has() -> None:
+    own = {one.name for one in VERBS["predict"].params}
+    assert set(FOREIGN.values()) <= own
+    assert not any(re.sub("[^a-z0-9]", "", name) in FOREIGN for name in own)
+    for verb, name in _NONE:
+        assert not verb or name not in {one.name for one in VERBS[verb].params}

@@ -1,0 +1,58 @@
+"""The largest part in words: its factors give its bytes, and what is called no help saves next to nothing of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from vramprobe import api
+from vramprobe.interop.questions import JudgedPrediction
+
+LORA = {"model": "llama-3.2-1b", "method": "lora", "batch_size": 2, "seq_len": 1024, "engine": "formula"}
+FULL = LORA | {"method": "full"}
+_UNITS = {"KiB": 2**10, "bytes": 1}
+
+
+def _largest(**words: object) -> tuple[str, JudgedPrediction]:
+    found = api.predict(**words, widen=True)
+    return max(found.terms, key=lambda name: found.terms[name]), found
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "factors"),
+    [
+        (LORA, "saved_activations", 3),
+        (LORA | {"gradient_checkpointing": True, "batch_size": 16}, "logits", 3),
+        (LORA | {"gradient_checkpointing": True, "batch_size": 1, "seq_len": 64}, "weights", 2),
+        (FULL | {"gradient_checkpointing": True, "batch_size": 1, "seq_len": 64}, "optimizer_state", 2),
+    ],
+)
+def test_factors_give_the_part(words: dict[str, object], name: str, factors: int) -> None:
+    largest, found = _largest(**words)
+    said = found.largest_part
+    assert (largest, said.split(",")[0]) == (name, name)
+    formula = said.split(" = ")[1].split(";")[0]
+    numbers = [float(one.replace(",", "")) for one in re.findall(r"\d[\d,.]*", formula)]
+    product = _UNITS[formula.split()[-1]] * (1e9 if "billion" in formula else 1)
+    for number in numbers:
+        product *= number
+    assert len(numbers) == factors
+    assert product == pytest.approx(found.terms[name], rel=0.02)
+
+
+def test_what_is_no_help_is_none() -> None:
+    name, found = _largest(**LORA)
+    assert found.largest_part.endswith("no help: quantization, a smaller LoRA rank or another optimizer")
+    for change in ({"lora_r": 4}, {"optim": "sgd"}):
+        assert api.predict(**LORA | change).terms[name] > 0.95 * found.terms[name]
+    name, found = _largest(**FULL | {"gradient_checkpointing": True, "batch_size": 2, "seq_len": 64})
+    assert "no help: a smaller batch, shorter sequences or gradient checkpointing" in found.largest_part
+    smaller = api.predict(**FULL | {"gradient_checkpointing": True, "batch_size": 1, "seq_len": 32})
+    assert smaller.terms[name] == found.terms[name]
+
+
+def test_a_rank_has_no_product_of_the_whole() -> None:
+    said = api.predict(**LORA, sharding="fsdp", num_gpus=2, widen=True).largest_part
+    assert " = " not in said
+    assert api.predict(**LORA).largest_part == ""  # as the command line alone

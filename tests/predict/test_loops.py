@@ -1,0 +1,212 @@
+"""The loop around a step: what predict says of each is what the loops of examples/loops.py took."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from command_line import HERE, vramprobe
+from emulated import require_emulation
+from grids import grid
+
+from vramprobe import api
+from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.catalog import find_gpu
+from vramprobe.errors import SpecError
+from vramprobe.model import replayed
+from vramprobe.predict.questions import cell
+from vramprobe.recipe.recipe import recorded_words
+from vramprobe.recipe.shipped import entry_key
+from vramprobe.trainers import LOOPS
+from vramprobe.units import format_bytes
+
+EXAMPLE = Path(HERE) / "examples" / "loops.py"
+CARD = "A100-80GB-SXM"
+#: A loop of examples/loops.py → the one of --loop that stands for it.
+NAMES = {
+    "trainer": "trainer", "plain": "trainer", "zero_grad_first": "trainer", "scaled": "trainer", "evaluates": "trainer",
+    "keeps_outputs": "keeps-outputs", "step_function": "step-function", "accelerated": "accelerate",
+    "zero_grad_late": "late-zero-grad",
+}  # fmt: skip
+#: What eight layers of models took in these loops: emulated, one process each, the highest of steps 2 to 4.
+EMULATED = Path(__file__).parents[1] / "data" / "loops.csv"
+#: Scalars that a loop holds beside the model's own: losses, a GradScaler's numbers, each a block.
+SCALARS_BYTES = 3 << 10
+SMALL = {"model": "smollm2-135m", "method": "lora", "batch_size": 2, "seq_len": 512, "device": "cuda"}
+
+
+def runs():
+    with EMULATED.open() as file:
+        return list(csv.DictReader(file))
+
+
+def options(run):
+    given = {name: run[name] for name in ("model", "method", "dtype", "autocast")}
+    given |= {"num_layers": int(run["layers"]), "batch_size": int(run["rows"]), "seq_len": int(run["length"])}
+    given |= {"grad_accum": int(run["accumulate"]), "gradient_checkpointing": run["gradient_checkpointing"] == "yes"}
+    return given | {"loop": NAMES[run["loop"]]}
+
+
+def test_every_example_stands_for_a_loop_and_every_loop_has_one():
+    tree = ast.parse(EXAMPLE.read_text())
+    [listed] = [one.value for one in tree.body if isinstance(one, ast.Assign) and one.targets[0].id == "LOOPS"]
+    assert {one.id for one in listed.elts} == set(NAMES) == {run["loop"] for run in runs()}
+    assert set(NAMES.values()) == set(LOOPS)
+
+
+def test_a_loop_needs_what_its_example_took():
+    """Adapters to the byte but for scalars; all weights within 0.1 %, and 0.4 % where micro-batches add up."""
+    counts = dict.fromkeys(LOOPS, 0)
+    for run in runs():
+        given = options(run)
+        if given["loop"] == "late-zero-grad" or run["use_cache"] == "yes":
+            continue
+        found = api.predict(gpu=CARD, engine="formula", **given)
+        took = int(run["allocated_bytes"])
+        off = found.peak_allocated_bytes.value - took
+        within = SCALARS_BYTES if run["method"] == "lora" else took * (0.004 if given["grad_accum"] > 1 else 0.001)
+        assert abs(off) <= within, run
+        if run["method"] == "lora":
+            assert abs(found.reserved_bytes.value / int(run["reserved_bytes"]) - 1) < 0.001, run
+        counts[given["loop"]] += 1
+    assert min(count for loop, count in counts.items() if loop != "late-zero-grad") >= 3, counts
+
+
+@pytest.mark.parametrize(
+    ("more", "size", "raised"),
+    [
+        ({}, 2, 4),
+        ({"method": "full"}, 2, 2),
+        ({"method": "full", "dtype": "fp32"}, 4, 4),
+        ({"method": "qlora"}, 2, 4),
+        ({"method": "qlora", "autocast": "none"}, 4, 4),  # whose head peft has raised
+        ({"grad_accum": 7}, 2, 4),
+    ],
+)
+def test_kept_logits_stand_at_every_moment(more, size, raised):
+    """The peak is a Trainer's and the logits, ``size`` bytes each; a real T4's agree (benchmarks/truth/t4.md)."""
+    peaks = {
+        loop: api.predict(fit="none", loop=loop, **SMALL | more).peak_allocated_bytes.value
+        for loop in LOOPS
+        if loop != "late-zero-grad"
+    }
+    logits, usual = 1024 * 49_152, peaks["trainer"]
+    assert peaks["keeps-outputs"] == usual + logits * size
+    assert peaks["accelerate"] == usual + logits * raised
+    assert usual <= peaks["step-function"] <= peaks["keeps-outputs"]
+
+
+def test_a_step_function_lets_its_outputs_go_before_the_next_forward():
+    given = SMALL | {"gpu": CARD, "num_layers": 8}
+    reserved = {loop: api.predict(loop=loop, **given).reserved_bytes.value for loop in LOOPS if loop[0] != "l"}
+    assert reserved["trainer"] == reserved["step-function"] < reserved["keeps-outputs"]
+
+
+@pytest.mark.parametrize("loss", [{"loss": "chunked_nll"}, {"fused_linear_cross_entropy": True}])
+def test_a_loss_without_logits_leaves_nothing_to_keep(loss):
+    for fit in ("none", None):
+        one, other = (
+            api.predict(gpu=CARD, fit=fit, loop=loop, **SMALL, **loss) for loop in ("trainer", "keeps-outputs")
+        )
+        assert (one.peak_allocated_bytes, one.reserved_bytes) == (other.peak_allocated_bytes, other.reserved_bytes)
+
+
+def test_both_allocators_hand_the_outputs_on_alike(monkeypatch):
+    spec = cell(**SMALL, num_layers=4, grad_accum=7, loop="keeps-outputs")
+    compiled = replayed.replayed(spec, find_gpu("T4"))
+    monkeypatch.setattr(replayed, "counting_allocator", CachingAllocator)
+    monkeypatch.setattr(replayed, "_kept", {})
+    assert replayed.replayed(spec, find_gpu("T4")) == compiled
+
+
+def test_an_answer_names_the_loop_that_it_assumes_and_what_the_commonest_other_needs():
+    other = api.predict(gpu=CARD, loop="keeps-outputs", **SMALL)
+    [note] = [one for one in api.predict(gpu=CARD, **SMALL).warnings if "--loop" in one]
+    needed = format_bytes(other.peak_allocated_bytes.value)
+    assert note == f"{needed} allocated if your loop keeps its outputs (--loop keeps-outputs); a Trainer's is assumed"
+    told = [{"loop": "trainer"}, {"loop": "plain"}, {"loss": "chunked_nll"}, {"sharding": "ddp", "num_gpus": 2}]
+    for more in told:
+        assert not any("--loop" in one for one in api.predict(gpu=CARD, **SMALL, **more).warnings), more
+
+
+def test_trl_is_a_trainer_with_its_loss():
+    assert cell(**SMALL, loop="trl") == cell(**SMALL, loss="chunked_nll")
+    assert cell(**SMALL, loop="trl", trainer="dpo") == cell(**SMALL, trainer="dpo")
+    with pytest.raises(SpecError, match="loop trl means loss=chunked_nll, but loss=nll was given"):
+        cell(**SMALL, loop="trl", loss="nll")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"trainer": "dpo", "loop": "accelerate"}, "trainer dpo has a loop of its own; leave loop accelerate out"),
+        ({"loop": "late-zero-grad", "grad_accum": 2}, "frees the gradients in each micro-step"),
+        ({"loop": "keeps-outputs", "sharding": "ddp", "num_gpus": 2}, "loop keeps-outputs is known of one GPU"),
+        ({"loop": "keeps"}, "loop: 'keeps' given; allowed: 'trainer', 'keeps-outputs'"),
+    ],
+)
+def test_a_loop_that_cannot_be_is_refused(more, said):
+    with pytest.raises(SpecError, match=said):
+        api.predict(gpu=CARD, **SMALL, **more)
+
+
+@pytest.mark.parametrize("verb", ["recommend", "techniques", "grpo"])
+def test_a_verb_that_reads_no_loop_refuses_it(verb):
+    done = vramprobe(verb, "--model", "smollm2-135m", "--loop", "accelerate")
+    assert done.returncode == 2
+    assert f"{verb} has no option --loop: predict and measure have it" in done.stderr
+
+
+def test_from_python_too():
+    with pytest.raises(SpecError, match="loop: a recommendation is of a Trainer's loop"):
+        api.recommend(model="smollm2-135m", method="lora", seq_len=512, tokens=10**6, loop="accelerate")
+    with pytest.raises(SpecError, match="loop: GRPO has TRL's own"):
+        api.grpo(model="smollm2-135m", method="lora", gpu=CARD, loop="accelerate")
+
+
+def test_fp16_is_enough_and_its_autocast_is_said():
+    precision = lambda **words: [getattr(cell(**SMALL | words), name) for name in ("dtype", "autocast")]  # noqa: E731
+    assert precision(dtype="fp16") == precision(autocast="fp16") == ["fp16", "fp16"]
+    assert precision(method="full", dtype="fp16") == ["fp16", "none"]
+    assert precision(method="full", autocast="fp16") == ["fp32", "fp16"]
+    with pytest.raises(SpecError, match=r"--dtype bf16 under --autocast fp16 mixes .* take --autocast bf16"):
+        precision(dtype="bf16", autocast="fp16")
+    with pytest.raises(SpecError, match="GradScaler refuses to unscale fp16 gradients: --dtype fp32"):
+        precision(method="full", dtype="fp16", autocast="fp16")
+    words = ("predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64")
+    assert "--dtype fp16: autocast fp16 and fp32 adapters" in vramprobe(*words, "--dtype", "fp16").stdout
+    assert "--dtype fp16:" not in vramprobe(*words, "--dtype", "fp16", "--autocast", "none").stdout
+
+
+def test_recipes_from_before_there_were_loops_are_found():
+    assert "loop" not in recorded_words(cell(**SMALL))
+    assert recorded_words(cell(**SMALL, loop="accelerate"))["loop"] == "accelerate"
+    assert entry_key(cell(**SMALL), CARD) != entry_key(cell(**SMALL, loop="accelerate"), CARD)
+
+
+@pytest.mark.parametrize("name", grid(NAMES))
+def test_an_example_takes_what_is_recorded_and_counted_at_a_shape_that_never_ran(name, tmp_path):
+    require_emulation()
+    words = ("--empty-weights", "--no-speed", "--steps-only", "--json", "--", "python", str(EXAMPLE), name)
+    done = vramprobe(
+        "profile",
+        "--emulate",
+        CARD,
+        *words,
+        "HuggingFaceTB/SmolLM2-135M",
+        "--rows",
+        "3",
+        "--length",
+        "320",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    [rank] = json.loads(done.stdout.splitlines()[-1])["ranks"]  # after what the loop itself prints
+    given = SMALL | {"batch_size": 3, "seq_len": 320, "gpu": CARD, "loop": NAMES[name]}
+    recorded = api.predict(engine="recipe", **given)
+    for found in (recorded, *([] if name == "zero_grad_late" else [api.predict(engine="formula", **given)])):
+        assert abs(found.peak_allocated_bytes.value - rank["peak"]["allocated_bytes"]) <= SCALARS_BYTES
+        assert abs(found.reserved_bytes.value / rank["peak"]["reserved_bytes"] - 1) < 0.02

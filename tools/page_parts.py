@@ -1,0 +1,103 @@
+"""Make what the page holds ready: ``python tools/page_parts.py`` (``--check``: change nothing, fail where it is stale).
+
+Compiles the allocator to WebAssembly (ziglang) and packs the recipes that ship: the cells are those of
+configs/book.yaml, and what the page lets people choose are the fields that its cells name.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vramprobe.catalog.shipped import data_file
+from vramprobe.predict.recorded import notes_of
+from vramprobe.recipe.book import recorded_as
+from vramprobe.recipe.recipe import unpack
+from vramprobe.recipe.shipped import BOOK, CARD_OF_CAPABILITY, entry_key, read_book, shapes_of
+from vramprobe.report.page import page_book
+from vramprobe.sweep.definition import load_sweep
+
+ROOT = Path(__file__).resolve().parents[1]
+PLAIN = ROOT / "vramprobe" / "allocator" / "plain"
+SWEEP = ROOT / "configs" / "book.yaml"
+_WORDS = (
+    "-std=c11",
+    "-O2",
+    "-mbulk-memory",
+    "-nostdlib",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wl,--no-entry",
+    "-Wl,--strip-all",
+)
+
+
+def compiled(to: Path) -> bytes:
+    """The allocator as WebAssembly, without a libc."""
+    digest = page_book.digest_of(*(PLAIN / name for name in ("blocks.c", "blocks.h", "replay.c")))
+    command = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        "-target",
+        "wasm32-freestanding",
+        *_WORDS,
+        f'-DSOURCES="{digest}"',
+    ]
+    subprocess.run([*command, "replay.c", "blocks.c", "-o", str(to)], cwd=PLAIN, check=True)
+    return to.read_bytes()
+
+
+def axes() -> dict[str, list[Any]]:
+    """The fields in which the book's cells differ, beside model, batch and length: their values, a flag's both."""
+    words, cells = yaml.safe_load(SWEEP.read_text()), load_sweep(SWEEP, device="cuda").cells
+    fields = sorted(set(words["defaults"]).union(*words["cells"]) - {"model", "batch_size", "seq_len", "device"})
+    found = {field: list(dict.fromkeys(getattr(cell, field) for cell in cells)) for field in fields}
+    return {field: [True, False] if isinstance(values[0], bool) else values for field, values in found.items()}
+
+
+def entries() -> Iterator[page_book.PageRecipe]:
+    """What ships of the sweep's cells; what else ships is named and left out."""
+    packed, fields = read_book(data_file(BOOK)), list(axes())
+    by_key: dict[str, list[str]] = {}
+    for name in packed:
+        by_key.setdefault(name.split()[0], []).append(name)
+    for cell in load_sweep(SWEEP, device="cuda").cells:
+        for card in sorted(set(CARD_OF_CAPABILITY.values())):
+            for name in by_key.pop(entry_key(recorded_as(cell), card), ()):
+                recipe, words = unpack(packed[name], name), {field: getattr(cell, field) for field in fields}
+                yield page_book.PageRecipe(
+                    model=cell.model,
+                    options=words,
+                    card=card,
+                    shapes=shapes_of(name),
+                    notes=notes_of(recipe, cell),
+                    recipe=recipe,
+                )
+    for name in (one for names in by_key.values() for one in names):
+        print(f"not in {SWEEP.name}: {name}", file=sys.stderr)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        made = {
+            page_book.ALLOCATOR: compiled(Path(folder) / "replay.wasm"),
+            page_book.BOOK: page_book.packed_book(entries(), axes(), page_book.digest_of(data_file(BOOK))),
+        }
+    for path, content in made.items():
+        if "--check" in sys.argv and path.read_bytes() != content:
+            sys.exit(f"{path} is stale: python tools/page_parts.py")
+        path.write_bytes(content)
+        print(f"{path.relative_to(ROOT)}: {len(content):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

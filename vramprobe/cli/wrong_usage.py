@@ -1,0 +1,99 @@
+"""A mistake in a command line's words → one line: what was given, what is allowed, what to do.
+
+In: the exception by which typer ends, the words that were typed. Out: a sentence. An option of another library or of
+another verb is answered with this verb's own word for it, or with the command that knows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vramprobe.cli.help import EXAMPLES, VERBS
+from vramprobe.interop.arguments import OPTION_OF
+from vramprobe.options import RANK_OPTIONS
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+#: An option of transformers, TRL, peft, accelerate, Axolotl or vLLM, as letters and digits alone → its parameter here.
+FOREIGN = {
+    **{_letters(field): option for field, option in OPTION_OF.items() if field != option},
+    **dict.fromkeys(
+        ("worldsize", "nprocpernode", "numprocesses", "ngpus", "numdevices", "tensorparallelsize"), "num_gpus"
+    ),
+    **dict.fromkeys(("lorarank", "rank", "r"), "lora_r"),
+    **dict.fromkeys(("targetmodules", "loratargetmodules", "loratarget"), "lora_targets"),
+    **dict.fromkeys(("cutofflen", "sequencelen", "modelmaxlength", "maxtokens"), "seq_len"),
+    **dict.fromkeys(("microbatchsize", "trainmicrobatchsizepergpu", "bs"), "batch_size"),
+    "gradientaccumulation": "grad_accum",
+    **dict.fromkeys(("modelnameorpath", "basemodel", "modelid", "modelname"), "model"),
+    **dict.fromkeys(("loadin4bit", "loadin8bit", "quantbits", "bits"), "quant"),
+    **dict.fromkeys(("usepeft", "finetuningtype", "adapter"), "method"),
+    **dict.fromkeys(("bf16", "fp16", "torchdtype"), "dtype"),
+    **dict.fromkeys(("attnimplementation", "flashattn", "flashattention"), "attn"),
+    **dict.fromkeys(("deepspeed", "fsdp", "zerostage"), "sharding"),
+    **dict.fromkeys(("useliger", "useligerkernel", "losstype"), "loss"),
+    **dict.fromkeys(("gpumemory", "vram", "card"), "gpu"),
+}
+#: Parameter → the word of another kind of verb for it.
+_ELSEWHERE = {"seq_len": "max_model_len", "batch_size": "max_num_seqs"}
+#: Verb and parameter, or "" and an option's letters → why there is none, and what to do.
+_NONE: dict[tuple[str, str], str] = {
+    **{
+        ("grpo", name): "it predicts one GPU, with a whole model each for trainer and engine; predict has it for the "
+        "trainer alone, and vramprobe profile --emulate 'GPU x8' -- COMMAND runs the whole"
+        for name in RANK_OPTIONS
+    },
+    ("serve", "engine"): "it predicts vLLM alone; vramprobe explain reads SGLang's errors",
+    ("", "modulestosave"): "trained copies of whole modules are not predicted; run the script: vramprobe profile "
+    "--emulate GPU --empty-weights -- python train.py",
+}
+
+
+def in_one_line(error: Any, words: Sequence[str], verbs: Mapping[str, Any]) -> str:
+    """Return the sentence; ``error`` is click's, ``words`` what followed ``vramprobe``, ``verbs`` its commands."""
+    verb = next((word for word in words[:1] if word in verbs), "")
+    name = getattr(error, "option_name", "")
+    if name and verb and not getattr(error, "param", None) and type(error).__name__ == "NoSuchOption":
+        return f"{verb} has no option {name}: {_instead(verb, name, getattr(error, 'possibilities', ()), verbs)}"
+    text = " ".join(error.format_message().split()).rstrip(".")
+    if given := _given(getattr(error, "param", None), words):
+        text = f"{given[0]}: {given[1]!r} given; {re.sub(r'^Invalid value for .*?: ', '', text)}"
+    text = text.removeprefix("Invalid value: ")
+    example = f", for example: vramprobe {EXAMPLES[verb]}" if "issing " in text and verb in EXAMPLES else ""
+    return f"{text}{example}; `vramprobe {verb + ' ' if verb else ''}--help` says what there is"
+
+
+def _instead(verb: str, name: str, near: Sequence[str] | None, verbs: Mapping[str, Any]) -> str:
+    letters = _letters(name)
+    own = {one.name: one for one in verbs[verb].params}
+    parameter = FOREIGN.get(letters, name.lstrip("-").replace("-", "_").lower())
+    for key in ((verb, parameter), ("", letters)):
+        if key in _NONE:
+            return _NONE[key]
+    for word in (parameter, _ELSEWHERE.get(parameter, "")):
+        if word in own:
+            return f"here it is {_flag(own[word])}"
+    ordered = [other for group in VERBS.values() for other in group if other in verbs]
+    have = [other for other in ordered if any(one.name == parameter for one in getattr(verbs[other], "params", ()))]
+    if have:
+        return f"{' and '.join(have[:2])} {'has' if len(have) == 1 else 'have'} it"
+    listed = f"`vramprobe {verb} --help` lists its options"
+    return f"nearest: {', '.join(sorted(near)[:3])}; {listed}" if near else listed
+
+
+def _given(parameter: Any, words: Sequence[str]) -> tuple[str, str] | None:
+    """The option and the value that was typed for it."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if parameter is not None and flag in getattr(parameter, "opts", ()):
+            return (flag, value) if equals else (flag, words[at + 1]) if at + 1 < len(words) else None
+    return None
+
+
+def _flag(parameter: Any) -> str:
+    return max(parameter.opts, key=len)

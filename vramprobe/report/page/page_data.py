@@ -1,0 +1,65 @@
+"""Data of the page's scripts beside the recipes: models, GPUs with what a run may use of them, the causes' meanings.
+
+In: the installed package's catalog and the packed book. Out: plain JSON, and one line of what the answers rest on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vramprobe
+from vramprobe import catalog
+from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
+from vramprobe.predict.verdict import TIGHT_SHARE, basis_of_verdict, usable_bytes
+from vramprobe.recipe.shipped import CARD_OF_CAPABILITY
+from vramprobe.report.page import page_book
+from vramprobe.terms.meanings import MEANINGS
+
+
+def predictor() -> str:
+    """Describe the basis of the page's predictions in a few words."""
+    entries = page_book.index_of(page_book.BOOK.read_bytes())["entries"]
+    models, cards = len({entry[0] for entry in entries}), sorted({entry[2] for entry in entries})
+    return (
+        f"vramprobe {vramprobe.__version__}, recipes of {models} models recorded on an emulated "
+        f"{' and '.join(cards)}, replayed through torch's caching allocator"
+    )
+
+
+def data() -> dict[str, Any]:
+    """Return models, GPUs, the card that stands for others, ratios of intervals, and the causes' meanings."""
+    return {
+        "catalog": [_model(entry) for entry in catalog.list_models()],
+        "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
+        "ratios": {"allocated": ALLOCATED_RATIOS, "reserved": RESERVED_RATIOS, "tight": TIGHT_SHARE},
+        "meanings": MEANINGS,
+    }
+
+
+def _model(entry: catalog.ModelEntry) -> dict[str, Any]:
+    return {
+        "slug": entry.name,
+        "name": entry.hf_id or entry.name,
+        "num_params": entry.n_params,
+        "family": entry.config.get("model_type", ""),
+    }
+
+
+def _gpu(gpu: catalog.Gpu) -> dict[str, Any]:
+    """``recorded``: the card whose recipes answer; null where none does. ``basis``: of a verdict, in words."""
+    cheapest = min(catalog.list_prices(gpu.short_name), key=lambda price: price.usd_per_gpu_hour, default=None)
+    is_known = gpu.total_bytes is not None
+    return {
+        "slug": gpu.short_name,
+        "name": gpu.name,
+        "memory_bytes": gpu.total_bytes,
+        "usable_bytes": usable_bytes(gpu, device_is_known=False) if is_known else None,
+        "basis": basis_of_verdict(gpu, "reserved") if is_known else None,
+        "recorded": CARD_OF_CAPABILITY.get(gpu.compute_capability),
+        "is_nvidia": gpu.is_nvidia,
+        "price": cheapest
+        and {
+            "usd_per_hour": cheapest.usd_per_gpu_hour,
+            "source": f"{cheapest.provider} {cheapest.terms}, {cheapest.date}",
+        },
+    }

@@ -1,10 +1,10 @@
 """Record the book of recipes that ships: ``python tools/book.py [SWEEP.yaml]`` (default: configs/book.yaml).
 
-Each cell is recorded on an emulated card (``--card``) at a few lengths, for one row or for several as its batch_size
-says, so that the recipe answers for any. What is recorded stays in the user's cache, and what failed in
-book-failures.json there: the command goes on where it ended. ``--seconds N`` ends it after the cell in which they are
-over. At the end it puts all that the cache has into vramprobe/data/recipes.zip, beside what is there. ``--check``
-records nothing and says what the book lacks.
+Each cell that the book does not answer yet (``--again``: each) is recorded on an emulated card (``--card``) at a few
+lengths, for one row or for several as its batch_size says, so that the recipe answers for any. What is recorded stays
+in the user's cache, and what failed in book-failures.json there: the command goes on where it ended. ``--seconds N``
+ends it after the cell in which they are over. At the end it puts all that the cache has into
+vramprobe/data/recipes.zip, beside what is there. ``--check`` records nothing and says what the book lacks.
 """
 
 from __future__ import annotations
@@ -75,13 +75,16 @@ def main() -> None:
     parser.add_argument("sweep", nargs="?", type=Path, default=ROOT / "configs" / "book.yaml")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--card", choices=sorted(set(CARD_OF_CAPABILITY.values())), default=CARD_OF_CAPABILITY["8.0"])
     given = parser.parse_args()
     cells, book = load_sweep(given.sweep, device="cuda").cells, data_file(BOOK)
+    card = find_gpu(given.card)
     if not given.check:
-        _record(cells, find_gpu(given.card), book, given.seconds)
-    found, card = read_book(book), find_gpu(given.card)
-    missing = [cell.cell_id for cell in cells if shipped_recipe(recorded_as(cell), card) is None]
+        open_cells = cells if given.again else [cell for cell in cells if _is_missing(cell, card, book)]
+        _record(open_cells, card, book, given.seconds)
+    found = read_book(book)
+    missing = [cell.cell_id for cell in cells if _is_missing(cell, card, book)]
     print(f"{book}: {len(found)} entries, {sum(map(len, found.values())):,} bytes")
     print(
         f"it answers {len(cells) - len(missing)} of {len(cells)} cells of {given.sweep.name} on {given.card}; not:",
@@ -103,6 +106,10 @@ def _record(cells: Sequence[CellSpec], gpu: Gpu, book: Path, most_seconds: float
             print(f"{number} of {len(cells)}: {cell.cell_id}: {len(new)} entries, {seconds:.0f} s", flush=True)
             log.write_text(json.dumps(failures, indent=1))
     write_book(found, book)
+
+
+def _is_missing(cell: CellSpec, card: Gpu, book: Path) -> bool:
+    return shipped_recipe(recorded_as(cell), card, book) is None
 
 
 def _is_read(name: str, packed: bytes) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.catalog import gpu_seen
-from vramprobe.model.memory_model import peak_moment, with_workspaces, workspaces_bytes
+from vramprobe.model.memory_model import peak_moment
 from vramprobe.records.record import (
     Composition,
     Contaminated,
@@ -35,6 +35,7 @@ from vramprobe.records.record import (
 )
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments
+from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
 
 TINY_LLAMA_PATH = Path(__file__).parent / "data" / "tiny-llama"
 TINY_LLAMA: dict[str, Any] = json.loads((TINY_LLAMA_PATH / "config.json").read_text())

@@ -23,13 +23,13 @@ from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.model.memory_model import shipped_fit
-from vramprobe.model.replayed import num_alloc_retries, replayed
 from vramprobe.predict.predict import predict
 from vramprobe.predict.replay import with_retries
 from vramprobe.predict.verdict import usable_bytes, verdict
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
+from vramprobe.terms.replayed import num_alloc_retries, replayed
 
 TABLE = Path(__file__).with_suffix(".csv")
 SWEEPS = Path(__file__).parents[2] / "vramprobe" / "data" / "sweeps"

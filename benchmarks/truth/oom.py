@@ -34,12 +34,12 @@ from vramprobe.emulate.cards import card_properties, context_bytes
 from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.report import report_of
 from vramprobe.kernels.chip import A100
-from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES
 from vramprobe.predict.predict import predict
 from vramprobe.predict.stack import on_stack
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms.sharding.ranks import run_of
 from vramprobe.terms.step.requests import Run
+from vramprobe.terms.step.workspaces import BLAS_WORKSPACE_BYTES
 from vramprobe.units import GIB, format_bytes
 
 FOLDER = Path(__file__).with_suffix("")

@@ -15,8 +15,8 @@ from vramprobe.lengths.batches import Shape, make_batches
 from vramprobe.lengths.fragmentation import reserved_over_steps
 from vramprobe.lengths.padding import padded_data
 from vramprobe.lengths.reading import read_lengths
-from vramprobe.model.replayed import replayed
 from vramprobe.predict.questions import cell, predict
+from vramprobe.terms.replayed import replayed
 
 CELL = {"model": "smollm2-135m", "method": "lora", "batch_size": 2, "seq_len": 512}
 WORDS = ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "2", "--seq-len", "512"]

@@ -14,10 +14,11 @@ from factories import CONSTANT_BYTES, MODELS, TRUE, make_environment, make_recor
 
 from vramprobe.errors import FitError, IncomparableRecords
 from vramprobe.model.fit import fit
-from vramprobe.model.memory_model import MemoryModel, load_fit, save_fit, workspaces_bytes
+from vramprobe.model.memory_model import MemoryModel, load_fit, save_fit
 from vramprobe.records.record import RunRecord, Timeout
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments
+from vramprobe.terms.step.workspaces import workspaces_bytes
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from vramprobe.errors import IncomparableRecords
 from vramprobe.model import memory_model
 from vramprobe.model.fit import fit
 from vramprobe.model.memory_model import Spread, shipped_fit
-from vramprobe.model.replayed import replayed
 from vramprobe.predict.predict import predict
 from vramprobe.records.record import RunRecord
+from vramprobe.terms.replayed import replayed
 
 CARDS = {"H100-SXM": "NVIDIA H100 80GB HBM3", "A100-80GB-SXM": "NVIDIA A100-SXM4-80GB"}
 MODELS = ("pythia-70m", "smollm2-135m", "qwen2.5-0.5b")

@@ -26,11 +26,11 @@ from vramprobe.architecture import RunFails, UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import shipped_fit
-from vramprobe.model.replayed import replayed
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.questions import predicted
 from vramprobe.predict.verdict import verdict
 from vramprobe.spec import CellSpec
+from vramprobe.terms.replayed import replayed
 from vramprobe.terms.sharding.ranks import is_logged
 
 Row = dict[str, Any]

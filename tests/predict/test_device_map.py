@@ -10,7 +10,6 @@ import pytest
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
-from vramprobe.model.memory_model import workspaces_bytes
 from vramprobe.predict.predict import predict
 from vramprobe.predict.questions import predict as ask
 from vramprobe.predict.verdict import verdict
@@ -21,6 +20,7 @@ from vramprobe.terms.cell.setup import setup_of
 from vramprobe.terms.sharding.device_map import CardTape, cards_of
 from vramprobe.terms.sharding.placement import CardMap, card_map
 from vramprobe.terms.step.walk import walk_layers
+from vramprobe.terms.step.workspaces import workspaces_bytes
 
 QWEN = "deepseek-r1-distill-qwen-1.5b"  # whose head is not tied
 PHASES = ("forward", "backward", "optimizer_step")

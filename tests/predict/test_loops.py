@@ -16,10 +16,10 @@ from vramprobe import api
 from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError
-from vramprobe.model import replayed
 from vramprobe.predict.questions import cell
 from vramprobe.recipe.recipe import recorded_words
 from vramprobe.recipe.shipped import entry_key
+from vramprobe.terms import replayed
 from vramprobe.trainers import LOOPS
 from vramprobe.units import format_bytes
 

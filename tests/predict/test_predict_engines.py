@@ -17,7 +17,6 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.cli.display_plan import plan_in_words
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import SpecError
-from vramprobe.model.replayed import replayed
 from vramprobe.predict import questions, recorded
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
@@ -27,6 +26,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import card_named
 from vramprobe.sweep.plan import make_plan
 from vramprobe.sweep.resume import ResumedCell
+from vramprobe.terms.replayed import replayed
 
 #: A family that the formula engine has no arithmetic for.
 UNKNOWN = TINY_LLAMA | {"model_type": "stablelm"}

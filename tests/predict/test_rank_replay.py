@@ -13,7 +13,6 @@ from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
 from vramprobe.kernels.chip import Chip
-from vramprobe.model.replayed import num_alloc_retries, replayed
 from vramprobe.predict.bisection import first_of
 from vramprobe.predict.fewest import MAX_GPUS
 from vramprobe.predict.predict import predict
@@ -23,6 +22,7 @@ from vramprobe.predict.verdict import verdict
 from vramprobe.predict.what_fits import max_batch_size, min_gpus
 from vramprobe.rules.sharding import HYBRID, ONE_GROUP
 from vramprobe.spec import CellSpec, resolve
+from vramprobe.terms.replayed import num_alloc_retries, replayed
 from vramprobe.terms.sharding.ddp import broadcast
 from vramprobe.terms.sharding.ranks import is_logged, run_of
 from vramprobe.units import GIB, MIB

@@ -14,7 +14,6 @@ from vramprobe.catalog import find_gpu
 from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
 from vramprobe.literature.formulas import FORMULAS, facts_of
-from vramprobe.model.replayed import replayed
 from vramprobe.predict.fewest import min_gpus
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
@@ -23,6 +22,7 @@ from vramprobe.predict.verdict import NCCL_ALLOWANCE_BYTES, verdict
 from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import Moment, moments
+from vramprobe.terms.replayed import replayed
 from vramprobe.terms.sharding.rank import stored_tensors
 from vramprobe.terms.sharding.ranks import rank_moments
 from vramprobe.terms.sharding.zero.course import BUCKET_ELEMENTS

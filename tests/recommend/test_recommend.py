@@ -11,7 +11,6 @@ from factories import make_environment, make_record, make_spec
 
 from vramprobe import api, catalog
 from vramprobe.errors import SpecError, StoreError, UnknownName
-from vramprobe.model.replayed import replayed
 from vramprobe.predict.verdict import verdict
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
@@ -22,6 +21,7 @@ from vramprobe.spec import resolve
 from vramprobe.speed.measured import measured_speeds
 from vramprobe.speed.rates import shipped_speed
 from vramprobe.speed.step import estimate
+from vramprobe.terms.replayed import replayed
 from vramprobe.units import format_bytes
 
 ASKED: dict[str, Any] = {"model": "llama-3-8b", "seq_len": 2048, "tokens": "50M", "today": date(2026, 3, 20)}

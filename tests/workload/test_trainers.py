@@ -14,11 +14,11 @@ from grids import exhaustive
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency, SpecError
-from vramprobe.model.replayed import replayed
 from vramprobe.spec import CellSpec
 from vramprobe.speed.work import work_of
 from vramprobe.terms import Moment, moments
 from vramprobe.terms.cell.parameters import tensors
+from vramprobe.terms.replayed import replayed
 from vramprobe.terms.sharding.ranks import rank_moments
 from vramprobe.trainers import TRAINERS
 

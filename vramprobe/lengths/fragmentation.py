@@ -18,11 +18,11 @@ from vramprobe.errors import SpecError
 from vramprobe.lengths.answer import words_of
 from vramprobe.lengths.batches import Shape
 from vramprobe.lengths.course import SETTINGS, Course, CourseUnderWay, settings_for
-from vramprobe.model.replayed import card_of
 from vramprobe.predict.questions import cell as resolved
 from vramprobe.predict.verdict import usable_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.loading import batch_names
+from vramprobe.terms.replayed import card_of
 from vramprobe.terms.step.requests import Run
 
 _BYTES_PER_TOKEN = 8  # int64

@@ -19,20 +19,13 @@ from vramprobe.errors import FitError
 from vramprobe.kernels.chip import chip_like
 from vramprobe.model.cross_validation import leave_larger_out, leave_one_model_out, leave_out, summary
 from vramprobe.model.interval import conformal_quantile, interval_width
-from vramprobe.model.memory_model import (
-    CHOICES,
-    ErrorSummary,
-    MemoryModel,
-    Ranges,
-    Spread,
-    with_workspaces,
-    workspaces_bytes,
-)
+from vramprobe.model.memory_model import CHOICES, ErrorSummary, MemoryModel, Ranges, Spread
 from vramprobe.model.regression import NUM_DIGITS, PeakObservation, design_of, relative_errors, solution_of
-from vramprobe.model.replayed import replayed
 from vramprobe.records.record import TRAINING_PHASES, RunRecord
 from vramprobe.records.table import require_comparable
 from vramprobe.terms import course_of, moments_of
+from vramprobe.terms.replayed import replayed
+from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -20,18 +20,14 @@ from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
 from vramprobe.records.frozen import FiniteModel
 from vramprobe.records.whole_file import replacing
-from vramprobe.spec import CellSpec, Method
+from vramprobe.spec import Method
 from vramprobe.terms import CAUSES, Moment
-from vramprobe.units import KIB, MIB
 
 #: 2: ``interval``, from noise and from what the coefficients are unsure of, and a constant for each method; 1 had a
 #: half-width that was a share of the peak, and one constant.
 FORMAT = 2
 #: An interval grows no further: it says nothing by then, and stays in the range of floats.
 LARGEST_HALF_WIDTH = 1e6
-#: cuBLAS's workspace for one thread where no card is named, as on an A100 (catalog.Gpu.blas_workspace_bytes); the
-#: forward's thread has one, and the backward's.
-BLAS_WORKSPACE_BYTES = 8 * MIB + 128 * KIB
 #: The choices of a cell that a fit remembers having seen.
 CHOICES = (
     "method",
@@ -87,33 +83,6 @@ class LeaveOneModelOut(FiniteModel):
 
     overall: ErrorSummary
     by_model: dict[str, ErrorSummary]
-
-
-class DecidesMemory(Protocol):
-    """A GPU, as far as what it runs decides memory."""
-
-    @property
-    def blas_workspace_bytes(self) -> int: ...
-
-    @property
-    def capability(self) -> tuple[int, int] | None: ...
-
-    @property
-    def num_sms(self) -> int | None: ...
-
-
-def workspaces_bytes(spec: CellSpec, gpu: DecidesMemory | None) -> int:
-    """Bytes of cuBLAS's workspaces for the forward's thread and the backward's, from the first product of each on."""
-    if spec.device != "cuda":
-        return 0
-    return 2 * (BLAS_WORKSPACE_BYTES if gpu is None else gpu.blas_workspace_bytes)
-
-
-def with_workspaces(found: Sequence[Moment], workspaces: int) -> list[Moment]:
-    """The moments with cuBLAS's workspaces, which stand in each of them."""
-    if not workspaces:
-        return list(found)
-    return [Moment(one.phase, one.label, one.terms | {"workspaces": workspaces}) for one in found]
 
 
 def constant_name(method: str) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from itertools import groupby
 
 from vramprobe.kernels.chip import chip_like
-from vramprobe.model.memory_model import peak_moment, with_workspaces, workspaces_bytes
+from vramprobe.model.memory_model import peak_moment
 from vramprobe.predict.one_gpu import Counted, without_flash
 from vramprobe.predict.prediction import CardPeak, HasKernels
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment
 from vramprobe.terms.sharding.device_map import cards_of
 from vramprobe.terms.sharding.placement import CardMap
+from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
 from vramprobe.units import format_bytes
 
 _OUTSIDE = {"embedding": "embedding", "norm": "last norm", "head": "head"}

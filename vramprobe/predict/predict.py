@@ -8,13 +8,7 @@ says so; far outside it refuses, and hands over the untrusted number on the exce
 from __future__ import annotations
 
 from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.model.memory_model import (
-    MemoryModel,
-    half_width,
-    peak_moment,
-    with_workspaces,
-    workspaces_bytes,
-)
+from vramprobe.model.memory_model import MemoryModel, half_width, peak_moment
 from vramprobe.predict.one_gpu import Counted, count_one
 from vramprobe.predict.prediction import HasKernels, Interval, Prediction
 from vramprobe.predict.reasons import reasons
@@ -23,6 +17,7 @@ from vramprobe.predict.uncertainty import bounds, device_tier, outside, provenan
 from vramprobe.rules.sharding import rules_of, with_group_size
 from vramprobe.spec import CellSpec
 from vramprobe.terms.step.versions import libraries_of
+from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
 from vramprobe.units import format_bytes
 
 #: Beyond this the intervals leave the range of floats, and nobody's computer is near it.

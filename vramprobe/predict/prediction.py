@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.choices import PhaseName
-from vramprobe.model.memory_model import DecidesMemory
+from vramprobe.terms.step.workspaces import DecidesMemory
 
 #: The warning of a prediction that rests on no run.
 ALONE = "arithmetic alone: no fit was given"

@@ -1,21 +1,22 @@
 """Replay: a prediction by arithmetic -> the same with both tiers as the caching allocator's replay has them.
 
 In: a prediction, its cell with the ranks, a fit (of one GPU) and the GPU. Out: a Prediction; unchanged where the fit
-does not know how far the replay is off, or the requests of a rank are not known in their order (model/replayed.py).
+does not know how far the replay is off, or the requests of a rank are not known in their order (terms/replayed.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vramprobe.model.memory_model import MemoryModel, peak_moment, with_workspaces, workspaces_bytes
-from vramprobe.model.replayed import num_alloc_retries, replayed
+from vramprobe.model.memory_model import MemoryModel, peak_moment
 from vramprobe.predict.prediction import ALONE, HasKernels, Prediction, Within
 from vramprobe.predict.uncertainty import device_tier, interval_around, outside, provenance, times
 from vramprobe.predict.verdict import usable_bytes
 from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment
+from vramprobe.terms.replayed import num_alloc_retries, replayed
+from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
 from vramprobe.units import format_bytes
 
 #: (low, high) of emulated / replayed, beyond the worst of the ranks in benchmarks/truth/recipes.md.

@@ -17,7 +17,6 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import Gpu
 from vramprobe.choices import Sharding
 from vramprobe.kernels.chip import chip_like
-from vramprobe.model.replayed import load_bytes
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import Verdict, verdict
 from vramprobe.recommend.memory import fit_name, predict_on, replayed_on, with_load
@@ -27,6 +26,7 @@ from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit
 from vramprobe.speed.step import Estimate, estimate_work, tokens_per_second
 from vramprobe.speed.work import Work, work_of
+from vramprobe.terms.replayed import load_bytes
 
 Words = dict[str, Any]
 

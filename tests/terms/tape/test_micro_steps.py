@@ -11,8 +11,8 @@ from vramprobe.allocator import compiled
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.ledger import Usage
 from vramprobe.kernels.chip import Chip
-from vramprobe.model.replayed import play
 from vramprobe.spec import resolve
+from vramprobe.terms.replayed import play
 from vramprobe.terms.sharding.ranks import run_of
 from vramprobe.terms.step import requests
 from vramprobe.terms.step.requests import Run

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from vramprobe import catalog
-from vramprobe.model.replayed import replayed
 from vramprobe.records.record import RunRecord
+from vramprobe.terms.replayed import replayed
 
 RECORDS = Path(__file__).parents[2] / "results" / "emulated" / "records.jsonl.xz"
 CELLS = {

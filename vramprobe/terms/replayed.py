@@ -15,9 +15,9 @@ from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.allocator.ledger import Device, OutOfMemory
 from vramprobe.kernels.chip import A100, Chip
-from vramprobe.model.memory_model import BLAS_WORKSPACE_BYTES, DecidesMemory
 from vramprobe.spec import CellSpec
 from vramprobe.terms.step.requests import Run
+from vramprobe.terms.step.workspaces import BLAS_WORKSPACE_BYTES, DecidesMemory
 
 _MAX_KEPT = 4096
 

@@ -9,10 +9,10 @@ import pytest
 
 from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.catalog import find_gpu
-from vramprobe.model.replayed import Replayed, replayed
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms.cell import parameters
 from vramprobe.terms.cell.remainders import remainder
+from vramprobe.terms.replayed import Replayed, replayed
 from vramprobe.terms.step.requests import Run
 from vramprobe.units import MIB
 

@@ -14,13 +14,13 @@ import pytest
 
 from vramprobe import api, catalog
 from vramprobe.model.memory_model import shipped_fit
-from vramprobe.model.replayed import num_alloc_retries, replayed
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.replay import with_retries
 from vramprobe.predict.verdict import usable_bytes, verdict
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
+from vramprobe.terms.replayed import num_alloc_retries, replayed
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "truth" / "emulated_edges.csv"
 #: As it was when the runs were emulated: 480 MiB of the 23,654,825,984 bytes that CUDA sees were the context's.

@@ -71,6 +71,7 @@ def test_a_text_that_is_cut_anywhere_ends_in_an_answer_or_one_line(report: dict[
     [
         ("all went well\nan ominous message: insufficient memory for the widget\n", "line 2 speaks of memory"),
         ("my own tool: memory is short today\n", "line 1 speaks of memory"),
+        ("[metal::malloc] Attempting to allocate 12884901888 bytes, which is too many\n", "line 1 speaks of memory"),
         ("well\nVRAM budget: 3 of 4\n", "line 2 speaks of memory"),
         ("memory pool exhausted: no available memory\nx\nmalloc failed to allocate\n", "lines 1, 3 speak of memory"),
     ],

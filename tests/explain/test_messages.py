@@ -337,6 +337,19 @@ def test_a_request_that_no_gpu_could_hold_is_a_bug() -> None:
     assert form.cause == "bug"
 
 
+def test_a_form_without_its_figures_is_a_sentence() -> None:
+    for form in forms():
+        said = explain(messages.parse(form, form.words[0]), UNKNOWN, form).why
+        assert " " in said, form
+        assert said != form.program
+
+
+def test_an_absurd_request_is_a_bug_in_every_form_that_names_one() -> None:
+    for form in forms():
+        asked = OomMessage(backend="CUDA", program=form.program, owner=form.owner, requested=2**64 - 2**32)
+        assert explain(asked, UNKNOWN, form).cause == "bug", form
+
+
 def test_metal_memory_outside_pytorch_is_no_other_process() -> None:
     found = explain(parse(ON_MPS.replace("3.95 MB", "17.90 GB").replace("17.68 GB", "0.50 GB")), UNKNOWN)
     assert (found.cause, parse(ON_MPS).outside_allocator) == ("size", mib(3.95))

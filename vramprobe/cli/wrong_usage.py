@@ -35,8 +35,9 @@ FOREIGN = {
     **dict.fromkeys(("usepeft", "finetuningtype", "adapter"), "method"),
     **dict.fromkeys(("bf16", "fp16", "torchdtype"), "dtype"),
     **dict.fromkeys(("attnimplementation", "flashattn", "flashattention"), "attn"),
-    **dict.fromkeys(("deepspeed", "fsdp", "zerostage"), "sharding"),
-    **dict.fromkeys(("useliger", "useligerkernel", "losstype"), "loss"),
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp2", "zerostage", "zero1", "zero2", "zero3"), "sharding"),
+    **dict.fromkeys(("offloadoptimizer", "offloadparam", "cpuoffload"), "offload"),
+    **dict.fromkeys(("liger", "ligerkernel", "useliger", "useligerkernel", "losstype"), "loss"),
     **dict.fromkeys(("gpumemory", "vram", "card"), "gpu"),
 }
 #: Parameter → the word of another kind of verb for it.
@@ -48,6 +49,7 @@ _NONE: dict[tuple[str, str], str] = {
         "trainer alone, and vramprobe profile --emulate 'GPU x8' -- COMMAND runs the whole"
         for name in RANK_OPTIONS
     },
+    **{("predict", name): "an engine that serves a model is vramprobe serve" for name in ("serve", "vllm")},
     ("serve", "engine"): "it predicts vLLM alone; vramprobe explain reads SGLang's errors",
     ("", "modulestosave"): "trained copies of whole modules are not predicted; run the script: vramprobe profile "
     "--emulate GPU --empty-weights -- python train.py",

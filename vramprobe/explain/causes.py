@@ -84,16 +84,16 @@ def explain(
     logits; ``is_head``: it has an embedding's or head's size; ``is_expandable``: the allocator's segments are known
     to be expandable.
     """
-    if form is not None and form.why:
-        return _by_form(oom, phase, form)
-    if oom.owner == "driver":
-        return _of_driver(oom, phase, host_copy)
     if oom.requested is not None and oom.requested >= ABSURD_BYTES:
         why = (
             f"{oom.requested / 2**60:,.2f} EiB requested: a size was computed wrong, often from a negative or "
             "overflowed number; no GPU's size is the cause"
         )
         return Explanation("bug", why, tuple(advice(["bug"])))
+    if form is not None and form.why:
+        return _by_form(oom, phase, form)
+    if oom.owner == "driver":
+        return _of_driver(oom, phase, host_copy)
     if oom.requested is None and oom.free is None and oom.allocated is not None and not oom.is_cut:
         return Explanation("unknown", "no failed request is recorded", ())  # a snapshot of a run that has not failed
     cause, why = _cause(oom, is_expandable)
@@ -105,7 +105,8 @@ def explain(
 
 def _by_form(oom: OomMessage, phase: Phase, form: Form) -> Explanation:
     """Explain the failure by its message alone."""
-    why = next((text for one in form.why if (text := oom.filled(one)) is not None), form.program)
+    why = next((text for one in form.why if (text := oom.filled(one)) is not None), "")
+    why = why or f"{form.program} found too little memory, in a message without the figures that it has elsewhere"
     changes = [Advice(text) for one in form.changes if (text := oom.filled(one)) is not None]
     if oom.shares_host_memory and form.cause == "neighbor" and oom.total and oom.free is not None:  # an engine's share
         why = _by_host(oom.total - oom.free)

@@ -88,7 +88,8 @@ _MEMORY_WORDS = ("emory", "MEMORY", "VRAM", "lloc", "ALLOC", "oom", "OOM")
 #: A line that speaks of memory that ran out, in whatever form.
 _SPEAKS = re.compile(
     r"(?i)out of (?:\w+ ){0,2}memory|\boom\b|(?:insufficient|not enough|no available|exhausted) (?:\w+ ){0,2}memory|"
-    r"memory (?:\w+ ){0,2}(?:exhausted|exceeded|insufficient)|(?:fail\w*|unable|cannot|could not|can't) (?:to )?alloc|"
+    r"memory (?:\w+ ){0,2}(?:exhausted|exceeded|insufficient)|"
+    r"(?:fail\w*|unable|cannot|could not|can't|attempt\w*|tried) (?:to )?alloc|"
     r"alloc\w* (?:\w+ ){0,2}fail|ALLOC\w*_FAIL|OUT_OF_\w*MEMORY"
 )
 #: A line that speaks of memory at all.

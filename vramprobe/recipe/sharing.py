@@ -46,7 +46,7 @@ def list_recipes(model: str | None = None) -> list[KeptRecipe]:
     found = [
         _kept(recipe, recipe.origin.label, recipe.origin.shapes, "recorded", path.stat().st_size)
         for path, recipe in _recorded()
-        if recipe.origin is not None
+        if recipe.origin is not None and _wanted(recipe.origin.label, model)
     ]
     for book in books():
         found += [
@@ -58,8 +58,9 @@ def list_recipes(model: str | None = None) -> list[KeptRecipe]:
                 len(packed),
             )
             for name, packed in read_book(book).items()
+            if _wanted(label_of(name), model)  # before it is unpacked, which takes 10 ms
         ]
-    return [one for one in found if model is None or is_of(one.label, model)]
+    return found
 
 
 def export_recipes(out: str | Path, model: str | None = None) -> Shared:
@@ -76,8 +77,7 @@ def export_recipes(out: str | Path, model: str | None = None) -> Shared:
             num_unnamed += 1
         else:
             entries[name_of(recipe.origin)] = pack(recipe)
-    if model is not None:
-        entries = {name: entry for name, entry in entries.items() if is_of(label_of(name), model)}
+    entries = {name: entry for name, entry in entries.items() if _wanted(label_of(name), model)}
     if not entries:
         of = f" of {model}" if model else ""
         raise StoreError(f"no recipe{of} was recorded here; vramprobe predict --engine recipe records one")
@@ -103,6 +103,10 @@ def merge_recipes(file: str | Path) -> Shared:
         book.parent.mkdir(parents=True, exist_ok=True)
         write_book(own | given, book)
     return Shared(file=book, labels=sorted({label_of(name) for name in given}), num_new=len(given.keys() - own.keys()))
+
+
+def _wanted(label: str, model: str | None) -> bool:
+    return model is None or is_of(label, model)
 
 
 def _recorded() -> Iterator[tuple[Path, Recipe]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vramprobe import api
-from vramprobe.terms.meanings import MEANINGS, PLAIN
+from vramprobe.log.meanings import MEANINGS, PLAIN
 from vramprobe.terms.tape.graph import CAUSES
 from vramprobe.units import format_bytes
 

@@ -41,7 +41,7 @@ ASK = """async ([bookText, allocatorText, questions]) => {
     const found = replayed(book, allocator, book.recipe(number), shape, options);
     const {retries, phases, peak, allocated, reserved, load, causes} = found;
     return {retries, phases: phases.map((one) => [one.allocated, one.reserved, one.end]), peak: [peak.name, peak.step],
-            tops: [allocated, reserved, load], causes: Object.values(causes()),
+            tops: [allocated, reserved, load], causes: Object.fromEntries(Object.entries(causes()).filter(([, size]) => size)),
             blocks: book.recipe(number).log.blocks.reduce((sum, block) => (31 * sum + block) % 1000003, 0)};
   })});
 }"""
@@ -74,7 +74,7 @@ def expected(recipe: Recipe, shape: Shape, config: AllocatorConfig | None = None
         ],
         "peak": [peak.phase, peak.step],
         "tops": [peak.allocated_bytes, peak.reserved_bytes, peak.load_allocated_bytes],
-        "causes": list(replay.at_peak.parts().values()),
+        "causes": replay.at_peak,
         "blocks": reduce(lambda total, block: (31 * total + block) % 1_000_003, replay.log.blocks.tolist(), 0),
     }
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from vramprobe.terms.meanings import MEANINGS, PLAIN
+from vramprobe.log.meanings import MEANINGS, PLAIN
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:

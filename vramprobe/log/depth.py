@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from vramprobe.log.log import CAUSES, Log, PhaseMark
+from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
 from vramprobe.log.pairing import Kinds, Script, Unpaired, log_from
-from vramprobe.records.record import Composition, PhaseMemory
+from vramprobe.records.record import PhaseMemory
 
 _WINDOWS = (64, 24, 8, 3)  # events after a block that must match, tried in turn
 
@@ -31,7 +31,7 @@ class NotLinear(Exception):
 class _Totals:
     """Bytes allocated by cause, as phases go by."""
 
-    by_cause: np.ndarray = field(default_factory=lambda: np.zeros(len(CAUSES), dtype=np.int64))
+    by_cause: np.ndarray = field(default_factory=lambda: np.zeros(len(ALL_CAUSES), dtype=np.int64))
 
     @property
     def bytes(self) -> int:
@@ -40,13 +40,13 @@ class _Totals:
 
 @dataclass(frozen=True)
 class Deep:
-    """The phases at a depth, and what is alive at the highest moment of each.
+    """The phases at a depth, and what is alive at the highest moment of each, in bytes by cause.
 
     ``log`` is None where what its frees take back does not continue.
     """
 
     phases: list[PhaseMemory]
-    at_peak: list[Composition]
+    at_peak: list[dict[str, int]]
     log: Log | None
 
 
@@ -104,7 +104,7 @@ def log_and_phases(marks: Sequence[PhaseMark], scripts: Sequence[Script]) -> Dee
     return Deep(phases, at_peak, log)
 
 
-def _memory(mark: PhaseMark, script: Script, totals: _Totals) -> tuple[PhaseMemory, Composition]:
+def _memory(mark: PhaseMark, script: Script, totals: _Totals) -> tuple[PhaseMemory, dict[str, int]]:
     """A phase whose events are known; ``totals`` moves to its end."""
     running = np.cumsum(script.size_bytes)
     top = int(running.argmax()) + 1 if running.max(initial=0) > 0 else 0
@@ -117,8 +117,7 @@ def _memory(mark: PhaseMark, script: Script, totals: _Totals) -> tuple[PhaseMemo
         allocated_end_bytes=totals.bytes,
         allocated_peak_bytes=int(alive.sum()),
     )
-    parts = {f"{cause}_bytes": int(size) for cause, size in zip(CAUSES, alive, strict=True)}
-    return phase, Composition(total_bytes=int(alive.sum()), **parts)
+    return phase, {cause: int(size) for cause, size in zip(ALL_CAUSES, alive, strict=True) if size}
 
 
 def _line(first: Any, second: Any, times: int) -> Any:

@@ -15,8 +15,13 @@ import numpy as np
 from vramprobe.log.trace import Event, Owned, lifetimes
 from vramprobe.records.record import PhaseName
 
-#: Why a block is there; the positions are the values of :attr:`Log.causes`.
+#: Why a block is there; positions in ALL_CAUSES are the values of :attr:`Log.causes`.
 CAUSES = ("weights", "gradients", "optimizer_state", "batch", "saved_activations", "temporaries", "other")
+#: Those, and what refined.py tells apart in a cell's recording.
+ALL_CAUSES = (
+    *CAUSES,
+    *("checkpoint_store", "recomputed_layer", "logits", "cast_copies", "optimizer_temporaries", "workspaces"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,10 @@ class Log:
     """Events in order; the arrays are of one length, one value per event.
 
     ``size_bytes``: as requested, positive for an allocation, negative for its free; 0 where the cache is emptied, which
-    is no block's. ``blocks``: a number of the block, the same for its allocation and its free, used once. ``causes``: a
-    position in :data:`CAUSES`, of the block. ``marks``: the phases, with their events by position. ``layers``: where
-    the model entered and left a layer, in order; empty where the source does not tell. ``streams``: the block's, 0 the
-    default one and the others as they come; None where all is on that.
+    is no block's. ``blocks``: a number of the block, the same for its allocation and its free, used once. ``causes``:
+    a position in :data:`ALL_CAUSES`, of the block. ``marks``: the phases, with their events by position. ``layers``:
+    where the model entered and left a layer, in order; empty where the source does not tell. ``streams``: the block's,
+    0 the default one and the others as they come; None where all is on that.
     """
 
     size_bytes: np.ndarray  # int64

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vramprobe.log.log import CAUSES, OUTSIDE, Log, PhaseMark
+from vramprobe.log.log import ALL_CAUSES, OUTSIDE, Log, PhaseMark
 
 _VISITS = ("", "forward", "backward", "after")  # of a layer (log.py, LayerMark)
 
@@ -23,7 +23,7 @@ class Unpaired(Exception):
 
 @dataclass(frozen=True)
 class Kinds:
-    """Kinds of an event's block, one row each: its bytes, its cause (a position in :data:`CAUSES`), its stream.
+    """Kinds of an event's block, one row each: its bytes, its cause (a position in :data:`ALL_CAUSES`), its stream.
 
     Blocks of one size and cause that are made at different places of a layer, or in different kinds of layers, are
     different kinds.
@@ -57,7 +57,7 @@ class Script:
 
     @property
     def causes(self) -> np.ndarray:
-        """The cause of each event's block, as a position in :data:`CAUSES`."""
+        """The cause of each event's block, as a position in :data:`ALL_CAUSES`."""
         return self.kinds.causes[np.abs(self.codes) - 1]
 
     @property
@@ -68,7 +68,7 @@ class Script:
     def bytes_by_cause(self, stop: int | None = None) -> np.ndarray:
         """Bytes that the first ``stop`` events (all by default) leave, one value per cause."""
         sizes, causes = self.size_bytes[:stop], self.causes[:stop]
-        return np.array([sizes[causes == cause].sum() for cause in range(len(CAUSES))], dtype=np.int64)
+        return np.array([sizes[causes == cause].sum() for cause in range(len(ALL_CAUSES))], dtype=np.int64)
 
 
 def scripts_of(logs: Sequence[Log], kind_of_layer: Callable[[int], int] = lambda layer: 0) -> list[list[Script]]:

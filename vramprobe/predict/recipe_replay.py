@@ -19,13 +19,13 @@ from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
 from vramprobe.predict.uncertainty import interval_around
 from vramprobe.recipe.recipe import Recipe
-from vramprobe.records.record import Composition, Peak, PhaseMemory
+from vramprobe.records.record import Peak, PhaseMemory
 from vramprobe.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """A recording as the allocator's counters would stand; ``at_peak``: what is alive there.
+    """A recording as the allocator's counters would stand; ``at_peak``: bytes alive there, by cause.
 
     ``stack``: package → version. ``provenance``: how it was recorded, in words.
     """
@@ -33,16 +33,15 @@ class Replay:
     phases: list[PhaseMemory]
     log: Log
     peak: Peak
-    at_peak: Composition
+    at_peak: dict[str, int]
     stack: dict[str, str]
     provenance: str = ""
     notes: tuple[str, ...] = ()
 
     def prediction(self, name: str, warnings: Sequence[str]) -> Prediction:
         """Return the Prediction of ``name`` for one GPU, with these warnings and that of a load above the peak."""
-        peak, alive = self.peak, self.at_peak
-        terms = {part.removesuffix("_bytes"): size for part, size in alive.parts().items() if size}
-        terms |= {"block_remainders": left} if (left := peak.allocated_bytes - alive.total_bytes) > 0 else {}
+        peak, terms = self.peak, dict(self.at_peak)
+        terms |= {"block_remainders": left} if (left := peak.allocated_bytes - sum(terms.values())) > 0 else {}
         return Prediction(
             cell_id=name,
             engine="recipe",

@@ -22,6 +22,7 @@ from vramprobe.errors import VramprobeError
 from vramprobe.log.depth import NotLinear
 from vramprobe.log.file import read_log
 from vramprobe.log.log import Log
+from vramprobe.log.refined import refined
 from vramprobe.log.shapes import Shape
 from vramprobe.measure.isolation import new_ticket, require_packages, run_isolated, scratch_folder
 from vramprobe.measure.launcher import Launchers
@@ -153,7 +154,7 @@ class Recording:
         if record.facts is None or record.ledger is None or not recording.exists():
             raise NotRecorded(_why_not(record, log))
         return _Run(
-            read_log(recording),
+            refined(read_log(recording), spec),
             record,
             record.facts.model_dump(),
             record.ledger.model_dump(include=_OWNED),

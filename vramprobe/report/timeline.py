@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vramprobe.log.log import CAUSES
+from vramprobe.log.log import ALL_CAUSES
 
 if TYPE_CHECKING:
     from vramprobe.log.log import Log, PhaseMark
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 #: More than a screen's width has points, and few enough for a page that any mail program takes.
 MAX_COLUMNS = 1500
 #: From the bottom: what stands between two steps, then what comes and goes.
-STACK = ("weights", "optimizer_state", "batch", "other", "gradients", "saved_activations", "temporaries")
+STACK = (
+    *("weights", "optimizer_state", "batch", "other", "workspaces", "cast_copies", "gradients"),
+    *("checkpoint_store", "saved_activations", "logits", "recomputed_layer", "optimizer_temporaries", "temporaries"),
+)
 #: What a timeline's numbers are, by their word (units.word_for).
 SAID = {
     "emulated": "emulated: the real CUDA software on no GPU",
@@ -132,12 +135,12 @@ def timeline_over(
 ) -> Timeline:
     """The phases ``marks``, which follow each other, with the highest reserved bytes of each where they are known."""
     history = _with_ordered_frees(history)
-    by_cause = [np.cumsum(np.where(history.causes == index, history.size_bytes, 0)) for index in range(len(CAUSES))]
+    by_cause = [np.cumsum(np.where(history.causes == index, history.size_bytes, 0)) for index in range(len(ALL_CAUSES))]
     totals = np.cumsum(history.size_bytes)
     counts = _columns_of(marks, max_columns)
     moments = [_highest_moments(mark, count, totals) for mark, count in zip(marks, counts, strict=True)]
     at = np.concatenate(moments)
-    live = {cause: by_cause[CAUSES.index(cause)][at] for cause in STACK}
+    live = {cause: by_cause[ALL_CAUSES.index(cause)][at] for cause in STACK}
     causes = tuple(cause for cause in STACK if live[cause].any())
     first, stop = marks[0].events.start, marks[-1].events.stop
     return Timeline(
@@ -158,7 +161,7 @@ def _with_ordered_frees(history: Log) -> Log:
     begins = np.concatenate([[True], is_free[1:] != is_free[:-1]])
     begins[[mark.events.start for mark in history.marks if mark.events]] = True
     index = np.arange(len(history))
-    key = np.where(is_free, history.size_bytes * len(CAUSES) + history.causes, index)
+    key = np.where(is_free, history.size_bytes * len(ALL_CAUSES) + history.causes, index)
     order = np.lexsort((key, np.cumsum(begins)))
     return replace(
         history,
@@ -232,12 +235,14 @@ def _largest(history: Log, at: np.ndarray) -> tuple[tuple[Alike, ...], ...]:
     starts, ends = _lives(history)
     is_there = (ends > at.min()) & (starts <= at.max())
     starts, ends = starts[is_there], ends[is_there]
-    kinds = history.size_bytes[starts] * len(CAUSES) + history.causes[starts]
+    kinds = history.size_bytes[starts] * len(ALL_CAUSES) + history.causes[starts]
     found = []
     for position in at:
         alive, counts = np.unique(kinds[(starts <= position) & (ends > position)], return_counts=True)
         top = zip(alive[: -_NUM_LARGEST - 1 : -1].tolist(), counts[: -_NUM_LARGEST - 1 : -1].tolist(), strict=True)
-        found.append(tuple(Alike(CAUSES[kind % len(CAUSES)], kind // len(CAUSES), count) for kind, count in top))
+        found.append(
+            tuple(Alike(ALL_CAUSES[kind % len(ALL_CAUSES)], kind // len(ALL_CAUSES), count) for kind, count in top)
+        )
     return tuple(found)
 
 

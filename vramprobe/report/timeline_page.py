@@ -12,19 +12,11 @@ from importlib import resources
 from string import Template
 from typing import Any
 
+from vramprobe.log.meanings import MEANINGS
 from vramprobe.report.timeline import SAID, Timeline, TimelineSpan
 from vramprobe.units import format_bytes, unit_of
 
 _SIZE = 10_000  # of the drawing, both ways; it is stretched to the page
-_MEANING = {
-    "weights": "parameters, buffers, quantisation state",
-    "optimizer_state": "from the first optimizer step on",
-    "batch": "tokens and masks",
-    "other": "workspaces and tables of the libraries",
-    "gradients": "of the trained parameters",
-    "saved_activations": "made in forward, kept for backward",
-    "temporaries": "live within their phase only",
-}
 #: Cause → what is drawn over its colour, so that it is told without colours, in a tile of 8 × 8 pixels.
 _HATCH = {
     "optimizer_state": "M-2 2 2 -2M0 8 8 0M6 10 10 6",
@@ -32,6 +24,12 @@ _HATCH = {
     "saved_activations": "M0 4H8",
     "temporaries": "M3 4h2",
     "other": "M4 0V8",
+    "checkpoint_store": "M0 2H8M0 6H8",
+    "cast_copies": "M2 0V8M6 0V8",
+    "logits": "M0 0 8 8",
+    "recomputed_layer": "M0 8 8 0",
+    "optimizer_temporaries": "M1 2h2M5 6h2",
+    "workspaces": "M0 2H8M2 0V8",
 }
 
 
@@ -213,7 +211,7 @@ def _cause_rows(timeline: Timeline) -> str:
             f'<rect width="100%" height="100%" fill="url(#key-{cause})"/></svg>'
         )
         rows.append(
-            f'<tr><td>{swatch}</td><td>{_plain(cause)}<br><span class="soft">{_MEANING[cause]}</span></td>'
+            f'<tr><td>{swatch}</td><td>{_plain(cause)}<br><span class="soft">{MEANINGS[cause]}</span></td>'
             f'<td class="number bytes">{format_bytes(size)}</td></tr>'
         )
     reserved = max((phase.reserved_peak_bytes or 0 for phase in timeline.phases), default=0)

@@ -5,7 +5,8 @@ const chart = (() => {
   /** Hatch of each cause in a tile of 8 × 8; an empty one is a plain area. */
   const HATCHES = {
     weights: "", gradients: "M0 0 8 8M0 8 8 0", optimizer_state: "M-2 2 2 -2M0 8 8 0M6 10 10 6", batch: "", saved_activations: "M0 4H8",
-    temporaries: "M1 2h2M5 6h2", other: "M1 1h1M5 5h1", block_remainders: "M0 2H8M2 0V8", allocator: "M0 8 8 0",
+    temporaries: "M1 2h2M5 6h2", other: "M1 1h1M5 5h1", checkpoint_store: "M0 2H8M0 6H8", logits: "M0 0 8 8", cast_copies: "M2 0V8M6 0V8",
+    recomputed_layer: "M0 3H8M0 4H8", optimizer_temporaries: "M3 4h2", workspaces: "M4 0V8", block_remainders: "M0 2H8M2 0V8", allocator: "M0 8 8 0",
   };
 
   function node(tag, attributes, ...children) {

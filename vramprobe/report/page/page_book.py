@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vramprobe.log.depth import Growth
-from vramprobe.log.log import CAUSES
+from vramprobe.log.log import ALL_CAUSES
 from vramprobe.log.shapes import RULES, Shape
 from vramprobe.recipe.recipe import Recipe
 from vramprobe.records.record import TRAINING_PHASES
@@ -67,7 +67,7 @@ def packed_book(entries: Iterable[PageRecipe], axes: Mapping[str, Sequence[Any]]
     options = [text for text, _ in Counter(json.dumps(entry.options) for entry, _, _ in made).most_common()]
     index = {
         "digest": digest,
-        "causes": CAUSES,
+        "causes": ALL_CAUSES,
         "training": TRAINING_PHASES,
         "features": RULES,
         "axes": axes,

@@ -14,6 +14,7 @@ from typing import Any
 from vramprobe import catalog
 from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.allocator.ledger import Device
+from vramprobe.choices import meant
 from vramprobe.errors import SpecError
 from vramprobe.lengths.answer import words_of
 from vramprobe.lengths.batches import Shape
@@ -24,6 +25,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.loading import batch_names
 from vramprobe.terms.replayed import card_of
 from vramprobe.terms.step.requests import Run
+from vramprobe.trainers import USUAL_LOOP
 
 _BYTES_PER_TOKEN = 8  # int64
 _MAX_LOGS = 512  # kept at once, about 1 MB each for an 8B model
@@ -70,11 +72,17 @@ def reserved_over_steps(
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
     own = words.pop("alloc_conf", None)
     num_gpus = words.pop("num_gpus", None) or 1
-    grad_accum = words.get("grad_accum") or 1
-    if num_gpus > 1 or grad_accum > 1 or words.get("device") == "cpu":
-        given = f"--num-gpus {num_gpus}" if num_gpus > 1 else f"--grad-accum {grad_accum}" if grad_accum > 1 else "cpu"
+    grad_accum, loop = words.get("grad_accum") or 1, meant("loop", words.get("loop") or USUAL_LOOP)
+    reasons = {
+        f"--num-gpus {num_gpus}": num_gpus > 1,
+        f"--grad-accum {grad_accum}": grad_accum > 1,
+        "cpu": words.get("device") == "cpu",
+        f"--loop {loop}": loop != USUAL_LOOP,
+    }
+    if given := next((words for words, is_given in reasons.items() if is_given), None):
         raise SpecError(
-            f"--replay-steps is for one GPU with one batch per step, and {given} was given: drop one of them"
+            "--replay-steps is for one GPU with one batch per step in a Trainer's loop, and "
+            f"{given} was given: drop one of them"
         )
     device = Device()
     if card is not None:

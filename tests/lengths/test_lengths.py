@@ -156,7 +156,7 @@ def test_the_step_that_runs_out_of_memory_is_named() -> None:
     with pytest.raises(SpecError, match="--grad-accum 4"):
         reserved_over_steps(shapes, 2, **CELL | {"grad_accum": 4})
     with pytest.raises(SpecError, match="--loop keeps-outputs"):
-        reserved_over_steps(shapes, 2, **CELL | {"grad_accum": 4})
+        reserved_over_steps(shapes, 2, **CELL | {"loop": "keeps-outputs"})
 
 
 def test_predict_shows_the_data_the_worst_batch_and_the_replay() -> None:

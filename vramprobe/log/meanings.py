@@ -1,4 +1,4 @@
-"""What each term of a table of memory means, in a few words: the command line, the page and docs/words.md say these.
+"""Meanings of a memory table's terms in a few words: the command line, the page and docs/words.md say these.
 
 In: nothing. Out: MEANINGS, by the term's name.
 """

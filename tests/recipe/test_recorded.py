@@ -29,7 +29,7 @@ from vramprobe.predict import recorded
 from vramprobe.predict.verdict import verdict
 from vramprobe.recipe import recorder, recording
 from vramprobe.recipe.book import recorded_as
-from vramprobe.recipe.recipe import unpack
+from vramprobe.recipe.recipe import recorded_words, unpack, without_values
 from vramprobe.recipe.recorder import close_recorders, record_packed
 from vramprobe.recipe.shipped import BOOK, read_book
 
@@ -95,6 +95,30 @@ def test_predict_records_once_and_answers_from_the_cache(tmp_path: Path, monkeyp
     kept.write_bytes(kept.read_bytes()[:100])
     assert api.predict(gpu="RTX-4090", say=said.append, **options) == first
     assert "is no recipe of this vramprobe" in said[0]
+
+
+def test_models_that_differ_in_values_alone_share_a_recipe() -> None:
+    """Their recordings are equal to the event; a table of positions, and a rope that depends on the length, stay."""
+    require_emulation()
+    gpu = catalog.find_gpu("H100-SXM")
+    spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
+    values = {
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-3,
+        "eos_token_id": 7,
+        "max_position_embeddings": 131072,
+    }
+    other = spec.model_copy(update={"architecture": spec.architecture | values})
+    assert recorded_words(other) == recorded_words(spec)
+    one, same = (unpack(record_packed(cell, gpu, silent), "test").deep() for cell in (spec, other))
+    assert one.phases == same.phases
+    assert np.array_equal(one.log.size_bytes, same.log.size_bytes)
+    for name, value in (("hidden_size", 640), ("rope_scaling", {"rope_type": "yarn", "factor": 2.0})):
+        differs = spec.model_copy(update={"architecture": spec.architecture | {name: value}})
+        assert recorded_words(differs) != recorded_words(spec)
+    gpt2 = api.cell(model="gpt2", method="lora", device="cuda", batch_size=1, seq_len=64)
+    assert "max_position_embeddings" in without_values({"max_position_embeddings": 8}, learns_positions=True)
+    assert recorded_words(gpt2)["architecture"]["n_positions"] == 1024
 
 
 @exhaustive

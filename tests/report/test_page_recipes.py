@@ -41,7 +41,8 @@ ASK = """async ([bookText, allocatorText, questions]) => {
     const found = replayed(book, allocator, book.recipe(number), shape, options);
     const {retries, phases, peak, allocated, reserved, load, causes} = found;
     return {retries, phases: phases.map((one) => [one.allocated, one.reserved, one.end]), peak: [peak.name, peak.step],
-            tops: [allocated, reserved, load], causes: Object.fromEntries(Object.entries(causes()).filter(([, size]) => size)),
+            tops: [allocated, reserved, load],
+            causes: Object.fromEntries(Object.entries(causes()).filter(([, size]) => size)),
             blocks: book.recipe(number).log.blocks.reduce((sum, block) => (31 * sum + block) % 1000003, 0)};
   })});
 }"""

@@ -28,6 +28,13 @@ from vramprobe.spec import CellSpec
 FORMAT = 4
 #: Fields of a cell that are younger than the format, which a cell that has them at their default is told apart without.
 _YOUNGER = ("loop",)
+#: Names in a model's configuration that decide no allocation, but the values in it.
+_VALUES_ALONE = (
+    *("rope_theta", "rotary_emb_base", "rope_local_base_freq", "rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+    *("norm_eps", "initializer_range", "bos_token_id", "eos_token_id", "transformers_version", "_name_or_path"),
+)
+#: Kinds of rotary positions that allocate alike; those that depend on the length are others.
+_ROPES_OF_ONE_SIZE = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +89,28 @@ class Recipe:
 def recorded_words(spec: CellSpec, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the fields that tell a recorded cell from others, as JSON's types, ``without`` some."""
     words = spec.model_dump(mode="json", exclude=set(without))
+    words["architecture"] = without_values(words["architecture"], learns_positions=spec.learned_positions is not None)
     defaults = {name: type(spec).model_fields[name].default for name in _YOUNGER}
     return {name: value for name, value in words.items() if name not in defaults or value != defaults[name]}
+
+
+def without_values(config: Mapping[str, Any], *, learns_positions: bool = False) -> dict[str, Any]:
+    """Return a model's configuration without what decides values alone: models that differ in no more share recipes.
+
+    ``learns_positions``: the number of positions is a table's, and stays.
+    """
+    rope, left_out = config.get("rope_scaling") or {}, {*_VALUES_ALONE}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if not learns_positions and kind in _ROPES_OF_ONE_SIZE:
+        left_out |= {"rope_scaling", "max_position_embeddings"}
+    if config.get("use_sliding_window") is False:
+        left_out |= {"use_sliding_window", "sliding_window", "max_window_layers"}
+    kept = {
+        name: without_values(value, learns_positions=learns_positions) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if name not in left_out
+    }
+    return kept if "rope_scaling" in kept or kind == "default" else kept | {"rope_scaling": kind}
 
 
 class OtherBranch(VramprobeError):

@@ -68,11 +68,13 @@ def entries() -> Iterator[page_book.PageRecipe]:
     """What ships of the sweep's cells; what else ships is named and left out."""
     packed, fields = read_book(data_file(BOOK)), list(axes())
     by_key: dict[str, list[str]] = {}
+    used: set[str] = set()
     for name in packed:
         by_key.setdefault(name.split()[0], []).append(name)
     for cell in load_sweep(SWEEP, device="cuda").cells:
         for card in sorted(set(CARD_OF_CAPABILITY.values())):
-            for name in by_key.pop(entry_key(recorded_as(cell), card), ()):
+            for name in by_key.get(key := entry_key(recorded_as(cell), card), ()):
+                used.add(key)
                 recipe, words = unpack(packed[name], name), {field: getattr(cell, field) for field in fields}
                 yield page_book.PageRecipe(
                     model=cell.model,
@@ -82,7 +84,7 @@ def entries() -> Iterator[page_book.PageRecipe]:
                     notes=notes_of(recipe, cell),
                     recipe=recipe,
                 )
-    for name in (one for names in by_key.values() for one in names):
+    for name in (one for key, names in by_key.items() if key not in used for one in names):
         print(f"not in {SWEEP.name}: {name}", file=sys.stderr)
 
 

@@ -18,13 +18,12 @@ from vramprobe.catalog import Gpu, find_gpu, gpu_or_size, list_gpus
 from vramprobe.emulate.cards import card_properties
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.log import Log
-from vramprobe.log.reserved import num_retries
 from vramprobe.log.shapes import Shape
 from vramprobe.predict.bisection import bisected
 from vramprobe.predict.largest import Answer, Largest
-from vramprobe.predict.prediction import Frozen, Prediction, Within
-from vramprobe.predict.recipe_replay import replay_recipe
-from vramprobe.predict.verdict import TIGHT_SHARE, Verdict, usable_bytes, verdict
+from vramprobe.predict.prediction import Frozen, Prediction
+from vramprobe.predict.recipe_replay import replay_recipe, with_retries
+from vramprobe.predict.verdict import TIGHT_SHARE, Verdict, verdict
 from vramprobe.recipe.command import Branch, CommandRecipe, HeldOutShape, read_command
 from vramprobe.units import format_bytes, plural
 
@@ -59,7 +58,7 @@ class RunAnswer:
         """The prediction on ``gpu`` and its verdict. Raises SpecError for a GPU whose kernels are others."""
         if why := _other_kernels(self.recipe.gpu, gpu):
             raise SpecError(f"{gpu.name}: {why}")
-        prediction = self._within(gpu)
+        prediction = with_retries(self.prediction, self.log, parse_alloc_conf(self.recipe.alloc_conf or ""), gpu)
         judged = verdict(prediction, gpu)
         loose = round(sum(one.bytes_per_token for one in self.branch.loose) * self.shape[0] * self.shape[1])
         if judged.verdict == "fits" and judged.needed_bytes.high + loose > TIGHT_SHARE * judged.usable_bytes:
@@ -75,17 +74,6 @@ class RunAnswer:
     def branch(self) -> Branch:
         """The branch that the shape is in."""
         return self.recipe.branch_of(self.shape)
-
-    def _within(self, gpu: Gpu) -> Prediction:
-        """With how often the cache goes back, where ``gpu`` holds the tensors and not all that the allocator keeps."""
-        found, reserved = self.prediction, self.prediction.reserved_bytes
-        limit = usable_bytes(gpu, device_is_known=False)
-        if reserved is None or not found.peak_allocated_bytes.value <= limit < reserved.value:
-            return found
-        retries = num_retries(self.log, parse_alloc_conf(self.recipe.alloc_conf or ""), limit)
-        if retries is None:
-            return found
-        return found.model_copy(update={"within": Within(limit_bytes=limit, num_alloc_retries=retries)})
 
 
 def predict_run(

@@ -304,9 +304,13 @@ def _recorded(
     missing: VramprobeError | None,
     where: Surroundings | None,
 ) -> Prediction:
-    """By a recipe, recorded now if it is not at hand; an error says also why there is no arithmetic (``missing``)."""
+    """By a recipe, recorded now if it is not at hand; an error says also why there is no arithmetic (``missing``), for
+    whose want one that ships will do."""
     from vramprobe.predict import recorded
 
+    at_hand = recorded.replay_at_hand(one, gpu=gpu) if missing is not None and where is None else None
+    if at_hand is not None:
+        return recorded.predict_replay(at_hand, one, gpu=gpu, model=model)
     try:
         return recorded.predict(one, gpu=gpu, model=model, say=say, where=where or recorded.USUAL)
     except (*recorded.CANNOT_EMULATE, recorded.NoRecipe) as error:

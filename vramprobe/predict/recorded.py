@@ -18,13 +18,13 @@ from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.shapes import Shape
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.recipe_replay import Replay, replay_recipe
+from vramprobe.predict.recipe_replay import Replay, replay_recipe, with_retries
 from vramprobe.predict.uncertainty import device_tier
-from vramprobe.recipe.book import find_recipe, recorded_as
+from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe
 from vramprobe.recipe.recorder import USUAL, Surroundings, measured_gpu
-from vramprobe.recipe.shipped import labels_of, shipped_recipe
+from vramprobe.recipe.shipped import Shipped, labels_of, shipped_recipe
 from vramprobe.rules.cell import not_quantized
 from vramprobe.rules.sharding import reasons_not_run
 from vramprobe.spec import CellSpec
@@ -56,7 +56,7 @@ def predict(
     and an emulated GPU or this machine's own. Raises NotEmulatable where no GPU can be emulated here, CannotRecord for
     a cell that does not run, NoRecipe for one that is not recorded at all.
     """
-    return _predicted(replay_of(spec, gpu=gpu, say=say, where=where), spec, model)
+    return predict_replay(replay_of(spec, gpu=gpu, say=say, where=where), spec, gpu=gpu, model=model)
 
 
 def predict_and_count(
@@ -86,11 +86,31 @@ def replay_of(
     except CANNOT_EMULATE as error:
         if where != USUAL:
             raise
-        shipped = shipped_recipe(recorded_as(spec), _card(gpu))
+        shipped = shipped_recipe(recorded_as(spec), card)
         if shipped is None:
             raise type(error)(f"{error} {_what_ships(spec)}") from None
-    replay = _replay(shipped.recipe, spec, (spec.batch_size, spec.seq_len))
-    return replace(replay, notes=(*replay.notes, *shipped.notes((spec.batch_size, spec.seq_len))))
+    return _replay_shipped(shipped, spec)
+
+
+def replay_at_hand(spec: CellSpec, *, gpu: catalog.Gpu | None = None) -> Replay | None:
+    """The cell's recipe from the cache, or one that ships and was recorded around its shape; None without either."""
+    try:
+        require_recordable(spec, gpu)
+        kept = kept_recipe(spec, _card(gpu), lambda words: None)
+    except NoRecipe:
+        return None
+    except CANNOT_EMULATE:
+        kept = None
+    if kept is not None:
+        return _replay(kept, spec)
+    shipped = shipped_recipe(recorded_as(spec), _card(gpu))
+    return _replay_shipped(shipped, spec) if shipped and shipped.covers((spec.batch_size, spec.seq_len)) else None
+
+
+def _replay_shipped(shipped: Shipped, spec: CellSpec) -> Replay:
+    shape = spec.batch_size, spec.seq_len
+    replay = _replay(shipped.recipe, spec, shape)
+    return replace(replay, notes=(*replay.notes, *shipped.notes(shape)))
 
 
 def predict_many(
@@ -136,6 +156,26 @@ def over_shapes(
     shapes = [(one.batch_size, one.seq_len) for one in cells]
     recipe = find_recipe(cells[0], _card(gpu), say, shapes=shapes[1:])
     return lambda one: _predicted(_replay(recipe, one, (one.batch_size, one.seq_len)), one, model)
+
+
+def predict_replay(
+    replay: Replay, spec: CellSpec, *, gpu: catalog.Gpu | None = None, model: MemoryModel | None = None
+) -> Prediction:
+    """The Prediction of a replayed recipe: with the device's tier by ``model``, retries on ``gpu``, and reasons."""
+    found = _predicted(replay, spec, model)
+    found = found.model_copy(update={"warnings": [*found.warnings, *_reasons(spec, found)]})
+    return found if gpu is None else with_retries(found, replay.log, parse_alloc_conf(spec.alloc_conf or ""), gpu)
+
+
+def _reasons(spec: CellSpec, found: Prediction) -> list[str]:
+    """Return why the answer is as large as it is, of a model whose tensors are known by arithmetic."""
+    from vramprobe.architecture import UnsupportedArchitecture
+    from vramprobe.predict.reasons import reasons
+
+    try:
+        return reasons(spec, found.terms)
+    except UnsupportedArchitecture:
+        return []
 
 
 def _predicted(replay: Replay, spec: CellSpec, model: MemoryModel | None) -> Prediction:

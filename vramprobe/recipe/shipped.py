@@ -50,8 +50,14 @@ class Shipped:
         where = f"{first[0]} x {first[1]:,} to {last[0]} x {last[1]:,} tokens"
         comes = "that was merged here" if self.is_merged else "that ships with vramprobe"
         ships = f"a recipe {comes}, of {where}; vramprobe emulate setup records this very cell"
-        outside = _distance(self.shapes, shape) > 0
-        return (ships, *([f"{shape[0]} x {shape[1]:,} tokens lie outside: near, not exact"] if outside else []))
+        return (
+            ships,
+            *([] if self.covers(shape) else [f"{shape[0]} x {shape[1]:,} tokens lie outside: near, not exact"]),
+        )
+
+    def covers(self, shape: Shape) -> bool:
+        """Return True if ``shape`` lies among those that were recorded."""
+        return _distance(self.shapes, shape) == 0
 
 
 def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shipped | None:

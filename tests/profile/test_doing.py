@@ -101,20 +101,21 @@ def test_a_run_of_minutes_says_what_takes_its_time(phase: str, is_told: bool, tm
 def test_slow_steps_say_how_long_all_take_and_once_how_to_shorten_them(monkeypatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    pace, place = waiting._Pace(3), "tf/gdn.py torch_chunk_gated_delta_rule"
+    pace, loop = waiting._Pace(3), "tf/gdn.py torch_chunk_gated_delta_rule"
 
-    def at(seconds: float, num_steps: int) -> str:
+    def at(seconds: float, num_steps: int, *places: str) -> str:
         clock[0] = seconds
         found = doing_of(doing("forward", num_steps=num_steps))
         assert found is not None
         pace.look(found)
-        return pace.in_words(place)
+        return pace.in_words(["train.py <module>", *places])
 
     assert at(0, 0) == at(20, 0) == ""
     first = at(60, 0)
     assert first.startswith("; a step takes more than 60 s here; to shorten the steps: fewer tokens in each")
-    assert "flash-linear-attention" in first
+    assert "flash-linear-attention" not in first
     assert at(70, 1) == "; a step takes about 70 s here, about 140 s to go"
+    assert "about 135 s to go; a loop of Python over pieces" in at(75, 1, loop)
     assert at(100, 1) == "; a step takes about 70 s here, about 110 s to go"
     assert at(140, 3) == "; a step takes about 35 s here"
 

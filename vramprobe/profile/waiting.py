@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,14 +19,17 @@ from vramprobe.profile.looking import looking
 _EVERY_SECONDS, _LOOK_SECONDS = 60.0, 2.0
 _STEP = ("forward", "backward", "optimizer_step", "zero_grad")
 _SHORTER = (
-    "to shorten the steps: fewer tokens in each (with --folder RUN, vramprobe predict --from RUN then answers for the "
-    "whole length), or fewer layers"
+    "to shorten the steps: fewer tokens in each (with --folder RUN, vramprobe predict --from RUN then answers for "
+    "other lengths, or says why not), or fewer layers"
 )
 _GENERATION = "; Python launches each token's kernels here: fewer or shorter completions shorten it"
 _WAITS = ("/subprocess.py", "/multiprocessing/popen_fork.py")  # for a child to end
 #: transformers' own loops in place of a package's kernels.
 _LOOP = re.compile(r" (?:torch_\w+|\w*recurrent\w*|\w*chunk\w*|slow_forward)$")
-_KERNELS = "; this loop of Python runs where a kernel is missing: flash-linear-attention, causal-conv1d or mamba-ssm"
+_KERNELS = (
+    "; a loop of Python over pieces of each row runs where a kernel is missing (flash-linear-attention, causal-conv1d "
+    "or mamba-ssm): with the kernel, steps are shorter and need other memory"
+)
 
 
 class _Pace:
@@ -34,7 +37,7 @@ class _Pace:
 
     def __init__(self, steps: int | None) -> None:
         self._wanted, self._num_steps, self._began, self._last = steps, 0, None, None
-        self._is_told = False
+        self._told: set[str] = set()
 
     def look(self, doing: Doing) -> None:
         now = time.monotonic()
@@ -45,8 +48,11 @@ class _Pace:
             self._began = now
         self._num_steps = doing.num_steps
 
-    def in_words(self, place: str) -> str:
-        """Return how long a step and the rest take, and once how to shorten them; empty where no step is slow."""
+    def in_words(self, places: Iterable[str]) -> str:
+        """Return how long a step and the rest take, and once how to shorten them; empty where no step is slow.
+
+        ``places``: all that were seen since the last time: a backward runs beside the main thread.
+        """
         if self._began is None:
             return ""
         under_way = time.monotonic() - self._began
@@ -56,9 +62,9 @@ class _Pace:
         said = f"; a step takes {'about' if self._last else 'more than'} {seconds:.0f} s here"
         if self._wanted and self._last and self._wanted > self._num_steps:
             said += f", about {max(seconds * (self._wanted - self._num_steps) - under_way, 0):.0f} s to go"
-        if not self._is_told:
-            self._is_told = True
-            said += f"; {_SHORTER}{_KERNELS if _LOOP.search(place) else ''}"
+        hints = [f"; {_SHORTER}", *([_KERNELS] if any(map(_LOOP.search, places)) else [])]
+        said += "".join(hint for hint in hints if hint not in self._told)
+        self._told.update(hints)
         return said
 
 
@@ -85,7 +91,7 @@ def told_each_minute(
             return False
         place, times = seen.most_common(1)[0]
         often = f"; seen {times / seen.total():.0%} of the time at {place}" if place else ""
-        slow = _GENERATION if is_generation else pace.in_words(place)
+        slow = _GENERATION if is_generation else pace.in_words(seen)
         say(f"{(time.monotonic() - begun) / 60:.0f} min so far: {doing.progress()}{often}{slow}")
         seen.clear()
         until = time.monotonic() + _EVERY_SECONDS

@@ -145,7 +145,10 @@ def test_a_cell_that_is_recorded_gets_its_changes_from_recordings_on_one_gpu(mon
         return by_arithmetic(spec, model, gpu=gpu)
 
     monkeypatch.setattr("vramprobe.predict.recorded.predict", by_recording)
-    found = api.changes(gpu="T4", engine="recipe", **LARGE)
+    said: list[str] = []
+    found = api.changes(gpu="T4", engine="recipe", say=said.append, **LARGE)
+    assert said[0] == f"trying attn sdpa, 1 of {len({*said})}"
+    assert any(line.endswith("{0} of {0}".format(len({*said}))) for line in said)
     expected = [one.options for one in api.changes(gpu="T4", **LARGE) if "num_gpus" not in one.options]
     assert [one.options for one in found if len(one.options) == 1] == [one for one in expected if len(one) == 1]
     assert len(recorded) > len(found) > 5

@@ -219,6 +219,9 @@ def changes(
     }
 
     def with_options(others: Options) -> Prediction:
+        if engine == "recipe" and others in tried:
+            words_of = ", ".join(f"{name} {value}" for name, value in others.items())
+            say(f"trying {words_of}, {tried.index(others) + 1} of {len(tried)}")
         asked = words | others
         if (asked.get("num_gpus") or 1) > 1:
             asked = {"sharding": SHARDING} | {name: value for name, value in asked.items() if value is not None}

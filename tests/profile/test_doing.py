@@ -150,6 +150,14 @@ def test_a_checkpointed_layer_is_not_said_to_be_compiled() -> None:
         assert ("compiling" in found.progress()) is is_compiling
 
 
+@pytest.mark.parametrize(("frames", "place"), [(["/job/train.py"], "/job/train.py:5 main"), ([], "")])
+def test_the_line_that_waits_is_shown_and_never_one_of_the_profiler(frames: list[str], place: str) -> None:
+    files = ["/usr/lib/python3.11/threading.py", "/any/vramprobe/profile/hook/history.py", *frames]
+    found = doing_of(doing("generation", *(f'  File "{file}", line 5 in main' for file in files)))
+    assert found is not None
+    assert found.place([]) == place
+
+
 def test_a_run_of_seconds_says_nothing_of_its_time(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.01)
     (tmp_path / "7.doing").write_text(doing("forward"))

@@ -18,6 +18,9 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 #: On the stack while something is compiled. Dynamo's wrappers stand there as well where nothing is: gradient
 #: checkpointing is one of the functions that it is kept out of.
 _COMPILERS = ("/torch/_dynamo/convert_frame", "/torch/_inductor/compile_fx", "/triton/compiler/")
+#: Frames of who waits for a thread or a queue: the line that waits says more.
+_WAITS = ("/threading.py", "/queue.py", "/selectors.py")
+_OWN = re.compile(r"(?:^|/)vramprobe/(?:emulate|profile)/")
 _NAMES = {None: "before its first use of a GPU", "load": "loading", "other": "between phases"}
 
 
@@ -39,9 +42,9 @@ class Doing:
         return f"{self.progress()}, at {place}" if place else self.progress()
 
     def place(self, homes: Sequence[str]) -> str:
-        """The program's line: ``train.py:12 main``."""
-        place = Places((), list(homes)).of_stack(self.stack)
-        return f"{place.line} {place.function}" if place.line else ""
+        """The program's line: ``train.py:12 main``; empty where only the profiler's own lines are on the stack."""
+        place = Places((), list(homes)).of_stack([one for one in self.stack if not one[0].endswith(_WAITS)])
+        return f"{place.line} {place.function}" if place.line and not _OWN.search(place.line) else ""
 
     def progress(self) -> str:
         """``evaluation, 640 so far, 0 steps done, 1.20 GiB allocated, compiling``."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
-from vramprobe.profile import ranks
+from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.data_fragmentation import ProfiledRun, courses_of, device_of
 from vramprobe.profile.raw import read_run
 from vramprobe.units import format_bytes
@@ -87,7 +87,7 @@ def beside(name: str, case: Case, profile: Path, log: Path, seconds: float) -> l
     """Each step after those that the profile has: reserved by the whole run, and predicted."""
     found = read_run(profile)
     (raw,) = found.ranks
-    seen = ranks.see(raw)
+    seen = see(raw)
     assert seen is not None
     start = time.monotonic()
     learnt = ProfiledRun(raw, seen)

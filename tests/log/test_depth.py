@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from vramprobe.log.depth import growth_of, log_and_phases
-from vramprobe.log.log import OUTSIDE, LayerMark, Log, PhaseMark, log_of
+from vramprobe.log.log import OUTSIDE, LayerMark, Log, PhaseMark
 from vramprobe.log.pairing import log_from, scripts_of
 from vramprobe.log.reserved import reserve
-from vramprobe.log.trace import Event
+from vramprobe.log.trace import Event, log_of
 
 WINDOW, FULL = "window", "full"
 

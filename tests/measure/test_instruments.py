@@ -8,43 +8,12 @@ import pytest
 import torch
 from factories import make_record, make_spec
 
-from vramprobe.log.trace import Event, Owned, composition, lifetimes
 from vramprobe.measure.cpu import CpuInstrument
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import outcome_of, run_cell
 from vramprobe.records.record import PhaseMemory
 from vramprobe.spec import CellSpec
 from vramprobe.workload.storages import storages_of
-
-
-def events(*sizes_at: tuple[int, int]) -> list[Event]:
-    return [Event(ptr, size, time) for time, (ptr, size) in enumerate(sizes_at)]
-
-
-def test_lifetimes_pair_addresses_that_are_used_again() -> None:
-    blocks = lifetimes(events((1, 100), (2, 50), (1, -100), (1, 30), (9, -7)))
-    assert sorted((b.ptr, b.size_bytes, b.start, b.end) for b in blocks) == [
-        (1, 30, 3, 5),
-        (1, 100, 0, 2),
-        (2, 50, 1, 5),
-    ]
-
-
-def test_composition_by_cause_adds_up() -> None:
-    """weights at 1; in the forward (events 1-3) a saved and a passing block; a gradient; a temporary at the peak."""
-    trace = events((1, 1000), (8, 11), (2, 70), (3, 7), (3, -7), (4, 300), (5, 40), (2, -70))
-    holdings = [Owned("weights", 0, frozenset({1})), Owned("gradients", 7, frozenset({4}))]
-    alive = composition(lifetimes(trace), holdings, [range(2, 5)], step_start=2, at=6)
-    assert alive.parts() == {
-        "weights_bytes": 1000,
-        "gradients_bytes": 300,
-        "optimizer_state_bytes": 0,
-        "batch_bytes": 0,
-        "saved_activations_bytes": 70,
-        "temporaries_bytes": 40,
-        "other_bytes": 11,
-    }
-    assert alive.total_bytes == 1421
 
 
 def test_cpu_instrument_sees_every_allocation_to_the_byte() -> None:

@@ -10,7 +10,7 @@ import pytest
 from profile_factory import BATCH, SAVED, STATE, TEMPORARY, WEIGHT, WORKSPACE, Script, rounded, training, write_launcher
 
 from vramprobe.profile.analyse import analyse
-from vramprobe.profile.lifetimes import lives_of, spans_of
+from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.places import NOWHERE, Location, Places, pattern
 from vramprobe.profile.ranks import merged, module_said
 from vramprobe.profile.raw import read_run
@@ -201,7 +201,7 @@ def test_two_clocks_that_differ_do_not_move_the_phases(shift_us: int, tmp_path: 
     rank = only(analysed(tmp_path, script))
     raw = read_run(tmp_path).ranks[0]
     assert raw.history is not None
-    spans = spans_of(lives_of(raw.history), raw.phases, raw.history)
+    spans = see(raw).spans
     assert all(span.closes for span in spans)
     assert rank.at_peak is not None
     assert rank.at_peak.total_bytes == rank.peak.requested_bytes

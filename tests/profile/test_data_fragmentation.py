@@ -17,12 +17,11 @@ from vramprobe.allocator.ledger import Device
 from vramprobe.cli import display_profile
 from vramprobe.cli.verbs import app
 from vramprobe.lengths.course import CourseUnderWay
-from vramprobe.profile import ranks
 from vramprobe.profile.analyse import analyse
+from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.data_fragmentation import ProfiledRun, courses_of, data_fragmentation, play, recorded
+from vramprobe.profile.micro_steps import micro_steps_of
 from vramprobe.profile.raw import RawRank, read_run
-from vramprobe.profile.size_by_shape import SizeByShape
-from vramprobe.profile.step_requests import log_of, units_of
 from vramprobe.units import MIB
 
 SHAPES = [(4, 100), (4, 180), (4, 260), (4, 333), (4, 420), (4, 500), (4, 610)]  # that are run
@@ -108,36 +107,35 @@ def truly_reserved(folder: Path, batches: Sequence[tuple[int, int]], num_micro_s
     while own := list(islice(left, num_micro_steps)):
         number += 1
         program.step(number, own)
-    seen = ranks.see(program.ranks(folder))
-    log = log_of(seen)
-    units = units_of(seen, log, range(3, number + 1), num_micro_steps)
+    seen = see(program.ranks(folder))
+    units = micro_steps_of(seen, range(3, number + 1), num_micro_steps)
     course, done, made = CourseUnderWay((conf, 0), Device()), 0, 0
     for of_step in units.values():
-        parts = [events[done:] for events in recorded(log, of_step[-1].stop)]
+        parts = [events[done:] for events in recorded(seen, of_step[-1].stop)]
         course.step(lambda allocator, parts=parts, made=made: play(allocator, parts, made))
-        done, made = of_step[-1].stop, int(log.is_request[: of_step[-1].stop].sum())
+        done, made = of_step[-1].stop, int((seen.lives.starts < of_step[-1].stop).sum())
     return course.reserved
 
 
 @pytest.mark.parametrize(("num_micro_steps", "conf"), [(1, ""), (1, "expandable_segments:True"), (2, "")])
 def test_each_step_reserves_what_the_program_itself_would(tmp_path: Path, num_micro_steps: int, conf: str) -> None:
     raw = profiled(tmp_path / "profile", num_micro_steps)
-    run = ProfiledRun(raw, ranks.see(raw))
+    run = ProfiledRun(raw, see(raw))
     later = LATER * num_micro_steps
     (course,) = courses_of(run, later, 100, Device(), [(conf, 0)])
     assert list(course.reserved_bytes) == truly_reserved(tmp_path / "truth", later, num_micro_steps, conf)
     assert course.num_steps == 1 + len(LATER)
     assert len(set(course.reserved_bytes)) > 1
-    assert run.learnt.inexact_tokens == []
+    assert run.inexact_tokens == []
     assert [(one.num_different, one.bytes_different) for one in run.held_out] == [(0, 0)]
 
 
 def test_a_step_that_runs_out_of_memory_and_the_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = profiled(tmp_path, order=[(4, 100), (4, 5000), (4, 600)])
-    found = data_fragmentation(raw, ranks.see(raw), raw.process.device_total_bytes - 100 * MIB)
+    found = data_fragmentation(raw, see(raw), raw.process.device_total_bytes - 100 * MIB)
     assert (found.first_step, [one.oom_step for one in found.courses]) == (4, [5])
     assert found.courses[0].num_steps == 4
-    found = data_fragmentation(raw, ranks.see(raw), 0, num_steps=6)
+    found = data_fragmentation(raw, see(raw), 0, num_steps=6)
     assert [one.oom_step for one in found.courses] == [None] * 6
     assert {one.num_steps for one in found.courses} == {9}
     display_profile.print_profile(analyse(tmp_path, replay_steps=6))
@@ -152,7 +150,7 @@ def test_sizes_that_do_not_follow_from_the_shape_are_told_with_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = profiled(tmp_path, is_random=True)
-    found = data_fragmentation(raw, ranks.see(raw), 0)
+    found = data_fragmentation(raw, see(raw), 0)
     assert found.inexact_at == ["train.py:9 of values"]
     assert found.num_inexact == 2  # with and without the request that only long batches make
     assert found.held_out[0].bytes_different > 0
@@ -166,26 +164,6 @@ def test_a_run_that_teaches_nothing_says_why(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "100.history").unlink()
     display_profile.print_profile(analyse(tmp_path))
     assert "reserved memory over the run is not predicted: no allocations were recorded" in capsys.readouterr().out
-
-
-def test_a_size_follows_the_plainest_rule_that_holds() -> None:
-    shapes = [(4, 100), (4, 200), (2, 300), (4, 401), (8, 77), (3, 640)]
-    rules = [
-        lambda rows, width: 4096,
-        lambda rows, width: 100 + 6 * rows * width,
-        lambda rows, width: 12 * rows * (-(-width // 64) * 64),
-        lambda rows, width: 5 * rows + 7 * width + 1000,
-        lambda rows, width: 2 * rows * width * width,
-    ]
-    table = np.array([[rule(*shape) for rule in rules] for shape in shapes], float)
-    values = np.array([[9], [3], [7], [1], [8], [2]], float) * 1e6
-    once = np.full((6, 1), np.nan)
-    once[2] = 777
-    size = SizeByShape(shapes, np.concatenate([table, values, once], axis=1))
-    assert size.is_exact.tolist() == [True] * 5 + [False] * 2
-    for shape in [(5, 1234), (1, 1), *shapes]:
-        assert size(shape)[:5].tolist() == [rule(*shape) for rule in rules]
-    assert size((9, 9))[6] == 777
 
 
 def test_a_replay_needs_an_emulated_run(tmp_path: Path) -> None:

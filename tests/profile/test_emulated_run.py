@@ -13,7 +13,7 @@ from profile_factory import write_launcher
 
 from vramprobe.emulate.enter import entrance
 from vramprobe.profile.analyse import analyse
-from vramprobe.profile.lifetimes import lives_of, spans_of
+from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.raw import read_run
 from vramprobe.units import MIB
 
@@ -35,7 +35,9 @@ def test_a_real_history_closes(alloc_conf: str, tmp_path: Path) -> None:
     write_launcher(tmp_path)
     raw = read_run(tmp_path).ranks[0]
     assert raw.history is not None
-    spans = spans_of(lives_of(raw.history), raw.phases, raw.history)
+    seen = see(raw)
+    assert seen is not None
+    spans = seen.spans
     assert len(spans) == len(raw.phases) == 13
     assert all(span.closes for span in spans)
     record = analyse(tmp_path, gpus=["RTX-4090", "A10"])

@@ -47,12 +47,14 @@ def history(events: list[tuple[int, int, int]], phases: list[tuple[str, int | No
 def some_history(seed: int, num_events: int) -> Log:
     """Random allocations and frees of every cause; step 2 has phases of very different lengths."""
     dice, alive, events = random.Random(seed), [], [(1, 5 * MIB, 0)]
+    made = 1
     while len(events) < num_events:
         if alive and dice.random() < 0.48:
             block, size, cause = alive.pop(dice.randrange(len(alive)))
             events.append((block, -size, cause))
         else:
-            alive.append((len(events) + 1, dice.randint(1, 9 * MIB), dice.randrange(len(CAUSES))))
+            made += 1
+            alive.append((made, dice.randint(1, 9 * MIB), dice.randrange(len(CAUSES))))
             events.append(alive[-1])
     before = num_events // 3
     lengths = [num_events - before - 4, 3, 0, 1]

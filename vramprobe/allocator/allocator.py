@@ -15,7 +15,7 @@ from vramprobe.allocator.config import MIN_BLOCK, SMALL_SIZE, AllocatorConfig
 from vramprobe.allocator.expandable import allocate_expandable, reachable_bytes, unmap
 from vramprobe.allocator.ledger import Device, Ledger, OutOfMemory
 
-_STREAM = 1 << 48  # in a log: terms/tape/request_log.py's STREAM, of which nothing here knows
+STREAM = 1 << 48  # a request of play: on stream k, k times this more
 
 
 class CachingAllocator:
@@ -96,10 +96,10 @@ class CachingAllocator:
         """
         for event in events:
             if event > 0:
-                if event < _STREAM:
+                if event < STREAM:
                     self.allocate(number, event)
                 else:
-                    self.allocate(number, event % _STREAM, event // _STREAM)
+                    self.allocate(number, event % STREAM, event // STREAM)
                 number += 1
             elif event < 0:
                 self.free(~event)

@@ -26,7 +26,7 @@ def reserve(
     Step 3 and later are step 2 again, which begins with the segments that step 1 left and ends with what it began with.
     """
     allocator = counting_allocator(config, None)
-    ledger, play = allocator.ledger, _player(history, allocator)
+    ledger, play = allocator.ledger, player(history, allocator)
     tiers: list[dict[str, int]] = []
     settled = not empties_cache
     for mark in history.marks:
@@ -47,15 +47,16 @@ def num_retries(history: Log, config: AllocatorConfig, limit_bytes: int) -> int 
     """Count how often the cache goes back where segments may take so much together; None where it runs out."""
     allocator = counting_allocator(config, Device(segment_bytes=limit_bytes))
     try:
-        _player(history, allocator)(slice(None))
+        player(history, allocator)(slice(None))
     except OutOfMemory:
         return None
     return allocator.ledger.num_alloc_retries
 
 
-def _player(history: Log, allocator: CachingAllocator) -> Callable[[slice], None]:
-    """Return what plays a part of the log's events through ``allocator``."""
+def player(history: Log, allocator: CachingAllocator) -> Callable[[slice], None]:
+    """Return what plays a part of the log's events through ``allocator``; it raises OutOfMemory."""
     allocate, free, empty_cache = allocator.allocate, allocator.free, allocator.empty_cache
+    late = set(history.blocks[history.size_bytes == 0].tolist()) - {0}
     sizes, blocks, streams = history.size_bytes.tolist(), history.blocks.tolist(), history.each_stream().tolist()
 
     def play(events: slice) -> None:
@@ -63,7 +64,9 @@ def _player(history: Log, allocator: CachingAllocator) -> Callable[[slice], None
             if size > 0:
                 allocate(block, size, stream)
             elif size:
-                free(block)
+                (allocator.request_free if block in late else free)(block)
+            elif block:
+                allocator.complete_free(block)
             else:
                 empty_cache()
 

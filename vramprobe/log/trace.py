@@ -1,37 +1,28 @@
-"""An allocation trace: every allocation and free in order, and what was alive at a moment, by cause.
+"""An allocation trace: an allocator's events by address → a Log, or what was alive at one moment, by cause.
 
-In: events of an allocator (CPU profiler, CUDA memory history) and the addresses of tensors whose cause is known.
-Out: lifetimes and Compositions that add up to the byte. Pure Python; knows no torch.
+In: events of an allocator (CPU profiler, CUDA memory history) and the addresses of tensors whose cause is known. Out: a
+Log; a Composition that adds up to the byte. Knows no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from vramprobe.log.blocks import NONE, Lives, block_numbers, blocks_at, causes_of, lives_of
+from vramprobe.log.log import CAUSES, LayerMark, Log, PhaseMark
 from vramprobe.records.record import Composition
 
 
 class Event(NamedTuple):
-    """One allocation (positive size) or free (negative) at an address."""
+    """One allocation (positive size) or free (negative) at an address; 0 bytes where the cache was emptied."""
 
     ptr: int
     size_bytes: int
     time_ns: int
-
-
-class BlockLifetime(NamedTuple):
-    """One block's life, as positions in the event order: alive from ``start`` up to, not including, ``end``."""
-
-    ptr: int
-    size_bytes: int
-    start: int
-    end: int
-
-    def alive_after(self, position: int) -> bool:
-        """Return True if the block is alive once event number ``position`` has happened."""
-        return self.start <= position < self.end
 
 
 @dataclass(frozen=True)
@@ -43,44 +34,53 @@ class Owned:
     ptrs: frozenset[int]
 
 
-def lifetimes(events: Iterable[Event]) -> list[BlockLifetime]:
-    """Pair allocations with frees; a block never freed ends after the last event. Frees of unknown blocks drop out."""
-    events = list(events)
-    open_blocks: dict[int, tuple[int, int]] = {}
-    blocks: list[BlockLifetime] = []
-    for position, event in enumerate(events):
-        if event.size_bytes > 0:
-            open_blocks[event.ptr] = (position, event.size_bytes)
-        elif event.ptr in open_blocks:
-            start, size_bytes = open_blocks.pop(event.ptr)
-            blocks.append(BlockLifetime(event.ptr, size_bytes, start, position))
-    blocks += [BlockLifetime(ptr, size, start, len(events)) for ptr, (start, size) in open_blocks.items()]
-    return blocks
+def log_of(
+    events: Sequence[Event],
+    marks: Sequence[PhaseMark],
+    owned: Iterable[Owned],
+    layers: Sequence[LayerMark] = (),
+    streams: Sequence[int] | None = None,
+) -> Log:
+    """Return the events with their causes; a free of what was not allocated is of no block."""
+    forwards = [mark.events for mark in marks if mark.name == "forward"]
+    sizes, blocks, causes, _ = _paired(events, owned, forwards, forwards[0].start if forwards else 0)
+    return Log(
+        size_bytes=sizes,
+        blocks=blocks,
+        causes=np.append(causes, np.int8(0))[blocks - 1],
+        marks=tuple(marks),
+        layers=tuple(layers),
+        streams=None if streams is None else np.array(streams, dtype=np.int8),
+    )
 
 
 def composition(
-    blocks: Iterable[BlockLifetime], holdings: Iterable[Owned], forwards: Iterable[range], *, step_start: int, at: int
+    events: Sequence[Event], owned: Iterable[Owned], forwards: Sequence[range], *, step_start: int, at: int
 ) -> Composition:
-    """Return the bytes alive after event ``at``, by cause.
-
-    A block belongs to a holding if its address was among the holding's while the block was alive. Of the rest, what was
-    made in a forward (``forwards``: event positions of each) and outlived it is a saved activation, what is older than
-    the step (event ``step_start``) is other, and the remainder is temporary. The parts add up to the total.
+    """Return the bytes alive after event ``at``, by cause, seen from the step that begins at event ``step_start`` and
+    has these ``forwards`` (event positions of each).
     """
-    parts = dict.fromkeys(
-        (name.removesuffix("_bytes") for name in Composition.model_fields if name != "total_bytes"), 0
-    )
-    holdings, forwards = list(holdings), list(forwards)
-    for block in blocks:
-        if block.alive_after(at):
-            parts[_cause(block, holdings, forwards, step_start)] += block.size_bytes
-    return Composition(total_bytes=sum(parts.values()), **{f"{cause}_bytes": size for cause, size in parts.items()})
+    _, _, causes, lives = _paired(events, owned, forwards, step_start)
+    alive = lives.alive_after(at + 1)
+    sizes = [int(lives.sizes[alive & (causes == number)].sum()) for number in range(len(CAUSES))]
+    parts = {f"{cause}_bytes": size for cause, size in zip(CAUSES, sizes, strict=True)}
+    return Composition(total_bytes=sum(sizes), **parts)
 
 
-def _cause(block: BlockLifetime, holdings: list[Owned], forwards: list[range], step_start: int) -> str:
-    for holding in holdings:
-        if block.ptr in holding.ptrs and block.alive_after(holding.position):
-            return holding.cause
-    if any(block.start in forward and block.end >= forward.stop for forward in forwards):
-        return "saved_activations"
-    return "other" if block.start < step_start else "temporaries"
+def _paired(
+    events: Sequence[Event], owned: Iterable[Owned], forwards: Sequence[range], start: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Lives]:
+    """(bytes of each event, its block; the cause of each block, the blocks' lives). The first of a block's owners has
+    it."""
+    sizes = np.fromiter((event.size_bytes for event in events), dtype=np.int64, count=len(events))
+    addresses = np.fromiter((event.ptr for event in events), dtype=np.uint64, count=len(events))
+    blocks = block_numbers(addresses, sizes)
+    lives = lives_of(sizes, blocks)
+    owners = np.full(len(lives.sizes), NONE, dtype=np.int8)
+    for one in owned:
+        wanted = np.fromiter(one.ptrs, dtype=np.uint64, count=len(one.ptrs))
+        found = blocks_at(lives, addresses[lives.starts], wanted, one.position + 1)
+        found = found[found != NONE]
+        if len(free := found[owners[found] == NONE]):  # none of gradients that are kept: those are gradients already
+            owners[free] = CAUSES.index(one.cause)
+    return sizes, blocks, causes_of(lives, owners, forwards, start), lives

@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from vramprobe.errors import VramprobeError
-from vramprobe.log.trace import Event, Owned, composition, lifetimes
+from vramprobe.log.trace import Event, Owned, composition
 from vramprobe.measure.ballast import BallastDriver, CudaDriver, hold_the_rest
 from vramprobe.measure.nvml import open_device
 from vramprobe.measure.observation import Observation
@@ -182,7 +182,7 @@ class CudaInstrument:
         after_backward = max(span.stop for phase, span in named if phase.name == "backward") - 1
         held = {cause: storages for cause, _, storages in self._held}
         gradients = Owned("gradients", after_backward, frozenset(held.get("gradients", {})))
-        new = composition(lifetimes(events), [gradients], forwards, step_start=0, at=totals.index(peak_bytes))
+        new = composition(events, [gradients], forwards, step_start=0, at=totals.index(peak_bytes))
         resident = {cause: sum(held.get(cause, {}).values()) for cause in ("weights", "optimizer_state", "batch")}
         other_bytes = peak_bytes - new.total_bytes - sum(resident.values())
         if other_bytes < 0:

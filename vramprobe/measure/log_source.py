@@ -9,13 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from vramprobe.log.log import OUTSIDE, LayerMark, Log, OwnedBlocks, PhaseMark, log_of
-from vramprobe.log.trace import Event
+from vramprobe.log.log import OUTSIDE, LayerMark, Log, PhaseMark
+from vramprobe.log.trace import Event, Owned, log_of
 from vramprobe.records.record import PhaseName
 from vramprobe.workload.images import is_vision
 from vramprobe.workload.storages import Storages
@@ -31,7 +32,7 @@ class LogSource:
         self._observer, self._ordinal = observer, ordinal
         self._marks: list[PhaseMark] = []
         self._layers: list[LayerMark] = []
-        self._owned: list[OwnedBlocks] = []
+        self._owned: list[Owned] = []
         self._entered: list[LayerMark] = []
         self._first = 0
 
@@ -57,7 +58,7 @@ class LogSource:
     def holds(self, cause: str, storages: Storages, step: int | None = None) -> None:
         """Storages that stand now and whose cause is known."""
         self._observer.holds(cause, storages, step)
-        self._owned.append(OwnedBlocks(cause, step, self._position() - 1, dict(storages)))
+        self._owned.append(Owned(cause, self._position() - 1, frozenset(storages)))
 
     def watch_layers(self, model: nn.Module, depth: int | None) -> None:
         """Mark the layers of each stack of ``depth`` layers, a vision tower's apart; of a compiled model none."""
@@ -98,7 +99,7 @@ class LogSource:
                 PhaseMark(one.name, one.step, one.micro_step, range(*ends))
                 for one, *ends in zip(self._marks, starts, stops, strict=True)
             ],
-            [OwnedBlocks(one.cause, one.step, at(one.position), one.blocks) for one in self._owned],
+            [replace(one, position=at(one.position)) for one in self._owned],
             [one._replace(position=at(one.position)) for one in self._layers],
             streams,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vramprobe.log.trace import Event, Owned, composition, lifetimes
+from vramprobe.log.trace import Event, Owned, composition
 from vramprobe.records.record import (
     TRAINING_PHASES,
     CollectiveTraffic,
@@ -81,7 +81,7 @@ def composition_at_peak(
     at = max(spans[top], key=lambda position: totals[position])
     standing = [holding for step, holding in holdings if step is None or step <= peak.step]
     forwards = [spans[index] for index in in_step if phases[index].name == "forward"]
-    return composition(lifetimes(events), standing, forwards, step_start=spans[in_step[0]].start, at=at)
+    return composition(events, standing, forwards, step_start=spans[in_step[0]].start, at=at)
 
 
 def _exact(phase: PhaseMemory, moment: str) -> int:

@@ -14,24 +14,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vramprobe.catalog import gpu_seen
 from vramprobe.profile import cards, ranks, rollout
+from vramprobe.profile.analyzed_rank import AnalyzedRank, alive_at_oom, homes_of, see
 from vramprobe.profile.card_times import with_times
-from vramprobe.profile.causes import causes_seen_from, composition
 from vramprobe.profile.data_fragmentation import batches_and_fragmentation
 from vramprobe.profile.engines import vllm
 from vramprobe.profile.engines.failures import not_served, why_not
 from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.growth import growth_of
-from vramprobe.profile.hook.history import ACTIONS
 from vramprobe.profile.host import host_memory
 from vramprobe.profile.library_limits import last_lines_of, library_notes
-from vramprobe.profile.lifetimes import PhaseSpan
 from vramprobe.profile.measured_time import measured_step_seconds
 from vramprobe.profile.places import Places
-from vramprobe.profile.raw import RawOom, RawPhase, RawRank, RawRun, read_run
+from vramprobe.profile.raw import RawOom, RawRank, RawRun, read_run
 from vramprobe.profile.rollout_beside import stages_beside
 from vramprobe.profile.served import served_here
 from vramprobe.profile.step_time import step_time
@@ -39,7 +35,6 @@ from vramprobe.profile.steps_differ import repeats, step_peaks
 from vramprobe.recommend.prices import chosen, shipped_offers
 from vramprobe.records.engine import EngineMemory, RequestAnswer
 from vramprobe.records.profile import (
-    Live,
     ProfileEnvironment,
     ProfileError,
     ProfileInterrupted,
@@ -89,10 +84,10 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
     workers = vllm.workers_of(run.engine_logs)
     for raw in run.ranks:
         remarks = ranks.Remarks(name_of(raw))
-        seen = ranks.see(raw, launcher.get("folder"))
+        seen = see(raw, launcher.get("folder"))
         profile = ranks.rank_profile(raw, seen, remarks, seen_cards)
         context_bytes = (launcher.get("emulator") or {}).get("context_bytes")
-        homes = ranks.homes_of(raw.process, launcher.get("folder"))
+        homes = homes_of(raw.process, launcher.get("folder"))
         more = {
             "rollout": rollout.stages(raw, seen),
             "batches": batches_and_fragmentation(raw, seen, context_bytes, replay_steps, len(run.ranks)),
@@ -253,7 +248,7 @@ def _context_bytes(found: Sequence[RawRank]) -> int | None:
     return min((gap for gap in gaps if gap >= 0), default=None)
 
 
-def _outcome(run: RawRun, seen: Sequence[ranks.AnalyzedRank | None], warnings: list[str]) -> ProfileOutcome:
+def _outcome(run: RawRun, seen: Sequence[AnalyzedRank | None], warnings: list[str]) -> ProfileOutcome:
     """Derive the command's outcome. The program's own error counts as OOM if it ran out of memory and did not go on."""
     launcher = run.launcher
     if launcher is None or launcher.get("ended_ns") is None:
@@ -290,7 +285,7 @@ def _error(run: RawRun, status: int | None, number: int | None) -> ProfileError:
 
 def _caught(raw: RawRank, launcher: Mapping[str, Any]) -> list[str]:
     """The OOMs of a process that went on, each place once, in order."""
-    places = Places((), ranks.homes_of(raw.process, launcher.get("folder")))
+    places = Places((), homes_of(raw.process, launcher.get("folder")))
     found: dict[tuple[Any, ...], list[RawOom]] = {}
     for one in raw.ooms:
         found.setdefault((one.phase, line_of(places, one)), []).append(one)
@@ -329,9 +324,9 @@ def _ended_by(raw: RawRank) -> bool:
     )
 
 
-def _oom(raw: RawRank, seen: ranks.AnalyzedRank | None, launcher: Mapping[str, Any]) -> ProfileOom:
+def _oom(raw: RawRank, seen: AnalyzedRank | None, launcher: Mapping[str, Any]) -> ProfileOom:
     last = raw.ooms[-1]
-    place = Places((), ranks.homes_of(raw.process, launcher.get("folder"))).of_stack(last.stack)
+    place = Places((), homes_of(raw.process, launcher.get("folder"))).of_stack(last.stack)
     return ProfileOom(
         rank=raw.process.rank,
         requested_bytes=last.requested_bytes,
@@ -344,33 +339,7 @@ def _oom(raw: RawRank, seen: ranks.AnalyzedRank | None, launcher: Mapping[str, A
         line=place.line,
         function=place.function,
         module=place.module,
-        alive=None if seen is None else alive_at_oom(seen, last),
+        alive=None if seen is None else alive_at_oom(seen, last.phase, last.step),
         exit_status=launcher.get("exit_status"),
         last_lines=_tail(launcher),
     )
-
-
-def alive_at_oom(seen: ranks.AnalyzedRank, oom: RawOom) -> Live | None:
-    """Return the live tensors at the last OOM of the history, by cause; None where it has none.
-
-    Its phase did not end: of a forward, what it made and still held counts as saved.
-    """
-    moments = np.flatnonzero(np.frombuffer(seen.history.actions, np.int8) == ACTIONS["oom"])
-    if not len(moments):
-        return None
-    lives, last = seen.lives, int(moments[-1])
-    num_events = int(np.searchsorted(lives.positions, last))
-    time_us = seen.history.times_us[last]
-    before = [one for one in seen.spans if one.stop <= num_events and one.phase.end_ns // 1000 <= time_us]
-    start = before[-1].stop if before else lives.num_before
-    begun = RawPhase(
-        name=oom.phase or "other",
-        step=oom.step,
-        start_ns=before[-1].phase.end_ns if before else 0,
-        end_ns=time_us * 1000,
-        allocated_end_bytes=0,
-        allocated_peak_bytes=0,
-    )
-    span = PhaseSpan(begun, start, num_events, None)
-    causes = causes_seen_from(lives, [*before, span], seen.owners, span)
-    return composition(lives, causes, lives.alive_after(num_events))

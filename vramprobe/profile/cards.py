@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig, parse_alloc_conf
@@ -18,9 +20,11 @@ from vramprobe.catalog import gpu_seen, list_gpus
 from vramprobe.catalog.gpus import Gpu, gpu_or_size
 from vramprobe.emulate.cards import card_properties, context_bytes
 from vramprobe.errors import SpecError
+from vramprobe.log.log import Log
+from vramprobe.log.reserved import player
 from vramprobe.predict.verdict import HOST_ALLOWANCE_BYTES
-from vramprobe.profile.hook.history import ACTIONS
-from vramprobe.profile.raw import RawHistory, RawRank, RawRun
+from vramprobe.profile.history_log import read_history_log
+from vramprobe.profile.raw import RawRank, RawRun
 from vramprobe.profile.served import served_on
 from vramprobe.records.engine import ServedOn
 from vramprobe.records.profile import CardVerdict, ProfileRecord
@@ -31,12 +35,6 @@ _SAME_KERNELS = (8, 0)
 #: By so much cards that run the same kernels may differ: cuBLAS's workspace is 32 MiB on Hopper and 8 MiB on others
 #: (getChosenWorkspaceSize, aten/src/ATen/cuda/CUDAContext.cpp), one for each of torch's handles and streams.
 MARGIN_BYTES = 64 * MIB
-_ALLOC, _REQUESTED, _COMPLETED, _OOM = (ACTIONS[word] for word in ("alloc", "free_requested", "free_completed", "oom"))
-_GIVEN = (ACTIONS["segment_free"], ACTIONS["segment_unmap"])
-#: A segment that would have come to less than this share of the card found room.
-_FULL_SHARE = 0.85
-_EMPTY_CACHE = -1
-_LAST = -1  # the name of what could not be served; others count from 1
 
 
 def verdicts(run: RawRun, record: ProfileRecord, gpus: Sequence[str] | str) -> list[CardVerdict]:
@@ -57,14 +55,13 @@ def _of_steps_seen(one: CardVerdict) -> CardVerdict:
 class RankRequests:
     """One rank's requests and frees.
 
-    ``events``: (action, name, bytes, stream); what could not be served is the last of them where the run ended by it.
-    Null where the history does not begin with an empty allocator, or its settings are not modelled: then there are the
-    counters alone.
+    ``log``: what could not be served is the last of it where the run ended by it. Null where the history does not begin
+    with an empty allocator, or its settings are not modelled: then there are the counters alone.
     """
 
     needed_bytes: int  # allocated at most, and what the run ended by asking for
     reserved_bytes: int
-    events: list[tuple[int, int, int, int]] | None
+    log: Log | None
     config: AllocatorConfig
     ended_by_oom: bool
     went_on_after_oom: bool
@@ -72,7 +69,7 @@ class RankRequests:
 
 @dataclass(frozen=True)
 class Replayable:
-    """``unlimited_bytes``: the reserved peak on a card without end, null without events.
+    """``unlimited_bytes``: the reserved peak on a card without end, null without a log.
 
     ``error_bytes``: by how much the replay of the run itself misses torch's own reserved peak.
     """
@@ -95,7 +92,7 @@ def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Replayable | None:
 
     raw = max(found, key=height)
     requests = _requests(raw, ended_by_oom)
-    if requests.events is None:
+    if requests.log is None:
         return Replayable(requests, None, 0)
     unlimited = _replayed(requests, Device()).reserved_bytes
     was_at_ease = raw.end is not None and raw.end.num_alloc_retries == 0 and not raw.ooms
@@ -103,79 +100,36 @@ def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Replayable | None:
 
 
 def _requests(raw: RawRank, ended_by_oom: bool) -> RankRequests:
-    history, events, config = raw.history, None, AllocatorConfig()
+    history, log, config = raw.history, None, AllocatorConfig()
     if history is not None and history.traced == "all" and not history.alive_before:
         with suppress(SpecError):  # as of the cudaMallocAsync backend
             config = parse_alloc_conf(history.allocator.get("alloc_conf") or "")
-            events = _events(raw, history, ended_by_oom)
+            log = _log(raw, ended_by_oom)
     needed = max(phase.allocated_peak_bytes for phase in raw.phases)
     if ended_by_oom and raw.ooms:
         needed = max(needed, (raw.ooms[-1].allocated_bytes or 0) + (raw.ooms[-1].requested_bytes or 0))
     return RankRequests(
         needed_bytes=needed,
         reserved_bytes=max(phase.reserved_peak_bytes or 0 for phase in raw.phases),
-        events=events,
+        log=log,
         config=config,
         ended_by_oom=ended_by_oom,
         went_on_after_oom=bool(raw.ooms) and not ended_by_oom,
     )
 
 
-def _events(raw: RawRank, history: RawHistory, ended_by_oom: bool) -> list[tuple[int, int, int, int]]:
-    """The program's own part of the history: segments are the allocator's.
-
-    Segments that were given back for want of room are left for the replay to find; the others were given back on
-    request (``empty_cache``).
-    """
-    events, count, last = [], 0, None
-    alive: dict[int, int] = {}
-    awaiting: dict[int, int] = {}
-    segments = _Segments(raw)
-    columns = (history.actions, history.addresses, history.sizes, history.streams)
-    for action, address, size, stream in zip(*columns, strict=True):
-        if action not in (_ALLOC, _REQUESTED, _COMPLETED, _OOM):
-            segments.note(action, size)
-            continue
-        if segments.were_emptied(is_request=action in (_ALLOC, _OOM), failed=action == _OOM):
-            events.append((_EMPTY_CACHE, 0, 0, 0))
-        if action == _ALLOC:
-            count += 1
-            alive[address] = count
-            events.append((action, count, size, stream))
-        elif action == _OOM:
-            if ended_by_oom:
-                last = [*events, (_ALLOC, _LAST, size, stream)]
-        elif (name := (alive if action == _REQUESTED else awaiting).pop(address, None)) is not None:
-            events.append((action, name, 0, 0))
-            if action == _REQUESTED:
-                awaiting[address] = name
-    return events if last is None else last
-
-
-class _Segments:
-    """Bytes of segments that the allocator took and freed since the last request or free, and the likely reason."""
-
-    def __init__(self, raw: RawRank) -> None:
-        self._never_full = raw.end is not None and raw.end.num_alloc_retries == 0
-        self._full_bytes = _FULL_SHARE * (raw.process.device_total_bytes or 0)
-        self._reserved = self._given = self._taken = 0
-
-    def note(self, action: int, size: int) -> None:
-        """A segment taken or given back."""
-        if action in _GIVEN:
-            self._given += size
-        else:
-            self._taken += size
-
-    def were_emptied(self, *, is_request: bool, failed: bool) -> bool:
-        """Return True if the program emptied the cache just before; a card that was full then may be the reason
-        instead.
-        """
-        given, taken, before = self._given, self._taken, self._reserved
-        self._reserved, self._given, self._taken = before + taken - given, 0, 0
-        if not given or failed:
-            return False
-        return self._never_full or not is_request or not taken or before + taken < self._full_bytes
+def _log(raw: RawRank, ended_by_oom: bool) -> Log | None:
+    read = read_history_log(raw)
+    if read is None or not (ended_by_oom and read.failed):
+        return read and read.log
+    last = read.failed[-1]
+    until = slice(last.num_events)
+    return replace(
+        read.log,
+        size_bytes=np.append(read.log.size_bytes[until], last.size_bytes),
+        blocks=np.append(read.log.blocks[until], len(read.addresses) + 1),
+        streams=np.append(read.log.each_stream()[until], np.int8(last.stream)),
+    )
 
 
 @dataclass(frozen=True)
@@ -186,19 +140,10 @@ class _Replayed:
 
 
 def _replayed(requests: RankRequests, device: Device) -> _Replayed:
-    assert requests.events is not None
+    assert requests.log is not None
     allocator, fits = counting_allocator(requests.config, device), True
-    allocate, request, complete = allocator.allocate, allocator.request_free, allocator.complete_free
     try:
-        for action, name, size, stream in requests.events:
-            if action == _ALLOC:
-                allocate(name, size, stream)
-            elif action == _REQUESTED:
-                request(name)
-            elif action == _COMPLETED:
-                complete(name)
-            else:
-                allocator.empty_cache()
+        player(requests.log, allocator)(slice(None))
     except OutOfMemory:
         fits = False
     return _Replayed(fits, allocator.ledger.reserved_peak, allocator.ledger.num_alloc_retries)
@@ -285,7 +230,7 @@ def _judged(gpu: Gpu, usable: int, found: Replayable, *, margin: int) -> CardVer
     if least > usable + margin:
         return verdict("does not fit", f"{format_bytes(least)} of tensors in {format_bytes(usable)}")
     if at_ease > usable - margin:
-        if sequence.events is None:
+        if sequence.log is None:
             return verdict("unknown", "between allocated and reserved, with no whole history to replay")
         tight = _replayed(sequence, Device(total_bytes=usable - margin))
         if not tight.fits:

@@ -1,8 +1,7 @@
-"""Assign a cause to each block: weights, gradients, optimizer state by what was held; the rest by when it was made and
-freed.
+"""Assign a cause to each block of a run: weights, gradients, optimizer state by what was held; the rest by its life.
 
-In: Lives, the spans of the phases and what the hook saw held. Out: a cause for each block, as seen from one phase, and
-a Live that adds up to the byte. The causes are those of a cell's record (log/trace.py).
+In: a process's log, the spans of its phases and what the hook saw held. Out: a cause for each block, as seen from one
+phase, and a Live that adds up to the byte. What nobody holds has the causes of every log (log/blocks.py).
 """
 
 from __future__ import annotations
@@ -12,27 +11,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vramprobe.log.blocks import NONE, Lives, blocks_at, causes_of
 from vramprobe.log.log import CAUSES as CELL_CAUSES
-from vramprobe.profile.lifetimes import Lives, PhaseSpan
+from vramprobe.profile.history_log import HistoryLog
+from vramprobe.profile.phase_spans import PhaseSpan, events_until
 from vramprobe.profile.raw import RawHeld
 from vramprobe.records.profile import Live
 
 #: Those of a cell, an inference engine's, and the copies of the weights that a framework's optimizer steps.
 CAUSES = (*CELL_CAUSES, "engine_weights", "kv_cache", "master_weights")
-_HELD = (
-    "engine_weights",
-    "kv_cache",
-    "weights",
-    "gradients",
-    "master_weights",
-    "optimizer_state",
-)  # the engine's model runs forwards too
-_NONE = -1
+#: Those that are held, the first of several first: an engine's model runs forwards, too.
+_HELD = ("engine_weights", "kv_cache", "weights", "gradients", "master_weights", "optimizer_state")
+#: Those of a cell in the place of the others.
+_AS_CELL = {"engine_weights": "weights", "kv_cache": "other", "master_weights": "optimizer_state"}
+_POSITION_AS_CELL = np.array([CELL_CAUSES.index(_AS_CELL.get(cause, cause)) for cause in CAUSES], np.int8)
 
 
 @dataclass(frozen=True)
 class Owners:
-    """Per block: the position in CAUSES of who holds it, -1 for nobody; and the name of the parameter in it."""
+    """Per block: the position in CAUSES of who holds it, NONE for nobody; and the name of the parameter in it."""
 
     causes: np.ndarray  # int8
     names: dict[int, str]
@@ -40,71 +37,56 @@ class Owners:
     gradients_in: frozenset[int | None]
 
 
-def owners_of(lives: Lives, spans: Sequence[PhaseSpan], held: Sequence[RawHeld]) -> Owners:
+def owners_of(read: HistoryLog, lives: Lives, spans: Sequence[PhaseSpan], held: Sequence[RawHeld]) -> Owners:
     """A block is a holding's if one of the holding's storages lies in it while both are alive; the first of _HELD."""
-    causes = np.full(len(lives.addresses), _NONE, dtype=np.int8)
+    causes = np.full(len(lives.sizes), NONE, dtype=np.int8)
     names: dict[int, str] = {}
     steps = set()
-    for one in sorted(held, key=lambda one: (_HELD.index(one.cause) if one.cause in _HELD else 9, one.time_ns)):
-        if one.cause not in _HELD:
-            continue
-        moment, step = _moment(lives, spans, one.time_ns)
+    known = [one for one in held if one.cause in _HELD]
+    for one in sorted(known, key=lambda one: (_HELD.index(one.cause), one.time_ns)):
+        num_events, step = _moment(read, spans, one.time_ns)
         if one.cause == "gradients":
             steps.add(step)
-        alive = np.flatnonzero(lives.alive_after(moment))
-        alive = alive[np.argsort(lives.addresses[alive])]
-        found = _blocks_with(lives, alive, np.array(sorted(one.storages), dtype=np.uint64))
-        for address, block in zip(sorted(one.storages), found.tolist(), strict=True):
-            if block == _NONE:
+        addresses = sorted(one.storages)
+        found = blocks_at(lives, read.addresses, np.array(addresses, dtype=np.uint64), num_events)
+        for address, block in zip(addresses, found.tolist(), strict=True):
+            if block == NONE:
                 continue
-            if causes[block] == _NONE:
+            if causes[block] == NONE:
                 causes[block] = CAUSES.index(one.cause)
             if address in one.names:
                 names.setdefault(block, one.names[address])
     return Owners(causes, names, frozenset(steps))
 
 
-def _moment(lives: Lives, spans: Sequence[PhaseSpan], time_ns: int) -> tuple[int, int | None]:
+def _moment(read: HistoryLog, spans: Sequence[PhaseSpan], time_ns: int) -> tuple[int, int | None]:
     """Return the number of events before a time, and the step; within its phase, whose ends are known better than any
     time.
     """
-    count = int(np.searchsorted(lives.times_us, time_ns // 1000, side="right"))
+    count = events_until(read, time_ns)
     for span in spans:
         if span.phase.start_ns <= time_ns <= span.phase.end_ns:
             return min(max(count, span.start), span.stop), span.phase.step
-    return max(count, lives.num_before), None
-
-
-def _blocks_with(lives: Lives, alive: np.ndarray, addresses: np.ndarray) -> np.ndarray:
-    """The block that each address lies in, among ``alive`` (by address); -1 where there is none."""
-    if not len(alive) or not len(addresses):
-        return np.full(len(addresses), _NONE)
-    at = np.searchsorted(lives.addresses[alive], addresses, side="right") - 1
-    found = alive[np.maximum(at, 0)]
-    inside = (at >= 0) & (addresses < lives.addresses[found] + lives.sizes[found].astype(np.uint64))
-    return np.where(inside, found, _NONE)
+    return count, None
 
 
 def causes_seen_from(lives: Lives, spans: Sequence[PhaseSpan], owners: Owners, span: PhaseSpan) -> np.ndarray:
     """The cause of each block, a position in CAUSES, as seen from the step of ``span``.
 
-    What nobody holds: made in one of the step's forwards and alive at its end, it is a saved activation; older than the
-    first of them (a batch, a workspace), other; else temporary. What outlives the next step, too, is neither saved nor
-    temporary but other (DDP's buckets, a library's workspace), and so is what outlives a phase outside the steps (load,
-    evaluation).
+    What is older than the step's first forward (a batch, a workspace) is other; so is what outlives the next step
+    (DDP's buckets, a library's workspace), and what outlives a phase outside the steps (load, evaluation).
     """
-    of_step = [one for one in spans if span.phase.step is not None and one.phase.step == span.phase.step] or [span]
-    start = next((one for one in of_step if one.phase.name == "forward"), of_step[0]).start
-    causes = np.full(len(lives.addresses), CAUSES.index("temporaries"), dtype=np.int8)
-    for one in of_step:
-        if one.phase.name == "forward":
-            saved = (lives.starts >= one.start) & (lives.starts < one.stop) & (lives.ends >= one.stop)
-            causes[saved] = CAUSES.index("saved_activations")
-    causes[lives.starts < start] = CAUSES.index("other")
-    of_next = [one.stop for one in spans if span.phase.step is not None and one.phase.step == span.phase.step + 1]
-    for stop in [span.stop] if span.phase.step is None else of_next[-1:]:
-        causes[lives.ends >= stop] = CAUSES.index("other")
-    return np.where(owners.causes == _NONE, causes, owners.causes)
+    step = span.phase.step
+    of_step = [one for one in spans if step is not None and one.phase.step == step] or [span]
+    forwards = [range(one.start, one.stop) for one in of_step if one.phase.name == "forward"]
+    of_next = [one.stop for one in spans if step is not None and one.phase.step == step + 1]
+    outlived = [span.stop] if step is None else of_next[-1:]
+    return causes_of(lives, owners.causes, forwards, forwards[0].start if forwards else of_step[0].start, outlived)
+
+
+def as_cell(causes: np.ndarray) -> np.ndarray:
+    """Positions in CAUSES as positions in those of a cell, which know no engine and no master weights."""
+    return _POSITION_AS_CELL[causes]
 
 
 def composition(lives: Lives, causes: np.ndarray, alive: np.ndarray) -> Live:

@@ -20,8 +20,8 @@ import numpy as np
 from vramprobe.catalog import gpu_seen
 from vramprobe.catalog.gpus import Gpu
 from vramprobe.errors import StoreError, VramprobeError
-from vramprobe.profile import lifetimes
-from vramprobe.profile.raw import RawHistory, RawRank, read_run
+from vramprobe.profile.history_log import read_history_log
+from vramprobe.profile.raw import RawRank, read_run
 from vramprobe.profile.step_time import counted_ranks
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.speed.counted import Count, CountedTime, class_of, row_seconds, time_of
@@ -106,8 +106,7 @@ class _Played:
             yield _slice(_HOST, _PHASES, phase_began[0], "phase", phase_began[1], host, {})
         if rest := self._time.by_class.get("rest", 0.0) * 1e6:
             yield _slice(_HOST, _PHASES, "rest of the step", "rest", host, host + rest, {})
-        if self._raw.history is not None:
-            yield from _memory(self._raw.history, [one[1] for one in self._order], starts)
+        yield from _memory(self._raw, [one[1] for one in self._order], starts)
 
 
 def _collective_us(count: Count, seconds: float) -> dict[int, float]:
@@ -146,12 +145,14 @@ def _slice(
     }
 
 
-def _memory(history: RawHistory, seen_us: Sequence[int], played_us: Sequence[float]) -> Iterator[Event]:
+def _memory(raw: RawRank, seen_us: Sequence[int], played_us: Sequence[float]) -> Iterator[Event]:
     """Requested bytes alive, emulated; each moment lies where the calls around it were played."""
-    lives = lifetimes.lives_of(history)
-    first, last = np.searchsorted(lives.times_us, (seen_us[0], seen_us[-1]))
-    times = np.interp(lives.times_us[first : last + 1], seen_us, played_us)
-    for time, total in zip(times, lives.totals[first : last + 1], strict=True):
+    read = read_history_log(raw)
+    if read is None:
+        return
+    first, last = np.searchsorted(read.times_us, (seen_us[0], seen_us[-1]))
+    times = np.interp(read.times_us[first : last + 1], seen_us, played_us)
+    for time, total in zip(times, np.cumsum(read.log.size_bytes)[first : last + 1], strict=True):
         yield {
             "ph": "C",
             "pid": _GPU,

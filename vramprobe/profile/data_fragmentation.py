@@ -1,7 +1,7 @@
 """The batches of a run's own data, step by step through the caching allocator: reserved memory over a long run.
 
 In: a RawRank with its history, the steps on chosen batches, shapes in the run's order. Out: a DataFragmentation. The
-requests before the first chosen batch are the run's own; those after are learnt (requests_by_shape.py), the result
+requests before the first chosen batch are the run's own; those after are learnt (steps_by_shape.py), the result
 *predicted*.
 """
 
@@ -9,29 +9,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice, pairwise
 
 import numpy as np
 
-from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.allocator import STREAM, CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.allocator.ledger import Device
 from vramprobe.lengths.course import SETTINGS, Course, CourseUnderWay, settings_for
+from vramprobe.log.shapes import Shape
+from vramprobe.profile.analyzed_rank import AnalyzedRank
 from vramprobe.profile.data_batches import data_batches
-from vramprobe.profile.ranks import AnalyzedRank, line_said
+from vramprobe.profile.micro_steps import MicroStep, micro_steps_of
+from vramprobe.profile.ranks import line_said
 from vramprobe.profile.raw import RawRank
-from vramprobe.profile.requests_by_shape import Learnt, Template
-from vramprobe.profile.size_by_shape import Shape
-from vramprobe.profile.step_requests import RequestLog, log_of, units_of
+from vramprobe.profile.steps_by_shape import named_steps
 from vramprobe.records.data_batches import DataBatches, DataFragmentation, HeldOutRequests, ReservedCourse
 
 _MOST_LINES = 3
 _FEWEST = 3  # shapes to learn from
 _MOST_EVENTS = 10_000_000  # that are played where nobody asks for a number of steps: some seconds
 _TIMES_SLOWER = 10  # without the allocator in C
+
+
+@dataclass(frozen=True)
+class _Template:
+    """A micro-step that ran on a batch of ``shape``: the names of its requests, in order; and its events, for each
+    request its position among them, ``~name`` for a block of this step's that is given back, ``~name`` less the number
+    of all names for one of the step before. ``empties``: before which events the cache is emptied.
+    """
+
+    shape: Shape
+    names: np.ndarray
+    events: np.ndarray
+    empties: tuple[int, ...]
 
 
 class ProfiledRun:
@@ -41,43 +55,43 @@ class ProfiledRun:
     """
 
     def __init__(self, raw: RawRank, seen: AnalyzedRank) -> None:
-        num_micro_steps = (raw.batches or {}).get("micro_steps", 1)
+        self.seen, self.num_micro_steps = seen, (raw.batches or {}).get("micro_steps", 1)
         plays = {line["step"]: line for line in raw.plays if line["step"] not in {one.step for one in raw.ooms}}
-        if len({(line["rows"], line["width"]) for line in plays.values() if not line["held_out"]}) < _FEWEST:
+        shapes = {step: (line["rows"], line["width"]) for step, line in plays.items()}
+        held = {step for step, line in plays.items() if line["held_out"]}
+        if len({shape for step, shape in shapes.items() if step not in held}) < _FEWEST:
             raise ValueError(f"fewer than {_FEWEST} shapes of batches were run")
         self.first_step = min(plays)
-        self.log = log_of(seen)
-        units = units_of(seen, self.log, [self.first_step - 1, *plays], num_micro_steps)
+        units = micro_steps_of(seen, [self.first_step - 1, *plays], self.num_micro_steps)
         missing = [step for step in (self.first_step - 1, *plays) if step not in units]
         if missing:
             raise ValueError(f"the history does not have step {missing[0]} whole")
-        shape_of = {step: (line["rows"], line["width"]) for step, line in plays.items()}
-        steps = [(shape_of[step], units[step]) for step, line in plays.items() if not line["held_out"]]
         self.before = units[self.first_step - 1]
-        held_out = [step for step, line in plays.items() if line["held_out"]]
-        self.learnt = Learnt(steps, self.before, [units[step] for step in held_out])
-        self.held_out = [self.learnt.held_out(shape_of[step], units[step]) for step in held_out]
+        self.names = named_steps(seen, units, shapes, held)
+        self._step_of = np.full(len(seen.lives.sizes), -2)  # of each block; none before the steps
+        for step, its in units.items():
+            for unit in its:
+                self._step_of[unit.requested] = step
+        self._ends = self._steps_until_given_back(units.values())
+        self._templates = [
+            [self._template(shapes[step], units[step][number]) for step in plays if step not in held]
+            for number in range(self.num_micro_steps)
+        ]
+        self._streams = np.zeros(self.num_names, np.int64)
+        self._streams[self.names.of_block[self._step_of >= 0]] = seen.streams[self._step_of >= 0]
+        self._sizes: dict[Shape, np.ndarray] = {}
+        self.held_out = [self._held_out(shapes[step], units[step]) for step in sorted(held)]
 
-    def steps(self, shapes: Iterable[Shape]) -> Iterator[list[list[int]]]:
-        """The events of each step on these batches, for CachingAllocator.play; a list ends where the cache is emptied.
+    @property
+    def num_names(self) -> int:
+        """Requests of a step, each counted once over all shapes."""
+        return len(self.names.tokens)
 
-        Requests are numbered from ``num_before`` on.
-        """
-        learnt, number = self.learnt, self.num_before
-        last, shapes = learnt.before.copy(), iter(shapes)
-        while batches := list(islice(shapes, learnt.num_micro_steps)):
-            own = np.full(learnt.num_names, -1)
-            step: list[list[int]] = [[]]
-            for micro_step, shape in enumerate(batches):
-                template, sizes = learnt.micro_step(micro_step, shape)
-                own[template.names] = number + np.arange(len(sizes))
-                number += len(sizes)
-                first, *others = _events(template, sizes, own, last)
-                step[-1] += first
-                step += others
-                step[-1] += _left(own, learnt.freed_by(micro_step, 0)) + _left(last, learnt.freed_by(micro_step, 1))
-            yield step
-            last = own
+    @property
+    def inexact_tokens(self) -> list[int]:
+        """Return the tokens of the requests whose sizes follow no rule that the shapes show."""
+        has_none = np.flatnonzero(self.names.rules.rule_of < 0)
+        return self.names.tokens[[*has_none.tolist(), *self.names.loose]].tolist()
 
     @property
     def num_events(self) -> int:
@@ -87,11 +101,91 @@ class ProfiledRun:
     @property
     def num_before(self) -> int:
         """Requests that the run itself made before the first step that is played."""
-        return int(self.log.is_request[: self.before[-1].stop].sum())
+        return int(np.searchsorted(self.seen.lives.starts, self.before[-1].stop))
+
+    def steps(self, shapes: Iterable[Shape]) -> Iterator[list[list[int]]]:
+        """The events of each step on these batches, for CachingAllocator.play; a list ends where the cache is emptied.
+
+        Requests are numbered from ``num_before`` on.
+        """
+        number, shapes = self.num_before, iter(shapes)
+        last = np.full(self.num_names, -1)
+        for unit in self.before:
+            last[self.names.of_block[unit.requested]] = unit.requested
+        while batches := list(islice(shapes, self.num_micro_steps)):
+            own = np.full(self.num_names, -1)
+            step: list[list[int]] = [[]]
+            for micro_step, shape in enumerate(batches):
+                template, sizes = self._micro_step(micro_step, shape)
+                own[template.names] = number + np.arange(len(sizes))
+                number += len(sizes)
+                first, *others = _events(template, sizes, own, last)
+                step[-1] += first
+                step += others
+                step[-1] += _left(own, self._given_back(micro_step, 0)) + _left(last, self._given_back(micro_step, 1))
+            yield step
+            last = own
+
+    def _micro_step(self, number: int, shape: Shape) -> tuple[_Template, np.ndarray]:
+        """The events of a micro-step, counted from 0, on this shape, and the sizes of its requests, with their
+        streams."""
+        if shape not in self._sizes:
+            self._sizes[shape] = np.maximum(self.names.rules.sizes(*shape), 1) + STREAM * self._streams
+        template = min(self._templates[number], key=lambda one: _distance(one.shape, shape))
+        return template, self._sizes[shape][template.names]
+
+    def _given_back(self, number: int, num_steps: int) -> np.ndarray:
+        """The names whose blocks are there no more by the end of that micro-step, so many steps after their request."""
+        steps, micro_steps = self._ends
+        return np.flatnonzero((steps == num_steps) & (micro_steps == number))
+
+    def _steps_until_given_back(self, every: Iterable[Sequence[MicroStep]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return after how many steps each name's block is given back, and in which micro-step; -1 where that was not
+        seen."""
+        steps, micro_steps = np.full(self.num_names, -1), np.full(self.num_names, -1)
+        for units in every:
+            for number, unit in enumerate(units):
+                blocks = unit.freed[self._step_of[unit.freed] >= 0]
+                names = self.names.of_block[blocks]
+                steps[names], micro_steps[names] = unit.step - self._step_of[blocks], number
+        return steps, micro_steps
+
+    def _template(self, shape: Shape, unit: MicroStep) -> _Template:
+        """What is given back and older than the step before is left out: the run's next steps have none such."""
+        events, empties, num_made = [], [], 0
+        for event in self.seen.allocator_events(unit.start, unit.stop):
+            if event == 0:
+                empties.append(len(events))
+            elif event is not None and event > 0:
+                events.append(num_made)
+                num_made += 1
+            elif event is not None and (age := unit.step - int(self._step_of[~event - 1])) in (0, 1):
+                events.append(~int(self.names.of_block[~event - 1]) - age * self.num_names)
+        return _Template(shape, self.names.of_block[unit.requested], np.array(events, np.int64), tuple(empties))
+
+    def _held_out(self, shape: Shape, units: Sequence[MicroStep]) -> HeldOutRequests:
+        """Compare the prediction for this shape with a step that ran."""
+        counts = np.zeros(4, np.int64)
+        for number, unit in enumerate(units):
+            template, sizes = self._micro_step(number, shape)
+            _, theirs, ours = np.intersect1d(
+                template.names, self.names.of_block[unit.requested], assume_unique=True, return_indices=True
+            )
+            wrong = np.abs(sizes[theirs] % STREAM - unit.sizes[ours]).sum() + unit.sizes.sum() - unit.sizes[ours].sum()
+            different = len(unit.sizes) + len(sizes) - 2 * len(ours)
+            counts += [len(unit.sizes), different, unit.sizes.sum(), wrong]
+        num_requests, num_different, requested, wrong = counts.tolist()
+        return HeldOutRequests(
+            num_requests=num_requests, num_different=num_different, bytes_requested=requested, bytes_different=wrong
+        )
 
 
-def _events(template: Template, sizes: np.ndarray, own: np.ndarray, last: np.ndarray) -> list[list[int]]:
-    """One micro-step's events; blocks are taken out of ``own`` and ``last`` as they are freed."""
+def _distance(one: Shape, other: Shape) -> tuple[bool, int]:
+    return one[0] != other[0], abs(one[0] * one[1] - other[0] * other[1])
+
+
+def _events(template: _Template, sizes: np.ndarray, own: np.ndarray, last: np.ndarray) -> list[list[int]]:
+    """One micro-step's events; blocks are taken out of ``own`` and ``last`` as they are given back."""
     events, num_names = template.events, len(own)
     found = np.where(events >= 0, sizes[np.maximum(events, 0)], 0)
     for blocks, shift in ((own, 0), (last, num_names)):
@@ -112,11 +206,15 @@ def _left(blocks: np.ndarray, names: np.ndarray) -> list[int]:
     return found
 
 
-def recorded(log: RequestLog, stop: int) -> list[list[int]]:
+def recorded(seen: AnalyzedRank, stop: int) -> list[list[int]]:
     """The run's own events up to ``stop``, as ``ProfiledRun.steps`` has them."""
-    events = np.where(log.is_request, log.sizes[log.blocks], ~log.blocks)[:stop]
-    cuts = [0, *log.empties[log.empties < stop].tolist(), stop]
-    return [events[start:end].tolist() for start, end in pairwise(cuts)]
+    sizes, parts = (seen.lives.sizes + STREAM * seen.streams).tolist(), [[]]
+    for event in seen.allocator_events(0, stop):
+        if event == 0:
+            parts.append([])
+        elif event is not None:
+            parts[-1].append(sizes[event - 1] if event > 0 else ~(~event - 1))
+    return parts
 
 
 def play(allocator: CachingAllocator, parts: Sequence[list[int]], number: int) -> None:
@@ -169,7 +267,7 @@ def _predicted(
     courses = courses_of(
         run,
         cycle(order),
-        num_steps or min(-(-len(order) // run.learnt.num_micro_steps), most),
+        num_steps or min(-(-len(order) // run.num_micro_steps), most),
         device_of(raw, context_bytes),
         settings_for(own[0], settings, has_limit=raw.process.device_total_bytes is not None),
     )
@@ -177,10 +275,10 @@ def _predicted(
     end = [one.reserved_end_bytes for one in raw.phases if one.step == run.first_step - 1][-1]
     return DataFragmentation(
         first_step=run.first_step,
-        num_requests=run.learnt.num_names,
-        num_inexact=len(run.learnt.inexact_tokens),
+        num_requests=run.num_names,
+        num_inexact=len(run.inexact_tokens),
         inexact_at=_lines(run, seen),
-        held_out=[HeldOutRequests(**asdict(one)) for one in run.held_out],
+        held_out=run.held_out,
         replay_error_bytes=replayed[0] - end if replayed and end is not None else None,
         courses=[_as_record(one, run.first_step) for one in courses],
     )
@@ -188,8 +286,8 @@ def _predicted(
 
 def _lines(run: ProfiledRun, seen: AnalyzedRank) -> list[str]:
     """Return the lines that make requests which no rule predicts, those of the most first."""
-    stacks = Counter(run.log.stack_of(token) for token in run.learnt.inexact_tokens)
-    found = dict.fromkeys(line_said(seen.places.of(stack)) for stack, _ in stacks.most_common())
+    places = Counter(seen.line_of(token) for token in run.inexact_tokens)
+    found = dict.fromkeys(line_said(place) for place, _ in places.most_common())
     return list(found)[:_MOST_LINES]
 
 
@@ -203,7 +301,7 @@ def courses_of(
     run: ProfiledRun, shapes: Iterable[Shape], num_steps: int, device: Device, settings: Sequence[tuple[str, int]]
 ) -> list[Course]:
     """A Course for each setting, whose first step is all that the run did before ``first_step``."""
-    own = recorded(run.log, run.before[-1].stop)
+    own = recorded(run.seen, run.before[-1].stop)
     courses = [CourseUnderWay(one, device) for one in settings]
     for course in courses:
         course.step(partial(play, parts=own, number=0))

@@ -17,7 +17,7 @@ import numpy as np
 from vramprobe.records.profile import KeptList, LineGrowth, MemoryGrowth
 
 if TYPE_CHECKING:
-    from vramprobe.profile.ranks import AnalyzedRank
+    from vramprobe.profile.analyzed_rank import AnalyzedRank
     from vramprobe.profile.raw import RawRank
 
 _LEAST_STEPS = 4  # that each leave something behind; the first step, which makes lasting state, is not among them
@@ -63,8 +63,8 @@ def _by_line(seen: AnalyzedRank, blocks: np.ndarray) -> Counter[str]:
     from vramprobe.profile.ranks import line_said
 
     found: Counter[str] = Counter()
-    for block in blocks.tolist():
-        found[line_said(seen.places.of(int(seen.lives.stacks[block])))] += int(seen.lives.sizes[block])
+    for line, size in zip(seen.lines[blocks].tolist(), seen.lives.sizes[blocks].tolist(), strict=True):
+        found[line_said(seen.places.of(line))] += size
     return found
 
 

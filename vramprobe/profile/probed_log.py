@@ -15,39 +15,21 @@ import numpy as np
 
 from vramprobe.choices import PhaseName
 from vramprobe.log.depth import Growth
-from vramprobe.log.log import CAUSES as CELL_CAUSES
-from vramprobe.log.log import Log as CellLog
-from vramprobe.log.log import PhaseMark
+from vramprobe.log.log import Log, PhaseMark
 from vramprobe.log.pairing import scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules
-from vramprobe.profile.causes import CAUSES
-from vramprobe.profile.lifetimes import PhaseSpan
-from vramprobe.profile.ranks import AnalyzedRank
+from vramprobe.profile.analyzed_rank import AnalyzedRank
+from vramprobe.profile.causes import as_cell
+from vramprobe.profile.micro_steps import MicroStep
+from vramprobe.profile.phase_spans import PhaseSpan
 from vramprobe.profile.raw import RawPhase
-from vramprobe.profile.step_requests import STREAM, MicroStep, RequestLog
+from vramprobe.profile.steps_by_shape import ONCE, NamedSteps
 from vramprobe.recipe.recipe import Recipe
 
-_Event = tuple[bool, int]  # whether it is a request, the run's block
 _Anchor = tuple[bool, int]  # whether it is a request, its name
 _BEGINNING = (True, -1)
-ONCE = -1  # the name of what no step requests
 _STEPS_OF_BRANCH = 3
 _PHASES: dict[str, PhaseName] = {"forward": "forward", "backward": "backward", "zero_grad": "zero_grad"}
-#: A command's causes as a cell's: an optimizer's master weights are of its state.
-_AS_CELL = [
-    CELL_CAUSES.index("optimizer_state" if one == "master_weights" else one if one in CELL_CAUSES else "other")
-    for one in CAUSES
-]
-
-
-@dataclass(frozen=True)
-class RequestRules:
-    """``of_block``: the name of each block of the run, ONCE for none; ``rules``: of each name; ``causes``: of each
-    block, a position in causes.CAUSES."""
-
-    of_block: np.ndarray
-    rules: Sequence[Mapping[str, Fraction]]
-    causes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -62,17 +44,17 @@ class StepEvents:
 class _LogWriter:
     """Events of a new log, one after the other; blocks are numbered from 1 on."""
 
-    def __init__(self, log: RequestLog, names: RequestRules) -> None:
-        self._log, self._names = log, names
+    def __init__(self, seen: AnalyzedRank, names: NamedSteps, causes: np.ndarray) -> None:
+        self._seen, self._names, self._causes = seen, names, causes
         self._events: list[int] = []  # block, ~block for its free, 0 where the cache is emptied
-        self._made: list[int] = [0]  # by number: the run's block that it is like
+        self._made: list[int] = [0]  # by number: the position of the run's block that it is like
         self._frees: list[int] = []
         self._marks: list[PhaseMark] = []
 
     def allocate(self, like: int) -> int:
-        """A block like that one of the run's; its number."""
+        """A block like number ``like`` of the run's; -> its own number."""
         self._settle()
-        self._made.append(like)
+        self._made.append(like - 1)
         self._events.append(len(self._made) - 1)
         return len(self._made) - 1
 
@@ -101,12 +83,12 @@ class _LogWriter:
         blocks = np.where(events < 0, ~events, events)
         rules, rule_of_block = self._rules(like)
         every = ShapeRules(rule_of_block, tuple(rules), np.zeros(len(like), np.int64))
-        log = CellLog(
+        log = Log(
             size_bytes=np.where(events < 0, -1, 1) * every.sizes(*shape)[blocks],
             blocks=blocks,
-            causes=np.array(_AS_CELL, np.int8)[self._names.causes[like]][blocks],
+            causes=as_cell(self._causes[like])[blocks],
             marks=tuple(self._marks),
-            streams=(self._log.sizes[like] // STREAM).astype(np.int8)[blocks],
+            streams=self._seen.streams[like].astype(np.int8)[blocks],
         )
         growths = [
             Growth(one.kinds, one.codes, (), np.stack([one.ranks, np.zeros_like(one.ranks), np.zeros_like(one.ranks)]))
@@ -131,70 +113,70 @@ class _LogWriter:
         for number, block in enumerate(like.tolist()):
             if number:
                 name = int(self._names.of_block[block])
-                size = int(self._log.sizes[block] % STREAM)
-                rule = {"1": Fraction(size)} if name == ONCE else self._names.rules[name]
+                size = int(self._seen.lives.sizes[block])
+                rule = {"1": Fraction(size)} if name == ONCE else self._names.rule_of(name)
                 rule_of[number] = known.setdefault(tuple(rule.items()), len(known))
         return [dict(one) for one in known], rule_of
 
 
 def recorded_log(
-    seen: AnalyzedRank, log: RequestLog, own_steps: Sequence[int], names: RequestRules, shape: Shape
+    seen: AnalyzedRank, own_steps: Sequence[int], names: NamedSteps, causes: np.ndarray, shape: Shape
 ) -> Recipe:
-    """The run from its beginning to the end of ``own_steps``, as it was recorded on batches of ``shape``."""
-    writer = _LogWriter(log, names)
-    _copy(writer, seen, log, own_steps[-1])
+    """The run from its beginning to the end of ``own_steps``, as it was recorded on batches of ``shape``.
+
+    ``causes``: of each block, a position in causes.CAUSES.
+    """
+    writer = _LogWriter(seen, names, causes)
+    _copy(writer, seen, own_steps[-1])
     return writer.recipe(shape)
 
 
 def log_of_steps(
     seen: AnalyzedRank,
-    log: RequestLog,
     first: Sequence[MicroStep],
     usual: Sequence[MicroStep],
     template: StepEvents,
-    names: RequestRules,
+    names: NamedSteps,
+    causes: np.ndarray,
 ) -> Recipe:
     """Load as it was recorded, then steps like ``template``; in the first of them also what the run's ``first`` step
     requests beside its ``usual`` ones."""
-    writer = _LogWriter(log, names)
-    number_of = _copy(writer, seen, log, 0)
+    writer = _LogWriter(seen, names, causes)
+    number_of = _copy(writer, seen, 0)
     others = {name for unit in (*usual, *template.units) for name in names.of_block[unit.requested].tolist()}
     beside = [
-        _beside(unit, log, names, others, set(names.of_block[own.requested].tolist()))
+        _beside(unit, names, others, set(names.of_block[own.requested].tolist()))
         for unit, own in zip(first, template.units, strict=True)
     ]
-    first_batch = {int(names.of_block[block]): block for block in number_of if names.of_block[block] != ONCE}
+    first_batch = {int(name): block for block in number_of if (name := names.of_block[block - 1]) != ONCE}
     last = {name: number_of.pop(block) for name, block in first_batch.items()}
     for step in range(1, _STEPS_OF_BRANCH + 1):
-        last = _play(writer, seen, log, names, template, step, last, beside if step == 1 else None, number_of)
+        last = _play(writer, seen, names, template, step, last, beside if step == 1 else None, number_of)
         if step == 1:  # the run's own second step and those after free some of it
-            later = log.blocks[first[-1].stop : usual[-1].stop]
-            freed = set(later[~log.is_request[first[-1].stop : usual[-1].stop]].tolist())
-            for block in freed & set(number_of):
+            later = MicroStep(seen, step + 1, first[-1].stop, usual[-1].stop)
+            for block in set((later.freed + 1).tolist()) & set(number_of):
                 writer.free(number_of.pop(block))
     return writer.recipe(template.shape)
 
 
-def _copy(writer: _LogWriter, seen: AnalyzedRank, log: RequestLog, last_step: int) -> dict[int, int]:
+def _copy(writer: _LogWriter, seen: AnalyzedRank, last_step: int) -> dict[int, int]:
     """Write all phases up to that step, 0 for those before the first; -> the run's blocks by their new number."""
     number_of: dict[int, int] = {}
-    emptied, start = set(log.empties.tolist()), 0
+    start = 0
     for span in seen.spans:
         if span.phase.step is not None and span.phase.step > last_step:
             break
         if span.phase.step is None and last_step and start and _steps_are_over(seen, span, last_step):
             break
-        stop = _event_at(seen, log, span)
-        for at in range(start, stop):
-            if at in emptied and at:
+        for event in seen.allocator_events(start, span.stop):
+            if event == 0:
                 writer.empty()
-            block = int(log.blocks[at])
-            if log.is_request[at]:
-                number_of[block] = writer.allocate(block)
-            elif block in number_of:
-                writer.free(number_of.pop(block))
+            elif event is not None and event > 0:
+                number_of[event] = writer.allocate(event)
+            elif event is not None and ~event in number_of:
+                writer.free(number_of.pop(~event))
         writer.mark(span.phase.name, span.phase.step, span.phase.micro_step)
-        start = stop
+        start = span.stop
     return number_of
 
 
@@ -202,64 +184,59 @@ def _steps_are_over(seen: AnalyzedRank, span: PhaseSpan, last_step: int) -> bool
     return span.start >= max(one.stop for one in seen.spans if one.phase.step == last_step)
 
 
-def _event_at(seen: AnalyzedRank, log: RequestLog, span: PhaseSpan) -> int:
-    return log.event_at(int(seen.lives.positions[span.stop - 1]) + 1) if span.stop else 0
-
-
-def _beside(
-    unit: MicroStep, log: RequestLog, names: RequestRules, others: set[int], anchors: set[int]
-) -> dict[_Anchor, list[_Event]]:
+def _beside(unit: MicroStep, names: NamedSteps, others: set[int], anchors: set[int]) -> dict[_Anchor, list[int]]:
     """Requests of what is not among ``others``, and frees of it, by the event before them that is among ``anchors``."""
-    found: defaultdict[_Anchor, list[_Event]] = defaultdict(list)
-    anchor, own, first = _BEGINNING, set(), int(unit.requested[0])
-    for at in range(unit.start, unit.stop):
-        block, is_request = int(log.blocks[at]), bool(log.is_request[at])
-        name = int(names.of_block[block])
+    found: defaultdict[_Anchor, list[int]] = defaultdict(list)
+    anchor, own, first = _BEGINNING, set(), int(unit.requested[0]) + 1
+    for event in unit.seen.allocator_events(unit.start, unit.stop):
+        if not event:
+            continue
+        block, is_request = max(event, ~event), event > 0
+        name = int(names.of_block[block - 1])
         if name in anchors and block >= first:
             anchor = (is_request, name)
         elif (is_request and name not in others) or block in own or (block < first and not is_request):
             own.add(block)
-            found[anchor].append((is_request, block))
+            found[anchor].append(event)
     return found
 
 
 def _play(
     writer: _LogWriter,
     seen: AnalyzedRank,
-    log: RequestLog,
-    names: RequestRules,
+    names: NamedSteps,
     template: StepEvents,
     step: int,
     last: dict[int, int],
-    beside: Sequence[Mapping[_Anchor, list[_Event]]] | None,
+    beside: Sequence[Mapping[_Anchor, list[int]]] | None,
     number_of: dict[int, int],
 ) -> dict[int, int]:
     """Write one step; -> by name the blocks of it that the next one frees."""
     own: dict[int, int] = {}
     ends: defaultdict[int, list[RawPhase]] = defaultdict(list)
     for span in template.spans:
-        ends[_event_at(seen, log, span)].append(span.phase)
-    requested = {int(block) for unit in template.units for block in unit.requested}
-    emptied = set(log.empties.tolist())
+        ends[span.stop].append(span.phase)
+    first, stop = int(template.units[0].requested[0]) + 1, template.units[-1].stop
     for micro_step, unit in enumerate(template.units):
         more = beside[micro_step] if beside is not None else {}
         _put(writer, more.get(_BEGINNING, ()), number_of)
-        for at in range(unit.start, unit.stop):
-            if at in emptied and at > unit.start:
+        for at, event in enumerate(seen.allocator_events(unit.start, unit.stop), unit.start + 1):
+            if event == 0:
                 writer.empty()
-            block = int(log.blocks[at])
-            name = int(names.of_block[block])
-            if log.is_request[at]:
-                own[name] = writer.allocate(block)
-                _put(writer, more.get((True, name), ()), number_of)
-            elif (number := (own if block in requested else last).pop(name, None)) is not None:
-                writer.free(number)
-                _put(writer, more.get((False, name), ()), number_of)
-            if at + 1 == template.units[-1].stop:
+            elif event is not None:
+                name = int(names.of_block[max(event, ~event) - 1])
+                if event > 0:
+                    own[name] = writer.allocate(event)
+                    _put(writer, more.get((True, name), ()), number_of)
+                elif (number := (own if ~event >= first else last).pop(name, None)) is not None:
+                    writer.free(number)
+                    _put(writer, more.get((False, name), ()), number_of)
+            if at == stop:
                 _free_left(writer, last)
-            for phase in ends[at + 1]:
+            for phase in ends[at]:
                 writer.mark(phase.name, step, phase.micro_step)
-    kept = {int(names.of_block[block]) for block in requested if not _is_freed(log, block, template.units[-1].stop)}
+    requested = np.concatenate([unit.requested for unit in template.units])
+    kept = set(names.of_block[requested[seen.lives.ends[requested] == seen.lives.num_events]].tolist())
     return {name: number for name, number in own.items() if name not in kept}
 
 
@@ -270,13 +247,9 @@ def _free_left(writer: _LogWriter, last: dict[int, int]) -> None:
     last.clear()
 
 
-def _is_freed(log: RequestLog, block: int, start: int) -> bool:
-    return bool(((log.blocks[start:] == block) & ~log.is_request[start:]).any())
-
-
-def _put(writer: _LogWriter, events: Sequence[_Event], number_of: dict[int, int]) -> None:
-    for is_request, block in events:
-        if is_request:
-            number_of[block] = writer.allocate(block)
-        elif block in number_of:
-            writer.free(number_of.pop(block))
+def _put(writer: _LogWriter, events: Sequence[int], number_of: dict[int, int]) -> None:
+    for event in events:
+        if event > 0:
+            number_of[event] = writer.allocate(event)
+        elif ~event in number_of:
+            writer.free(number_of.pop(~event))

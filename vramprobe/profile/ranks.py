@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vramprobe.profile import causes as causes_of
+from vramprobe.profile.analyzed_rank import AnalyzedRank, MemoryPoint, moment_of_peak
 from vramprobe.profile.from_outside import CardSeen
-from vramprobe.profile.lifetimes import Lives, PhaseSpan, lives_of, spans_of
-from vramprobe.profile.places import Location, Places, pattern
-from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
+from vramprobe.profile.places import Location, pattern
+from vramprobe.profile.raw import RawPhase, RawRank
 from vramprobe.records.profile import BlocksAlike, Live, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile
 from vramprobe.records.record import CollectiveTraffic
 from vramprobe.records.traffic import added_up, moved_since
@@ -26,27 +26,6 @@ from vramprobe.units import MIB, format_bytes
 _NUM_LARGEST = 10
 _MANY = 4  # processes with the same remark
 _OTHERS_BYTES = 64 * MIB  # an idle driver keeps less for itself
-
-
-@dataclass(frozen=True)
-class AnalyzedRank:
-    """A history read: its lives, phases and owners; for one rank."""
-
-    history: RawHistory
-    lives: Lives
-    spans: list[PhaseSpan]
-    owners: causes_of.Owners
-    places: Places
-
-
-@dataclass(frozen=True)
-class MemoryPoint:
-    """Live blocks once ``num_events`` have happened, each with its cause (a position in causes.CAUSES)."""
-
-    span: PhaseSpan
-    num_events: int
-    causes: np.ndarray
-    alive: np.ndarray
 
 
 @dataclass
@@ -74,31 +53,6 @@ def merged(remarks: Iterable[str]) -> list[str]:
     return merged_ones
 
 
-def see(raw: RawRank, folder: str | None = None) -> AnalyzedRank | None:
-    """The history in a form for questions; None where the process left none, or an empty one.
-
-    ``folder``: the one that the command was started in.
-    """
-    history = raw.history
-    if history is None or not (len(history.actions) or history.alive_before):
-        return None
-    lives = lives_of(history)
-    spans = spans_of(lives, raw.phases, history)
-    return AnalyzedRank(
-        history,
-        lives,
-        spans,
-        causes_of.owners_of(lives, spans, history.held),
-        Places(history.stacks, homes_of(raw.process, folder)),
-    )
-
-
-def homes_of(process: RawProcess, folder: str | None) -> list[str]:
-    """The folders that the program's own files are named from: its script's, and the one that it was started in."""
-    script = process.argv[0] if process.argv else ""
-    return [home for home in (script.rpartition("/")[0] if script.startswith("/") else "", folder) if home]
-
-
 def rank_profile(
     raw: RawRank, seen: AnalyzedRank | None, remarks: Remarks, cards: Sequence[CardSeen] = ()
 ) -> RankProfile:
@@ -110,7 +64,7 @@ def rank_profile(
         if (card.before_bytes or 0) > _OTHERS_BYTES:
             others = format_bytes(card.before_bytes or 0)
             remarks.add(f"others used {others} of its card before, which the device tier has, too")
-    moment = moment_of_peak(raw.phases, seen) if seen is not None else None
+    moment = moment_of_peak(seen) if seen is not None else None
     at_peak = alike = by_module = by_line = None
     if seen is not None and moment is not None and peak is not None:
         at_peak = causes_of.composition(seen.lives, moment.causes, moment.alive)
@@ -232,33 +186,6 @@ def fragmentation_bytes(phases: Sequence[RawPhase]) -> int | None:
     return None if not known else max(known)[0] - max(known)[1]
 
 
-def moment_of_peak(phases: Sequence[RawPhase], seen: AnalyzedRank) -> MemoryPoint | None:
-    """The highest moment of the phase with the highest allocated bytes; of several, one whose gradients were seen.
-
-    Where no such phase was traced, of the traced one with the highest.
-    """
-    if not seen.spans:
-        return None
-    span = max(
-        seen.spans,
-        key=lambda one: (one.phase.allocated_peak_bytes, one.phase.step in seen.owners.gradients_in, -one.start),
-    )
-    first, stop = span.moments
-    counts = np.arange(first, stop)
-    totals = np.where(counts > 0, seen.lives.totals[counts - 1], 0)
-    return moment_after(seen, span, int(counts[totals.argmax()]))
-
-
-def moment_after(seen: AnalyzedRank, span: PhaseSpan, num_events: int) -> MemoryPoint:
-    """Return the live blocks once so many events have happened, seen from the step of ``span``."""
-    return MemoryPoint(
-        span,
-        num_events,
-        causes_of.causes_seen_from(seen.lives, seen.spans, seen.owners, span),
-        seen.lives.alive_after(num_events),
-    )
-
-
 def _hold_against_counters(
     seen: AnalyzedRank, moment: MemoryPoint, at_peak: Live, peak: ProfilePeak, remarks: Remarks
 ) -> None:
@@ -280,13 +207,13 @@ def _hold_against_counters(
 
 def _by_place(seen: AnalyzedRank, moment: MemoryPoint) -> tuple[list[BlocksAlike], list[PlaceBytes], list[PlaceBytes]]:
     """(blocks alike, bytes by Class.method, bytes by line and cause), each the largest first."""
-    lives, alike, names = seen.lives, Counter(), seen.owners.names
+    sizes, lines, names, alike = seen.lives.sizes, seen.lines, seen.owners.names, Counter()
     for block in np.flatnonzero(moment.alive).tolist():
         name = names.get(block)
         kind = (
-            int(lives.sizes[block]),
+            int(sizes[block]),
             causes_of.CAUSES[moment.causes[block]],
-            seen.places.of(int(lives.stacks[block])),
+            seen.places.of(int(lines[block])),
             pattern(name) if name else None,
         )
         alike[kind] += 1

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from vramprobe.profile import causes as causes_of
-from vramprobe.profile.lifetimes import Lives, PhaseSpan
-from vramprobe.profile.ranks import AnalyzedRank, moment_after
+from vramprobe.profile.analyzed_rank import AnalyzedRank, moment_after
+from vramprobe.profile.phase_spans import PhaseSpan
 from vramprobe.profile.raw import RawAsleep, RawRank
 from vramprobe.records.profile import RolloutStage
 
@@ -42,11 +42,9 @@ def unmapped_bytes(raw: RawRank) -> int:
 def _stage(raw: RawRank, seen: AnalyzedRank, span: PhaseSpan) -> RolloutStage:
     """The moment of a span with the most bytes that are mapped."""
     fullest = None
-    for first, stop, unmapped in _stretches(raw.asleep, seen.lives, span):
-        counts = np.arange(first, stop)
-        totals = np.where(counts > 0, seen.lives.totals[counts - 1], 0)
-        moment = moment_after(seen, span, int(counts[totals.argmax()]))
-        asleep = moment.alive & within(seen.lives, unmapped)
+    for counts, unmapped in _stretches(raw.asleep, seen, span):
+        moment = moment_after(seen, span, seen.lives.highest(counts))
+        asleep = moment.alive & within(seen.read.addresses, unmapped)
         live = causes_of.composition(seen.lives, moment.causes, moment.alive & ~asleep)
         if fullest is None or live.total_bytes > fullest[0].total_bytes:
             fullest = live, int(seen.lives.sizes[asleep].sum())
@@ -57,23 +55,23 @@ def _stage(raw: RawRank, seen: AnalyzedRank, span: PhaseSpan) -> RolloutStage:
 
 
 def _stretches(
-    asleep: tuple[RawAsleep, ...], lives: Lives, span: PhaseSpan
-) -> Iterator[tuple[int, int, tuple[tuple[int, int], ...]]]:
-    """The moments of a span between two changes: the first, one past the last, and the ranges unmapped then."""
-    first, stop = span.moments
+    asleep: tuple[RawAsleep, ...], seen: AnalyzedRank, span: PhaseSpan
+) -> Iterator[tuple[np.ndarray, tuple[tuple[int, int], ...]]]:
+    """The moments of a span between two changes, and the ranges unmapped then."""
+    first, stop = span.start, span.stop + 1
     before = [one for one in asleep if one.time_ns <= span.phase.start_ns]
     unmapped = before[-1].ranges if before else ()
     for change in (one for one in asleep if span.phase.start_ns < one.time_ns < span.phase.end_ns):
-        at = min(max(int(np.searchsorted(lives.times_us, change.time_ns // 1000, side="right")), first), stop - 1)
-        yield first, at + 1, unmapped
+        at = min(max(int(np.searchsorted(seen.read.times_us, change.time_ns // 1000, side="right")), first), stop - 1)
+        yield np.arange(first, at + 1), unmapped
         first, unmapped = at, change.ranges
-    yield first, stop, unmapped
+    yield np.arange(first, stop), unmapped
 
 
-def within(lives: Lives, ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
-    """Mask of the blocks that lie in one of these (address, bytes), which are in order."""
+def within(addresses: np.ndarray, ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
+    """Mask of the addresses that lie in one of these (address, bytes), which are in order."""
     if not ranges:
-        return np.zeros(len(lives.addresses), bool)
+        return np.zeros(len(addresses), bool)
     starts, sizes = (np.array(column, dtype=np.uint64) for column in zip(*ranges, strict=True))
-    at = np.searchsorted(starts, lives.addresses, side="right") - 1
-    return (at >= 0) & (lives.addresses < starts[np.maximum(at, 0)] + sizes[np.maximum(at, 0)])
+    at = np.searchsorted(starts, addresses, side="right") - 1
+    return (at >= 0) & (addresses < starts[np.maximum(at, 0)] + sizes[np.maximum(at, 0)])

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from vramprobe.profile import causes as causes_of
-from vramprobe.profile.ranks import AnalyzedRank, moment_after
+from vramprobe.profile.analyzed_rank import AnalyzedRank, moment_after
 from vramprobe.profile.raw import RawAsleep, RawPhase, RawRank
 from vramprobe.profile.rollout import BETWEEN, within
 from vramprobe.records.profile import Live, RolloutStage
@@ -49,9 +49,8 @@ class _Member:
 
     def mapped(self, times_us: np.ndarray) -> np.ndarray:
         """Bytes that are mapped at these moments."""
-        lives = self.seen.lives
-        counts = np.searchsorted(lives.times_us, times_us, side="right")
-        held = np.where(counts > 0, lives.totals[np.maximum(counts, 1) - 1], 0)
+        counts = np.searchsorted(self.seen.read.times_us, times_us, side="right")
+        held = np.where(counts > 0, self.seen.lives.totals[np.maximum(counts, 1) - 1], 0)
         changes = [at for at, _, _ in self.asleep]
         sizes = np.array([0, *(size for _, size, _ in self.asleep)])
         return held - sizes[np.searchsorted(changes, times_us, side="right")]
@@ -59,7 +58,7 @@ class _Member:
     def moments(self, start_us: int, end_us: int) -> np.ndarray:
         """Return the times of its changes within an interval."""
         changes = np.array([at for at, _, _ in self.asleep], np.int64)
-        times = np.concatenate([self.seen.lives.times_us, changes])
+        times = np.concatenate([self.seen.read.times_us, changes])
         return times[(times >= start_us) & (times <= end_us)]
 
     def live(self, time_us: int) -> tuple[Live, int]:
@@ -74,10 +73,10 @@ class _Member:
         )
 
     def _events(self, time_us: int) -> int:
-        return int(np.searchsorted(self.seen.lives.times_us, time_us, side="right"))
+        return int(np.searchsorted(self.seen.read.times_us, time_us, side="right"))
 
     def _unmapped(self, num_events: int, change: RawAsleep) -> np.ndarray:
-        return self.seen.lives.alive_after(num_events) & within(self.seen.lives, change.ranges)
+        return self.seen.lives.alive_after(num_events) & within(self.seen.read.addresses, change.ranges)
 
 
 def stages_beside(raws: Sequence[RawRank], seen: Sequence[AnalyzedRank | None]) -> dict[int, list[RolloutStage]]:

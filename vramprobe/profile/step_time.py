@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from vramprobe.catalog import Gpu, gpu_seen
 from vramprobe.errors import SpecError
+from vramprobe.profile.analyzed_rank import homes_of
 from vramprobe.profile.places import Places
-from vramprobe.profile.ranks import homes_of
 from vramprobe.profile.raw import RawRank, RawRun
 from vramprobe.records.step_time import LineSeconds, StepTime, UnclaimedLaunches
 from vramprobe.speed.counted import time_of

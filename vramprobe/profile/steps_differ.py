@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vramprobe.records.profile import StepPeaks
 
 if TYPE_CHECKING:
-    from vramprobe.profile.ranks import AnalyzedRank
+    from vramprobe.profile.analyzed_rank import AnalyzedRank
     from vramprobe.profile.raw import RawPhase
 
 _OF_NO_STEP = ("other", "zero_grad")  # which a loop may have or not, and nothing follows from it

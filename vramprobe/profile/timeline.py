@@ -6,25 +6,21 @@ the steps, as in loading, of that phase.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from vramprobe.errors import VramprobeError
-from vramprobe.log.log import CAUSES as CELL_CAUSES
-from vramprobe.log.log import Log, PhaseMark
+from vramprobe.log.log import PhaseMark
 from vramprobe.profile import chrome_trace
-from vramprobe.profile.causes import CAUSES
-from vramprobe.profile.ranks import AnalyzedRank, MemoryPoint, moment_of_peak, see
+from vramprobe.profile.analyzed_rank import AnalyzedRank, MemoryPoint, moment_of_peak, see
+from vramprobe.profile.causes import as_cell
 from vramprobe.profile.raw import RawRank, read_run
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.report import timeline_file
 from vramprobe.report.timeline import Subject, Timeline, timeline_over
 from vramprobe.units import word_for
-
-#: The position of each cause of a profile in those of a cell, which know no engine and no masters.
-_CELLS_NAME = {"engine_weights": "weights", "kv_cache": "other", "master_weights": "optimizer_state"}
-_OF_A_CELL = np.array([CELL_CAUSES.index(_CELLS_NAME.get(cause, cause)) for cause in CAUSES])
 
 
 def write(folder: Path, record: ProfileRecord, path: str | Path) -> None:
@@ -43,7 +39,7 @@ def timeline_of_profile(folder: Path, record: ProfileRecord) -> Timeline:
     top = record.highest_rank
     raw = next((one for one in read_run(folder).ranks if top is not None and one.process.pid == top.pid), None)
     seen = see(raw) if raw is not None else None
-    moment = moment_of_peak(raw.phases, seen) if raw is not None and seen is not None else None
+    moment = moment_of_peak(seen) if seen is not None else None
     if raw is None or seen is None or moment is None or top is None or top.peak is None:
         raise VramprobeError("there is no timeline: no process left a history of its allocations")
     return _timeline(record, raw, seen, moment)
@@ -57,12 +53,7 @@ def _timeline(record: ProfileRecord, raw: RawRank, seen: AnalyzedRank, moment: M
         PhaseMark(one.phase.name, step, one.phase.micro_step, range(max(one.start, 1), max(one.stop, 1)))  # type: ignore[arg-type]
         for one in spans
     ]
-    history = Log(
-        size_bytes=seen.lives.events,
-        blocks=seen.lives.blocks,
-        marks=tuple(marks),
-        causes=_OF_A_CELL[moment.causes[seen.lives.blocks]].astype(np.int8),
-    )
+    causes = np.append(as_cell(moment.causes), np.int8(0))[seen.log.blocks - 1]
     versions = {"vramprobe": environment.versions.get("vramprobe"), "torch": environment.torch}
     made_by = [f"{name} {version}" for name, version in versions.items() if version]
     subject = Subject(
@@ -75,6 +66,6 @@ def _timeline(record: ProfileRecord, raw: RawRank, seen: AnalyzedRank, moment: M
         reserved_bytes=max((one.reserved_peak_bytes for one in raw.phases if one.reserved_peak_bytes), default=None),
     )
     micro_steps = {one.phase.micro_step for one in spans} - {None}
-    return timeline_over(
-        subject, history, marks, [one.phase.reserved_peak_bytes for one in spans], has_micro_steps=len(micro_steps) > 1
-    )
+    log = replace(seen.log, marks=tuple(marks), causes=causes)
+    reserved = [one.phase.reserved_peak_bytes for one in spans]
+    return timeline_over(subject, log, marks, reserved, has_micro_steps=len(micro_steps) > 1)

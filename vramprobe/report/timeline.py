@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vramprobe.log.blocks import lives_of
 from vramprobe.log.log import ALL_CAUSES
 
 if TYPE_CHECKING:
@@ -232,7 +233,8 @@ def _spans(
 
 def _largest(history: Log, at: np.ndarray) -> tuple[tuple[Alike, ...], ...]:
     """The largest blocks alive at each of these positions, those of one size and cause together."""
-    starts, ends = _lives(history)
+    lives = lives_of(history.size_bytes, history.blocks)
+    starts, ends = lives.starts, lives.ends
     is_there = (ends > at.min()) & (starts <= at.max())
     starts, ends = starts[is_there], ends[is_there]
     kinds = history.size_bytes[starts] * len(ALL_CAUSES) + history.causes[starts]
@@ -244,12 +246,3 @@ def _largest(history: Log, at: np.ndarray) -> tuple[tuple[Alike, ...], ...]:
             tuple(Alike(ALL_CAUSES[kind % len(ALL_CAUSES)], kind // len(ALL_CAUSES), count) for kind, count in top)
         )
     return tuple(found)
-
-
-def _lives(history: Log) -> tuple[np.ndarray, np.ndarray]:
-    """Each block's first position, and the one at which it is gone; one that stays is gone after the last."""
-    starts, frees = np.flatnonzero(history.size_bytes > 0), np.flatnonzero(history.size_bytes < 0)
-    order = np.argsort(history.blocks[starts])
-    ends = np.full(len(starts), len(history))
-    ends[order[np.searchsorted(history.blocks[starts], history.blocks[frees], sorter=order)]] = frees
-    return starts, ends

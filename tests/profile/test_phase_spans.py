@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 
+from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.hook.history import ACTIONS
-from vramprobe.profile.lifetimes import lives_of, spans_of
-from vramprobe.profile.raw import RawHistory, RawPhase
+from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
 
 FIRST_NS = 1_700_000_000_000_000_000
 
@@ -40,14 +40,15 @@ def test_phases_beside_a_traced_step_have_none_of_its_events() -> None:
         stacks_of=array("i", [-1, -1, -1]),
         stacks=(),
     )
-    phases = [
+    phases = (
         phase("zero_grad", -700, -50, 300),
         phase("forward", -50, 250, 300),
         phase("backward", 250, 400, 100),
         phase("forward", 400, 500, 300),
-    ]
-    spans = spans_of(lives_of(history), phases, history)
-    assert [(span.phase.name, span.start, span.stop, span.closes) for span in spans] == [
+    )
+    seen = see(RawRank(process=RawProcess(pid=1), phases=phases, history=history))
+    assert seen is not None
+    assert [(span.phase.name, span.start, span.stop, span.closes) for span in seen.spans] == [
         ("forward", 0, 2, True),
         ("backward", 2, 3, True),
     ]

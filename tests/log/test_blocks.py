@@ -1,0 +1,68 @@
+"""Which block an event is of, when it is there, and why it was made: by hand on a few events."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vramprobe.log.blocks import NONE, block_numbers, blocks_at, causes_of, lives_of
+from vramprobe.log.log import CAUSES
+from vramprobe.log.trace import Event, Owned, composition
+
+
+def test_an_address_that_is_used_again_is_another_block() -> None:
+    addresses, sizes = np.array([1, 2, 1, 1, 9, 1, 1]), np.array([100, 50, -100, 30, -7, -30, -30])
+    blocks = block_numbers(addresses, sizes)
+    assert blocks.tolist() == [1, 2, 1, 3, 0, 3, 0]  # of nothing: a free at 9, a second one at 1
+    lives = lives_of(sizes, blocks)
+    assert list(zip(lives.sizes.tolist(), lives.starts.tolist(), lives.ends.tolist(), strict=True)) == [
+        (100, 0, 2),
+        (50, 1, 7),
+        (30, 3, 5),
+    ]
+    assert lives.alive_after(2).tolist() == [True, True, False]
+    assert lives.alive_after(3).tolist() == [False, True, False]
+
+
+def test_the_first_of_the_highest_moments_before_any_event_too() -> None:
+    sizes = np.array([5, 5, -5, 5, -5, -5])
+    lives = lives_of(sizes, np.array([1, 2, 2, 3, 3, 1]))
+    assert lives.highest(np.arange(7)) == 2
+    assert lives.highest(np.arange(3, 7)) == 4
+    assert lives.highest(np.array([0])) == 0
+
+
+def test_a_storage_lies_within_its_block() -> None:
+    addresses, sizes = np.array([1000, 2000], np.uint64), np.array([64, 64])
+    lives = lives_of(sizes, np.array([1, 2]))
+    wanted = np.array([999, 1000, 1063, 1064, 2000], np.uint64)
+    assert blocks_at(lives, addresses, wanted, 1).tolist() == [NONE, 0, 0, NONE, NONE]
+    assert blocks_at(lives, addresses, wanted, 2).tolist() == [NONE, 0, 0, NONE, 1]
+
+
+def test_causes_of_what_nobody_holds() -> None:
+    """In order: older than the step, saved, passing, a gradient that is held, one that outlives the next step."""
+    sizes = np.array([8, 8, 8, -8, 8, 8, -8])
+    lives = lives_of(sizes, np.array([1, 2, 3, 3, 4, 5, 2]))
+    owners = np.array([NONE, NONE, NONE, CAUSES.index("gradients"), NONE])
+    found = causes_of(lives, owners, [range(1, 4)], 1)
+    assert [CAUSES[one] for one in found] == ["other", "saved_activations", "temporaries", "gradients", "temporaries"]
+    found = causes_of(lives, owners, [range(1, 4)], 1, outlived=[7])
+    assert [CAUSES[one] for one in found] == ["other", "saved_activations", "temporaries", "gradients", "other"]
+
+
+def test_composition_by_cause_adds_up() -> None:
+    """weights at 1; in the forward (events 2-4) a saved and a passing block; a gradient; a temporary at the peak."""
+    sizes_at = ((1, 1000), (8, 11), (2, 70), (3, 7), (3, -7), (4, 300), (5, 40), (2, -70))
+    trace = [Event(ptr, size, time) for time, (ptr, size) in enumerate(sizes_at)]
+    owned = [Owned("weights", 0, frozenset({1})), Owned("gradients", 7, frozenset({4}))]
+    alive = composition(trace, owned, [range(2, 5)], step_start=2, at=6)
+    assert alive.parts() == {
+        "weights_bytes": 1000,
+        "gradients_bytes": 300,
+        "optimizer_state_bytes": 0,
+        "batch_bytes": 0,
+        "saved_activations_bytes": 70,
+        "temporaries_bytes": 40,
+        "other_bytes": 11,
+    }
+    assert alive.total_bytes == 1421

@@ -1,0 +1,87 @@
+"""A run's phases → spans of its log: which events happened in which phase.
+
+In: the log of a process, and its phases with the counters at their ends. Out: PhaseSpans in order. torch's clock and
+Python's are two, so that an end is found by the bytes that were alive then, near its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vramprobe.log.blocks import Lives
+from vramprobe.profile.history_log import HistoryLog
+from vramprobe.profile.raw import RawHistory, RawPhase
+
+#: A phase's end is looked for among the events this near to its time.
+_WINDOW_EVENTS = 4000
+_WINDOW_US = 20_000
+#: A history begins at a phase's start, give or take so much.
+_SLACK_NS = 1_000_000
+
+
+@dataclass(frozen=True)
+class PhaseSpan:
+    """One phase with its events, by position; ``closes``: whether the bytes at its end are the counter's."""
+
+    phase: RawPhase
+    start: int
+    stop: int
+    closes: bool | None  # null where the counter is not known
+
+    @property
+    def moments(self) -> np.ndarray:
+        """Its moments as numbers of events that have happened, the first before any of its own."""
+        return np.arange(self.start, self.stop + 1)
+
+
+def spans_of(read: HistoryLog, lives: Lives, phases: Sequence[RawPhase], history: RawHistory) -> list[PhaseSpan]:
+    """Each phase that the history covers, in order.
+
+    An end is the event nearest in time after which as much is alive as the allocator's counter said then.
+    """
+    spans: list[PhaseSpan] = []
+    for phase in sorted(phases, key=lambda one: (one.start_ns, one.end_ns)):
+        if not _is_covered(phase, history):
+            continue
+        follows = bool(spans) and spans[-1].phase.end_ns == phase.start_ns
+        begin = spans[-1].stop if follows else max(events_until(read, phase.start_ns), spans[-1].stop if spans else 0)
+        if not spans and history.traced == "all":
+            begin = read.num_before
+        stop, closes = _end(read, lives, phase, begin)
+        spans.append(PhaseSpan(phase, begin, stop, closes))
+    return spans
+
+
+def events_until(read: HistoryLog, time_ns: int) -> int:
+    """Number of events before a time; those before the history always count."""
+    return max(int(np.searchsorted(read.times_us, time_ns // 1000, side="right")), read.num_before)
+
+
+def _is_covered(phase: RawPhase, history: RawHistory) -> bool:
+    """A history begins and ends where phases do, a little later: those before have ended, those after have not."""
+    first_ns = None if history.traced == "all" else history.first_ns
+    begins = first_ns is None or (phase.start_ns >= first_ns - _SLACK_NS and phase.end_ns > first_ns)
+    return begins and (history.last_ns is None or phase.end_ns <= history.last_ns)
+
+
+def _end(read: HistoryLog, lives: Lives, phase: RawPhase, begin: int) -> tuple[int, bool | None]:
+    by_time = max(events_until(read, phase.end_ns), begin)
+    wanted = phase.requested_end_bytes
+    if wanted is None:
+        return by_time, None
+    low, high = max(begin, by_time - _WINDOW_EVENTS), min(lives.num_events, by_time + _WINDOW_EVENTS)
+    counts = np.arange(low, high + 1)
+    near, totals = counts == by_time, np.zeros(len(counts), np.int64)
+    events = counts[counts > 0] - 1
+    totals[counts > 0] = lives.totals[events]
+    near[counts > 0] |= (np.abs(read.times_us[events] - phase.end_ns // 1000) <= _WINDOW_US) & (
+        read.log.size_bytes[events] != 0
+    )
+    near[counts == 0] = True
+    fitting = counts[(totals == wanted) & near]
+    if not len(fitting):
+        return by_time, False
+    return int(fitting[np.abs(fitting - by_time).argmin()]), True

@@ -38,7 +38,7 @@ class Lives:
         return (self.starts < num_events) & (self.ends >= num_events)
 
     def highest(self, counts: np.ndarray) -> int:
-        """Of these numbers of events, the first after which the most bytes are alive."""
+        """Return the first of these numbers of events after which the most bytes are alive."""
         totals = np.where(counts > 0, self.totals[counts - 1], 0) if self.num_events else np.zeros(len(counts))
         return int(counts[totals.argmax()])
 

@@ -45,7 +45,7 @@ class AnalyzedRank:
         return self.log.gives_back
 
     def allocator_events(self, start: int, stop: int) -> list[int | None]:
-        """What events ``start`` to ``stop`` are to the allocator: 1 plus the block of a request, ``~`` of that where it
+        """Events ``start`` to ``stop`` as the allocator sees them: the block of a request, ``~`` of that where it
         has the block back, 0 where its cache is emptied, None for a free while another stream uses the block.
         """
         blocks, sizes, gives_back = (one[start:stop] for one in (self.log.blocks, self.log.size_bytes, self.gives_back))
@@ -56,17 +56,17 @@ class AnalyzedRank:
 
     @cached_property
     def lines(self) -> np.ndarray:
-        """Of each block, the number of its place; -1 for none."""
+        """The number of each block's place; -1 for none."""
         return self.read.lines[self.lives.starts]
 
     @cached_property
     def streams(self) -> np.ndarray:
-        """Of each block."""
+        """The stream of each block."""
         return self.log.each_stream()[self.lives.starts].astype(np.int64)
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """Of each block, a number for its line and stream together."""
+        """A number for each block's line and stream together."""
         return self.lines.astype(np.int64) * _MOST_STREAMS + self.streams
 
     def line_of(self, token: int) -> Location:

@@ -151,7 +151,7 @@ class ProfiledRun:
         return steps, micro_steps
 
     def _template(self, shape: Shape, unit: MicroStep) -> _Template:
-        """What is given back and older than the step before is left out: the run's next steps have none such."""
+        """Leave out what is given back and older than the step before: the run's next steps have none such."""
         events, empties, num_made = [], [], 0
         for event in self.seen.allocator_events(unit.start, unit.stop):
             if event == 0:

@@ -42,13 +42,13 @@ class HistoryLog:
 
     @property
     def times_us(self) -> np.ndarray:
-        """Of each event; 0 of those that stand for what was there before."""
+        """The time of each event; 0 of those that stand for what was there before."""
         assert self.log.times_us is not None
         return self.log.times_us
 
     @property
     def lines(self) -> np.ndarray:
-        """Of each event's block, the position of its stack in the history's; -1 for none."""
+        """The position of the stack of each event's block in the history's; -1 for none."""
         assert self.log.lines is not None
         return self.log.lines
 

@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import RawIOBase
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from vramprobe.errors import VramprobeError
 from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.phases import Frame, shown
-from vramprobe.explain.trace_peak import TracePeak, trace_peak
+
+if TYPE_CHECKING:
+    from vramprobe.explain.trace_peak import TracePeak
 
 _MAX_LINES = 5
 
@@ -76,6 +78,8 @@ def states_of(snapshot: Any) -> list[State]:
 
 
 def _state(snapshot: Mapping[str, Any], device: int, trace: Sequence[Mapping[str, Any]]) -> State:
+    from vramprobe.explain.trace_peak import trace_peak  # NumPy, which a log is explained without
+
     allocated = awaiting = releasable = largest = pools = reserved = num_blocks = 0
     lines: Counter[str] = Counter()
     live: list[dict[str, Any]] = []

@@ -10,6 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from vramprobe.log.blocks import block_numbers, lives_of
+
 Entry = Mapping[str, Any]  # of the trace, or a live block
 _FREES = ("free_requested", "free")
 _OLDER = "allocated before the history begins"
@@ -30,30 +34,22 @@ def trace_peak(
     """The highest moment; None without a history. ``live``: the blocks in use at its end, by address in ``addr``."""
     if not trace:
         return None
-    position = height = highest = 0
-    for number, entry in enumerate(trace, 1):
-        height += _change(entry)
-        if height > highest:
-            position, highest = number, height
-    begin = sum(block["requested_size"] for block in live) - height
-    alive: dict[int, Entry] = {}
-    made = set()
-    for number, entry in enumerate(trace, 1):
-        if entry["action"] == "alloc":
-            made.add(entry["addr"])
-        if number <= position and entry["action"] == "alloc":
-            alive[entry["addr"]] = entry
-        elif number <= position and entry["action"] in _FREES:
-            alive.pop(entry["addr"], None)
+    sizes = np.array([_change(entry) for entry in trace], np.int64)
+    addresses = np.array([entry.get("addr", 0) for entry in trace], np.uint64)
+    lives = lives_of(sizes, block_numbers(addresses, sizes))
+    position = lives.highest(np.arange(len(trace) + 1))
     lines: Counter[str] = Counter()
-    for entry in alive.values():
-        lines[line_of(entry)] += entry["size"]
+    for number in lives.starts[lives.alive_after(position)].tolist():
+        lines[line_of(trace[number])] += trace[number]["size"]
+    made = set(addresses[lives.starts].tolist())
     for block in live:
         if block["addr"] not in made:  # it stands since before the history
             lines[line_of(block)] += block["requested_size"]
-    if (rest := begin + highest - lines.total()) > 0:
+    begin = sum(block["requested_size"] for block in live) - int(sizes.sum())
+    requested = begin + int(sizes[:position].sum())
+    if (rest := requested - lines.total()) > 0:
         lines[_OLDER] += rest
-    return TracePeak(begin + highest, position, len(trace), tuple(lines.most_common(max_lines)))
+    return TracePeak(requested, position, len(trace), tuple(lines.most_common(max_lines)))
 
 
 def _change(entry: Entry) -> int:

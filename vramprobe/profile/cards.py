@@ -40,8 +40,8 @@ MARGIN_BYTES = 64 * MIB
 def verdicts(run: RawRun, record: ProfileRecord, gpus: Sequence[str] | str) -> list[CardVerdict]:
     """A verdict for each of ``gpus``, or of the catalog for ``"all"``, in order. Raises UnknownName."""
     wanted = list_gpus() if gpus == "all" else [gpu_or_size(name) for name in gpus]
-    sequence = _sequence_of_highest(run, record.outcome.kind == "oom")
-    found = [_verdict(gpu, record, sequence) for gpu in wanted]
+    requests = _requests_of_highest(run, record.outcome.kind == "oom")
+    found = [_verdict(gpu, record, requests) for gpu in wanted]
     if not any(record.may_grow(rank) for rank in record.ranks):
         return found
     return [_of_steps_seen(one) if one.verdict == "fits" else one for one in found]
@@ -56,7 +56,8 @@ class RankRequests:
     """One rank's requests and frees.
 
     ``log``: what could not be served is the last of it where the run ended by it. Null where the history does not begin
-    with an empty allocator, or its settings are not modelled: then there are the counters alone.
+    with an empty allocator, or its settings are not modelled: then there are the counters alone. ``unlimited_bytes``:
+    the reserved peak of its replay on a card without end. ``error_bytes``: by how much that misses torch's own.
     """
 
     needed_bytes: int  # allocated at most, and what the run ended by asking for
@@ -65,22 +66,12 @@ class RankRequests:
     config: AllocatorConfig
     ended_by_oom: bool
     went_on_after_oom: bool
+    unlimited_bytes: int | None = None
+    error_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Replayable:
-    """``unlimited_bytes``: the reserved peak on a card without end, null without a log.
-
-    ``error_bytes``: by how much the replay of the run itself misses torch's own reserved peak.
-    """
-
-    requests: RankRequests
-    unlimited_bytes: int | None
-    error_bytes: int
-
-
-def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Replayable | None:
-    """Return the sequence of the rank that ran out, else of the one with the highest reserved peak; None where no
+def _requests_of_highest(run: RawRun, ended_by_oom: bool) -> RankRequests | None:
+    """Return the requests of the rank that ran out, else of the one with the highest reserved peak; None where no
     process used a card.
     """
     found = [raw for raw in run.ranks if raw.phases]
@@ -93,10 +84,11 @@ def _sequence_of_highest(run: RawRun, ended_by_oom: bool) -> Replayable | None:
     raw = max(found, key=height)
     requests = _requests(raw, ended_by_oom)
     if requests.log is None:
-        return Replayable(requests, None, 0)
+        return requests
     unlimited = _replayed(requests, Device()).reserved_bytes
     was_at_ease = raw.end is not None and raw.end.num_alloc_retries == 0 and not raw.ooms
-    return Replayable(requests, unlimited, abs(unlimited - requests.reserved_bytes) if was_at_ease else 0)
+    error = abs(unlimited - requests.reserved_bytes) if was_at_ease else 0
+    return replace(requests, unlimited_bytes=unlimited, error_bytes=error)
 
 
 def _requests(raw: RawRank, ended_by_oom: bool) -> RankRequests:
@@ -156,13 +148,12 @@ def context_on(record: ProfileRecord, gpu: Gpu, *, is_own: bool) -> int:
     return context_bytes(card_properties(gpu.short_name), most=True)
 
 
-def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardVerdict:
+def _verdict(gpu: Gpu, record: ProfileRecord, requests: RankRequests | None) -> CardVerdict:
     def unknown(why: str) -> CardVerdict:
         return CardVerdict(gpu=gpu.short_name, verdict="unknown", why=why)
 
-    if found is None:
+    if requests is None:
         return unknown("nothing was seen to use a GPU")
-    sequence = found.requests
     if gpu.vendor != "NVIDIA":
         return unknown("its kernels differ, and what was seen is CUDA's")
     card, ran_on = card_properties(gpu.short_name), gpu_seen(record.environment.device_name or "")
@@ -170,27 +161,27 @@ def _verdict(gpu: Gpu, record: ProfileRecord, found: Replayable | None) -> CardV
     here = record.environment.capability
     if not is_own and (here is None or tuple(here) < _SAME_KERNELS or card.compute_capability < _SAME_KERNELS):
         return unknown("its kernels differ; run it with --emulate")
-    if sequence.went_on_after_oom and not is_own:
+    if requests.went_on_after_oom and not is_own:
         return unknown("it ran out on the way and went on otherwise; run it with --emulate")
     if _has_engine(record) and not is_own:
         served = served_on(record, gpu.short_name)
         if served is None:
             return unknown("an engine sizes its KV cache by the GPU; run it with --emulate")
         return CardVerdict(gpu=gpu.short_name, verdict=served.verdict, why=_said_of_cache(served), served=served)
-    if sequence.ended_by_oom and is_own:
+    if requests.ended_by_oom and is_own:
         return CardVerdict(gpu=gpu.short_name, verdict="does not fit", why="it ran out there")
     usable = card.total_bytes - context_on(record, gpu, is_own=is_own)
     usable -= HOST_ALLOWANCE_BYTES if gpu.shares_host_memory else 0
-    if is_own and record.outcome.kind == "ok" and not (gpu.shares_host_memory and sequence.reserved_bytes > usable):
+    if is_own and record.outcome.kind == "ok" and not (gpu.shares_host_memory and requests.reserved_bytes > usable):
         return CardVerdict(
             gpu=gpu.short_name,
             verdict="fits",
             usable_bytes=usable,
-            reserved_bytes=sequence.reserved_bytes,
-            headroom_bytes=usable - sequence.reserved_bytes,
-            why=f"it ran there: {format_bytes(sequence.reserved_bytes)} reserved of {format_bytes(usable)}",
+            reserved_bytes=requests.reserved_bytes,
+            headroom_bytes=usable - requests.reserved_bytes,
+            why=f"it ran there: {format_bytes(requests.reserved_bytes)} reserved of {format_bytes(usable)}",
         )
-    return _judged(gpu, usable, found, margin=found.error_bytes + MARGIN_BYTES)
+    return _judged(gpu, usable, requests, margin=requests.error_bytes + MARGIN_BYTES)
 
 
 def _said_of_cache(one: ServedOn) -> str:
@@ -209,11 +200,10 @@ def _has_engine(record: ProfileRecord) -> bool:
     return record.engine is not None or any(one.kv_cache_bytes for one in held)
 
 
-def _judged(gpu: Gpu, usable: int, found: Replayable, *, margin: int) -> CardVerdict:
+def _judged(gpu: Gpu, usable: int, requests: RankRequests, *, margin: int) -> CardVerdict:
     """By the counters where they decide, else by a replay with as much room as the card has."""
-    sequence = found.requests
-    least = sequence.needed_bytes
-    at_ease = sequence.reserved_bytes if found.unlimited_bytes is None else found.unlimited_bytes
+    least = requests.needed_bytes
+    at_ease = requests.reserved_bytes if requests.unlimited_bytes is None else requests.unlimited_bytes
     reserved, retries = at_ease, 0
 
     def verdict(answer, why: str) -> CardVerdict:
@@ -230,15 +220,15 @@ def _judged(gpu: Gpu, usable: int, found: Replayable, *, margin: int) -> CardVer
     if least > usable + margin:
         return verdict("does not fit", f"{format_bytes(least)} of tensors in {format_bytes(usable)}")
     if at_ease > usable - margin:
-        if sequence.log is None:
+        if requests.log is None:
             return verdict("unknown", "between allocated and reserved, with no whole history to replay")
-        tight = _replayed(sequence, Device(total_bytes=usable - margin))
+        tight = _replayed(requests, Device(total_bytes=usable - margin))
         if not tight.fits:
-            if margin and _replayed(sequence, Device(total_bytes=usable + margin)).fits:
+            if margin and _replayed(requests, Device(total_bytes=usable + margin)).fits:
                 return verdict("unknown", f"within {format_bytes(margin)} of its end; run it with --emulate")
             return verdict("does not fit", f"the replay runs out with {format_bytes(usable)}")
         reserved, retries = tight.reserved_bytes, tight.num_retries
-    if sequence.ended_by_oom:
+    if requests.ended_by_oom:
         return verdict("unknown", f"it ran out after {format_bytes(least)}, and what follows was not seen")
     again = f", after giving back its cache {retries} times" if retries else ""
     return verdict("fits", f"{format_bytes(reserved)} reserved of {format_bytes(usable)}{again}")

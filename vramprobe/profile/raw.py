@@ -238,6 +238,17 @@ class RawRun:
     uncaught: tuple[RawUncaught, ...] = ()  # of all processes, torch or not, the first to fail first
 
 
+#: A process's lines of which there are many: (its field in RawRank, the class of one).
+_MANY = {
+    "phase": ("phases", RawPhase),
+    "host": ("host", RawHost),
+    "mapped": ("mapped", RawMapped),
+    "asleep": ("asleep", RawAsleep),
+    "oom": ("ooms", RawOom),
+}
+_COLUMNS = ("actions", "addresses", "sizes", "times_us", "streams", "stacks_of")
+
+
 def read_run(folder: Path) -> RawRun:
     """Everything in ``folder``: processes by rank, then by when they started. Raises StoreError."""
     if not folder.is_dir():
@@ -327,49 +338,41 @@ def _processes(path: Path, warnings: list[str]) -> list[RawRank]:
     except StoreError as error:  # costs who asked for what, and not the counters
         history = None
         warnings.append(str(error))
-    ranks = []
-    for at, one in enumerate(found):
-        is_last = at == len(found) - 1
-        rank = _on_its_card(one, history if is_last else None)
-        ranks.append(replace(rank, doing=_doing(path.with_suffix(".doing"))) if is_last else rank)
-    return ranks
+    ranks = [_rank(one, None) for one in found[:-1]]
+    return ranks + [replace(_rank(one, history), doing=_doing(path.with_suffix(".doing"))) for one in found[-1:]]
 
 
 def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
-    """Add one line to the process that it belongs to: the last that presented itself."""
+    """Add one line to the fields of the process that it belongs to: the last that presented itself."""
     try:
         content = json.loads(line)
         kind = content["line"]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise StoreError(f"{where} is no line of a profiled process: {line[:60]!r}") from None
     if kind == "process":
-        lists = {"phases": [], "moved": [], "host": [], "mapped": [], "asleep": [], "ooms": [], "warnings": []}
-        found.append({"process": _made(RawProcess, content, where), **lists})
+        found.append({"process": _made(RawProcess, content, where)})
         return
     if not found:
         raise StoreError(f"{where} stands before the line that says which process this is")
     into = found[-1]
+
+    def add(name: str, value: Any) -> None:
+        into[name] = (*into.get(name, ()), value)
+
     match kind:
-        case "phase":
-            into["phases"].append(_made(RawPhase, content, where))
-        case "host":
-            into["host"].append(_made(RawHost, content, where))
-        case "mapped":
-            into["mapped"].append(_made(RawMapped, content, where))
+        case "phase" | "host" | "mapped" | "asleep" | "oom":
+            name, made = _MANY[kind]
+            add(name, _made(made, content, where))
         case "moved":
-            into["moved"].append(_moved(content, where))
-        case "asleep":
-            into["asleep"].append(_made(RawAsleep, content, where))
+            add("moved", _moved(content, where))
+        case "warning":
+            add("warnings", str(content.get("message")))
+        case "batch":
+            add("plays", content)
         case "step":
             into["num_steps"] = max(into.get("num_steps", 0), int(content.get("step") or 0))
-        case "oom":
-            into["ooms"].append(_made(RawOom, content, where))
-        case "warning":
-            into["warnings"].append(str(content.get("message")))
         case "kept":
             into["kept"] = tuple(content.get("lists") or ())
-        case "batch":
-            into["plays"] = (*into.get("plays", ()), content)
         case "count":
             sizes = into.get("parallel", {})
             into["count"] = content | {"num_sharing": sizes.get("tensor", 1) * sizes.get("pipeline", 1)}
@@ -378,45 +381,26 @@ def _take(found: list[dict[str, Any]], line: bytes, where: str) -> None:
         case "parallel":
             into["parallel"] = {str(name): int(size) for name, size in content.get("sizes", {}).items()}
         case "settings":
-            into["settings"] = into.get("settings", {}) | {
-                str(k): str(v) for k, v in content.get("settings", {}).items()
-            }
-        case "trainer":
-            into["trainer"] = _made(RawTrainer, content, where)
-        case "end":
-            into["end"] = _made(RawEnd, content, where)
+            said = {str(name): str(value) for name, value in content.get("settings", {}).items()}
+            into["settings"] = into.get("settings", {}) | said
+        case "trainer" | "end":
+            into[kind] = _made(RawTrainer if kind == "trainer" else RawEnd, content, where)
         case _:
             pass  # of a newer hook
 
 
-def _on_its_card(found: dict[str, Any], history: RawHistory | None) -> RawRank:
-    """The phases on the card that the process says it uses, or on the one with the highest peak."""
-    phases, process = found["phases"], found["process"]
+def _rank(found: Mapping[str, Any], history: RawHistory | None) -> RawRank:
+    """With the phases on the card that the process says it uses, or on the one with the highest peak."""
+    rank = RawRank(**found, history=history)
+    phases = rank.phases
     cards = {one.device for one in phases}
     if len(cards) > 1:
         highest = max(phases, key=lambda one: one.allocated_peak_bytes).device
-        chosen = history.device if history else process.device_index if process.device_index in cards else highest
-        phases = [one for one in phases if one.device == chosen]
-    lists = {name: tuple(found[name]) for name in ("moved", "host", "mapped", "asleep", "ooms", "warnings")}
-    names = (
-        "num_steps",
-        "values",
-        "verification",
-        "evaluation",
-        "count",
-        "batches",
-        "plays",
-        "probe",
-        "kept",
-        "trainer",
-        "settings",
-        "end",
-        "parallel",
-    )
-    others = {name: found[name] for name in names if name in found}
-    if "batches" in found:
-        others["num_steps"] = found["batches"]["steps"]
-    return RawRank(process=process, phases=tuple(as_served(phases)), history=history, **lists, **others)
+        own = rank.process.device_index
+        chosen = history.device if history else own if own in cards else highest
+        phases = tuple(one for one in phases if one.device == chosen)
+    num_steps = rank.num_steps if rank.batches is None else rank.batches["steps"]
+    return replace(rank, phases=tuple(as_served(phases)), num_steps=num_steps)
 
 
 def _moved(content: Mapping[str, Any], where: str) -> RawMoved:
@@ -463,22 +447,8 @@ def read_history(path: Path) -> RawHistory | None:
         raise StoreError(f"{path} is not read: {error}") from None
     if not isinstance(content, dict):
         raise StoreError(f"{path} is no history: it holds a {type(content).__name__}")
-    held = content.get("held") or ()
-    arrays = {name: content.get(name) for name in ("actions", "addresses", "sizes", "times_us", "streams", "stacks_of")}
-    if any(not isinstance(one, array) for one in arrays.values()) or len({len(one) for one in arrays.values()}) > 1:
+    columns = [content.get(name) for name in _COLUMNS]
+    if any(not isinstance(one, array) for one in columns) or len(set(map(len, columns))) > 1:
         raise StoreError(f"{path} is no whole history: its columns are missing or of several lengths")
-    listed = {name: tuple(content.get(name) or ()) for name in ("stacks", "alive_before")}
-    others = {
-        name: content[name]
-        for name in ("device", "traced", "first_ns", "last_ns", "allocator")
-        if content.get(name) is not None
-    }
-    where = f"{path}, held"
-    return _made_history(arrays | listed | others | {"held": tuple(_made(RawHeld, one, where) for one in held)}, path)
-
-
-def _made_history(values: dict[str, Any], path: Path) -> RawHistory:
-    try:
-        return RawHistory(**values)
-    except TypeError as error:
-        raise StoreError(f"{path} is not whole: {str(error).split('__init__() ')[-1]}") from None
+    held = tuple(_made(RawHeld, one, f"{path}, held") for one in content.pop("held", None) or ())
+    return replace(_made(RawHistory, content, str(path)), held=held)

@@ -19,8 +19,9 @@ from vramprobe.cli.verbs import app
 from vramprobe.lengths.course import CourseUnderWay
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.analyzed_rank import see
-from vramprobe.profile.data_fragmentation import ProfiledRun, courses_of, data_fragmentation, play, recorded
+from vramprobe.profile.data_fragmentation import courses_of, data_fragmentation
 from vramprobe.profile.micro_steps import micro_steps_of
+from vramprobe.profile.next_steps import ProfiledRun, play, recorded
 from vramprobe.profile.raw import RawRank, read_run
 from vramprobe.units import MIB
 

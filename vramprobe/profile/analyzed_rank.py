@@ -28,7 +28,7 @@ class AnalyzedRank:
     """``places``: in words, of the log's lines."""
 
     history: RawHistory
-    read: HistoryLog
+    history_log: HistoryLog
     lives: Lives
     spans: list[PhaseSpan]
     owners: Owners
@@ -37,7 +37,7 @@ class AnalyzedRank:
     @property
     def log(self) -> Log:
         """All requests and frees of the process."""
-        return self.read.log
+        return self.history_log.log
 
     @cached_property
     def gives_back(self) -> np.ndarray:
@@ -57,7 +57,7 @@ class AnalyzedRank:
     @cached_property
     def lines(self) -> np.ndarray:
         """The number of each block's place; -1 for none."""
-        return self.read.lines[self.lives.starts]
+        return self.history_log.lines[self.lives.starts]
 
     @cached_property
     def streams(self) -> np.ndarray:
@@ -89,13 +89,14 @@ def see(raw: RawRank, folder: str | None = None) -> AnalyzedRank | None:
 
     ``folder``: the one that the command was started in.
     """
-    read = read_history_log(raw)
-    if read is None or raw.history is None:
+    history_log = read_history_log(raw)
+    if history_log is None or raw.history is None:
         return None
-    lives = lives_of(read.log.size_bytes, read.log.blocks)
-    spans = spans_of(read, lives, raw.phases, raw.history)
+    lives = lives_of(history_log.log.size_bytes, history_log.log.blocks)
+    spans = spans_of(history_log, lives, raw.phases, raw.history)
     places = Places(raw.history.stacks, homes_of(raw.process, folder))
-    return AnalyzedRank(raw.history, read, lives, spans, owners_of(read, lives, spans, raw.history.held), places)
+    owners = owners_of(history_log, lives, spans, raw.history.held)
+    return AnalyzedRank(raw.history, history_log, lives, spans, owners, places)
 
 
 def homes_of(process: RawProcess, folder: str | None) -> list[str]:
@@ -129,9 +130,9 @@ def alive_at_oom(seen: AnalyzedRank, phase_name: str | None, step: int | None) -
 
     Its phase did not end: of a forward, what it made and still held counts as saved.
     """
-    if not seen.read.failed:
+    if not seen.history_log.failed:
         return None
-    last = seen.read.failed[-1]
+    last = seen.history_log.failed[-1]
     before = [one for one in seen.spans if one.stop <= last.num_events and one.phase.end_ns // 1000 <= last.time_us]
     begun = RawPhase(
         name=phase_name or "other",
@@ -141,6 +142,6 @@ def alive_at_oom(seen: AnalyzedRank, phase_name: str | None, step: int | None) -
         allocated_end_bytes=0,
         allocated_peak_bytes=0,
     )
-    span = PhaseSpan(begun, before[-1].stop if before else seen.read.num_before, last.num_events, None)
+    span = PhaseSpan(begun, before[-1].stop if before else seen.history_log.num_before, last.num_events, None)
     causes = causes_seen_from(seen.lives, [*before, span], seen.owners, span)
     return composition(seen.lives, causes, seen.lives.alive_after(last.num_events))

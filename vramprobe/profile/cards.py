@@ -111,16 +111,16 @@ def _requests(raw: RawRank, ended_by_oom: bool) -> RankRequests:
 
 
 def _log(raw: RawRank, ended_by_oom: bool) -> Log | None:
-    read = read_history_log(raw)
-    if read is None or not (ended_by_oom and read.failed):
-        return read and read.log
-    last = read.failed[-1]
+    history_log = read_history_log(raw)
+    if history_log is None or not (ended_by_oom and history_log.failed):
+        return history_log and history_log.log
+    last = history_log.failed[-1]
     until = slice(last.num_events)
     return replace(
-        read.log,
-        size_bytes=np.append(read.log.size_bytes[until], last.size_bytes),
-        blocks=np.append(read.log.blocks[until], len(read.addresses) + 1),
-        streams=np.append(read.log.each_stream()[until], np.int8(last.stream)),
+        history_log.log,
+        size_bytes=np.append(history_log.log.size_bytes[until], last.size_bytes),
+        blocks=np.append(history_log.log.blocks[until], len(history_log.addresses) + 1),
+        streams=np.append(history_log.log.each_stream()[until], np.int8(last.stream)),
     )
 
 

@@ -37,18 +37,18 @@ class Owners:
     gradients_in: frozenset[int | None]
 
 
-def owners_of(read: HistoryLog, lives: Lives, spans: Sequence[PhaseSpan], held: Sequence[RawHeld]) -> Owners:
+def owners_of(history_log: HistoryLog, lives: Lives, spans: Sequence[PhaseSpan], held: Sequence[RawHeld]) -> Owners:
     """A block is a holding's if one of the holding's storages lies in it while both are alive; the first of _HELD."""
     causes = np.full(len(lives.sizes), NONE, dtype=np.int8)
     names: dict[int, str] = {}
     steps = set()
     known = [one for one in held if one.cause in _HELD]
     for one in sorted(known, key=lambda one: (_HELD.index(one.cause), one.time_ns)):
-        num_events, step = _moment(read, spans, one.time_ns)
+        num_events, step = _moment(history_log, spans, one.time_ns)
         if one.cause == "gradients":
             steps.add(step)
         addresses = sorted(one.storages)
-        found = blocks_at(lives, read.addresses, np.array(addresses, dtype=np.uint64), num_events)
+        found = blocks_at(lives, history_log.addresses, np.array(addresses, dtype=np.uint64), num_events)
         for address, block in zip(addresses, found.tolist(), strict=True):
             if block == NONE:
                 continue
@@ -59,11 +59,11 @@ def owners_of(read: HistoryLog, lives: Lives, spans: Sequence[PhaseSpan], held: 
     return Owners(causes, names, frozenset(steps))
 
 
-def _moment(read: HistoryLog, spans: Sequence[PhaseSpan], time_ns: int) -> tuple[int, int | None]:
+def _moment(history_log: HistoryLog, spans: Sequence[PhaseSpan], time_ns: int) -> tuple[int, int | None]:
     """Return the number of events before a time, and the step; within its phase, whose ends are known better than any
     time.
     """
-    count = events_until(read, time_ns)
+    count = events_until(history_log, time_ns)
     for span in spans:
         if span.phase.start_ns <= time_ns <= span.phase.end_ns:
             return min(max(count, span.start), span.stop), span.phase.step

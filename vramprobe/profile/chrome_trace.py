@@ -147,12 +147,12 @@ def _slice(
 
 def _memory(raw: RawRank, seen_us: Sequence[int], played_us: Sequence[float]) -> Iterator[Event]:
     """Requested bytes alive, emulated; each moment lies where the calls around it were played."""
-    read = read_history_log(raw)
-    if read is None:
+    history_log = read_history_log(raw)
+    if history_log is None:
         return
-    first, last = np.searchsorted(read.times_us, (seen_us[0], seen_us[-1]))
-    times = np.interp(read.times_us[first : last + 1], seen_us, played_us)
-    for time, total in zip(times, np.cumsum(read.log.size_bytes)[first : last + 1], strict=True):
+    first, last = np.searchsorted(history_log.times_us, (seen_us[0], seen_us[-1]))
+    times = np.interp(history_log.times_us[first : last + 1], seen_us, played_us)
+    for time, total in zip(times, np.cumsum(history_log.log.size_bytes)[first : last + 1], strict=True):
         yield {
             "ph": "C",
             "pid": _GPU,

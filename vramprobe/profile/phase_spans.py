@@ -37,7 +37,7 @@ class PhaseSpan:
         return np.arange(self.start, self.stop + 1)
 
 
-def spans_of(read: HistoryLog, lives: Lives, phases: Sequence[RawPhase], history: RawHistory) -> list[PhaseSpan]:
+def spans_of(history_log: HistoryLog, lives: Lives, phases: Sequence[RawPhase], history: RawHistory) -> list[PhaseSpan]:
     """Each phase that the history covers, in order.
 
     An end is the event nearest in time after which as much is alive as the allocator's counter said then.
@@ -47,17 +47,21 @@ def spans_of(read: HistoryLog, lives: Lives, phases: Sequence[RawPhase], history
         if not _is_covered(phase, history):
             continue
         follows = bool(spans) and spans[-1].phase.end_ns == phase.start_ns
-        begin = spans[-1].stop if follows else max(events_until(read, phase.start_ns), spans[-1].stop if spans else 0)
+        begin = (
+            spans[-1].stop
+            if follows
+            else max(events_until(history_log, phase.start_ns), spans[-1].stop if spans else 0)
+        )
         if not spans and history.traced == "all":
-            begin = read.num_before
-        stop, closes = _end(read, lives, phase, begin)
+            begin = history_log.num_before
+        stop, closes = _end(history_log, lives, phase, begin)
         spans.append(PhaseSpan(phase, begin, stop, closes))
     return spans
 
 
-def events_until(read: HistoryLog, time_ns: int) -> int:
+def events_until(history_log: HistoryLog, time_ns: int) -> int:
     """Number of events before a time; those before the history always count."""
-    return max(int(np.searchsorted(read.times_us, time_ns // 1000, side="right")), read.num_before)
+    return max(int(np.searchsorted(history_log.times_us, time_ns // 1000, side="right")), history_log.num_before)
 
 
 def _is_covered(phase: RawPhase, history: RawHistory) -> bool:
@@ -67,8 +71,8 @@ def _is_covered(phase: RawPhase, history: RawHistory) -> bool:
     return begins and (history.last_ns is None or phase.end_ns <= history.last_ns)
 
 
-def _end(read: HistoryLog, lives: Lives, phase: RawPhase, begin: int) -> tuple[int, bool | None]:
-    by_time = max(events_until(read, phase.end_ns), begin)
+def _end(history_log: HistoryLog, lives: Lives, phase: RawPhase, begin: int) -> tuple[int, bool | None]:
+    by_time = max(events_until(history_log, phase.end_ns), begin)
     wanted = phase.requested_end_bytes
     if wanted is None:
         return by_time, None
@@ -77,8 +81,8 @@ def _end(read: HistoryLog, lives: Lives, phase: RawPhase, begin: int) -> tuple[i
     near, totals = counts == by_time, np.zeros(len(counts), np.int64)
     events = counts[counts > 0] - 1
     totals[counts > 0] = lives.totals[events]
-    near[counts > 0] |= (np.abs(read.times_us[events] - phase.end_ns // 1000) <= _WINDOW_US) & (
-        read.log.size_bytes[events] != 0
+    near[counts > 0] |= (np.abs(history_log.times_us[events] - phase.end_ns // 1000) <= _WINDOW_US) & (
+        history_log.log.size_bytes[events] != 0
     )
     near[counts == 0] = True
     fitting = counts[(totals == wanted) & near]

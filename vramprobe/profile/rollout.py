@@ -44,7 +44,7 @@ def _stage(raw: RawRank, seen: AnalyzedRank, span: PhaseSpan) -> RolloutStage:
     fullest = None
     for counts, unmapped in _stretches(raw.asleep, seen, span):
         moment = moment_after(seen, span, seen.lives.highest(counts))
-        asleep = moment.alive & within(seen.read.addresses, unmapped)
+        asleep = moment.alive & within(seen.history_log.addresses, unmapped)
         live = causes_of.composition(seen.lives, moment.causes, moment.alive & ~asleep)
         if fullest is None or live.total_bytes > fullest[0].total_bytes:
             fullest = live, int(seen.lives.sizes[asleep].sum())
@@ -62,7 +62,9 @@ def _stretches(
     before = [one for one in asleep if one.time_ns <= span.phase.start_ns]
     unmapped = before[-1].ranges if before else ()
     for change in (one for one in asleep if span.phase.start_ns < one.time_ns < span.phase.end_ns):
-        at = min(max(int(np.searchsorted(seen.read.times_us, change.time_ns // 1000, side="right")), first), stop - 1)
+        at = min(
+            max(int(np.searchsorted(seen.history_log.times_us, change.time_ns // 1000, side="right")), first), stop - 1
+        )
         yield np.arange(first, at + 1), unmapped
         first, unmapped = at, change.ranges
     yield np.arange(first, stop), unmapped

@@ -49,7 +49,7 @@ class _Member:
 
     def mapped(self, times_us: np.ndarray) -> np.ndarray:
         """Bytes that are mapped at these moments."""
-        counts = np.searchsorted(self.seen.read.times_us, times_us, side="right")
+        counts = np.searchsorted(self.seen.history_log.times_us, times_us, side="right")
         held = np.where(counts > 0, self.seen.lives.totals[np.maximum(counts, 1) - 1], 0)
         changes = [at for at, _, _ in self.asleep]
         sizes = np.array([0, *(size for _, size, _ in self.asleep)])
@@ -58,7 +58,7 @@ class _Member:
     def moments(self, start_us: int, end_us: int) -> np.ndarray:
         """Return the times of its changes within an interval."""
         changes = np.array([at for at, _, _ in self.asleep], np.int64)
-        times = np.concatenate([self.seen.read.times_us, changes])
+        times = np.concatenate([self.seen.history_log.times_us, changes])
         return times[(times >= start_us) & (times <= end_us)]
 
     def live(self, time_us: int) -> tuple[Live, int]:
@@ -73,10 +73,10 @@ class _Member:
         )
 
     def _events(self, time_us: int) -> int:
-        return int(np.searchsorted(self.seen.read.times_us, time_us, side="right"))
+        return int(np.searchsorted(self.seen.history_log.times_us, time_us, side="right"))
 
     def _unmapped(self, num_events: int, change: RawAsleep) -> np.ndarray:
-        return self.seen.lives.alive_after(num_events) & within(self.seen.read.addresses, change.ranges)
+        return self.seen.lives.alive_after(num_events) & within(self.seen.history_log.addresses, change.ranges)
 
 
 def stages_beside(raws: Sequence[RawRank], seen: Sequence[AnalyzedRank | None]) -> dict[int, list[RolloutStage]]:

@@ -25,7 +25,7 @@ CELL = ("--model", "gpt2", "--method", "lora")
         (("predict", *CELL, "--lora_r_dropout", "8"), "nearest: --lora-dropout"),
         (("predict", *CELL, "--per_device_train_batch_size", "3"), "here it is --batch-size"),
         (("predict", *CELL, "--modules-to-save", "lm_head"), "vramprobe profile --emulate GPU --empty-weights"),
-        (("predict", *CELL, "--liger"), "here it is --loss"),
+        (("predict", *CELL, "--use-liger-kernel"), "here it is --fused-linear-cross-entropy"),
         (("predict", *CELL, "--serve"), "an engine that serves a model is vramprobe serve"),
         (("predict", "--model"), "'--model' requires an argument"),
         (("predicct",), "Did you mean 'predict'?"),

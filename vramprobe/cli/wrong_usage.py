@@ -37,7 +37,8 @@ FOREIGN = {
     **dict.fromkeys(("attnimplementation", "flashattn", "flashattention"), "attn"),
     **dict.fromkeys(("deepspeed", "fsdp", "fsdp2", "zerostage", "zero1", "zero2", "zero3"), "sharding"),
     **dict.fromkeys(("offloadoptimizer", "offloadparam", "cpuoffload"), "offload"),
-    **dict.fromkeys(("liger", "ligerkernel", "useliger", "useligerkernel", "losstype"), "loss"),
+    **dict.fromkeys(("liger", "ligerkernel", "useliger", "useligerkernel"), "fused_linear_cross_entropy"),
+    "losstype": "loss",
     **dict.fromkeys(("gpumemory", "vram", "card"), "gpu"),
 }
 #: Parameter → the word of another kind of verb for it.

@@ -29,6 +29,7 @@ def notes(**words: Any) -> list[str]:
         (EXPERTS | {"method": "lora"}, "LoRA on experts: ", "768.00 MiB each; --lora-targets q_v leaves experts out"),
         (EXPERTS | {"method": "qlora"}, "nf4 reaches only", "110.37 GiB in fp32, to which PEFT's preparation raises"),
         (EXPERTS | {"method": "qlora", "kbit_prep": "trl"}, "nf4 reaches only", "55.18 GiB in bf16; Axolotl"),
+        (CELL | {"model": "gpt-oss-20b", "method": "lora"}, "the checkpoint of", "mxfp4: counted are its weights"),
         (
             CELL | {"model": "gpt-oss-20b", "method": "lora", "seq_len": 8192},
             "attn eager (transformers has no sdpa for gpt_oss)",
@@ -49,12 +50,13 @@ def test_a_size_that_options_do_not_show_is_explained(words: dict[str, Any], beg
         LLAMA | {"method": "lora"},
         LLAMA | {"method": "qlora", "quant": "nf4-single"},
         LLAMA | {"method": "full"},
+        CELL | {"model": "unsloth/gpt-oss-20b-unsloth-bnb-4bit", "method": "lora"},
         EXPERTS | {"method": "lora", "lora_targets": "q_v"},
         LLAMA | {"method": "lora", "attn": "eager", "seq_len": 128},
     ],
 )
 def test_what_is_expected_is_not(words: dict[str, Any]) -> None:
-    starts = ("nf4", "int8", "LoRA", "attn")
+    starts = ("nf4", "int8", "LoRA", "attn", "the checkpoint")
     assert [one for one in notes(**words) if one.startswith(starts)] == []
 
 

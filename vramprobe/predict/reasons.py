@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.catalog import text_config
+from vramprobe.catalog.models import shipped_model
+from vramprobe.catalog.names import split_quantized
 from vramprobe.rules.cell import NO_SDPA
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.parameters import DOUBLE_QUANTISED, quantised_bytes, tensors
@@ -21,7 +23,7 @@ _LEAST_SHARE = 0.02
 def reasons(spec: CellSpec, terms: Mapping[str, int]) -> list[str]:
     """Explain the bytes that a cell holds for a reason that its options do not show."""
     arch, least = architecture(spec.architecture), _LEAST_SHARE * sum(terms.values())
-    said = [*_eager(spec, arch, least), *_positions(spec)]
+    said = [*_dequantized(spec), *_eager(spec, arch, least), *_positions(spec)]
     if spec.num_gpus > 1:
         return said  # the others are of a whole model
     return [*_double_quantization(spec, arch, least), *_kept_inputs(spec, terms, least), *_experts(spec, arch), *said]
@@ -78,6 +80,17 @@ def _eager(spec: CellSpec, arch: Architecture, least: float) -> list[str]:
     return [
         f"attn eager{by_default} holds each layer's attention scores whole, {format_bytes(scores)} a copy in 16 bits, "
         "several copies at once; they grow with the square of --seq-len, and flash attention holds none"
+    ]
+
+
+def _dequantized(spec: CellSpec) -> list[str]:
+    """A checkpoint that is quantized already, as gpt-oss's."""
+    entry = shipped_model(spec.model)
+    if entry is None or entry.quantization is None or split_quantized(spec.model)[1]:
+        return []
+    return [
+        f"the checkpoint of {spec.model_label} is {entry.quantization}: counted are its weights dequantized to "
+        f"{spec.dtype}, as they are trained"
     ]
 
 

@@ -118,6 +118,11 @@ def test_slow_steps_say_how_long_all_take_and_once_how_to_shorten_them(monkeypat
     assert "about 135 s to go; a loop of Python over pieces" in at(75, 1, loop)
     assert at(100, 1) == "; a step takes about 70 s here, about 110 s to go"
     assert at(140, 3) == "; a step takes about 35 s here"
+    after = doing_of(doing("other", num_steps=3))
+    assert after is not None
+    clock[0] = 300.0
+    pace.look(after)
+    assert pace.in_words([loop]) == "; a step takes about 35 s here"
 
 
 def test_a_launcher_that_waits_is_not_the_process_whose_time_counts(tmp_path: Path) -> None:

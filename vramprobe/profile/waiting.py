@@ -37,10 +37,11 @@ class _Pace:
 
     def __init__(self, steps: int | None) -> None:
         self._wanted, self._num_steps, self._began, self._last = steps, 0, None, None
+        self._is_within = False  # a step, as far as the last look shows
         self._told: set[str] = set()
 
     def look(self, doing: Doing) -> None:
-        now = time.monotonic()
+        now, self._is_within = time.monotonic(), doing.phase in _STEP
         if doing.num_steps > self._num_steps and self._began is not None:
             self._last = (now - self._began) / (doing.num_steps - self._num_steps)
             self._began = now
@@ -56,7 +57,7 @@ class _Pace:
         if self._began is None:
             return ""
         under_way = time.monotonic() - self._began
-        seconds = max(self._last or 0, under_way)
+        seconds = max(self._last or 0, under_way if self._is_within else 0)
         if seconds < _EVERY_SECONDS / 2:
             return ""
         said = f"; a step takes {'about' if self._last else 'more than'} {seconds:.0f} s here"

@@ -1,4 +1,4 @@
-"""A model without arithmetic: which card, by one recording of each method and the launches that it counted."""
+"""A model without arithmetic: which card, by a few recordings of each method and the launches that they counted."""
 
 from __future__ import annotations
 
@@ -15,26 +15,37 @@ from vramprobe.recommend import recorded
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.counted import time_of
 from vramprobe.speed.raw_count import count_of
+from vramprobe.speed.scaled import between
 from vramprobe.units import GIB
 
 WORDS = {"model": "glm-4-9b", "seq_len": 2048, "tokens": "10M", "global_batch": 16}
 NEEDED_BYTES = {"full": 150 * GIB, "lora": 30 * GIB, "qlora": 16 * GIB}
 
 
-def launches(num_micro_steps: int) -> dict[str, Any]:
-    """A step of so many equal micro-steps and one optimizer's."""
+def launches(num_micro_steps: int, rows: int = 1) -> dict[str, Any]:
+    """A step of so many equal micro-steps of so many rows, and one optimizer's."""
 
     def row(phase: str, what: str, name: str, calls: int, flops: int, num_bytes: int, shapes: str) -> dict[str, Any]:
+        times_larger = 1 if phase == "optimizer" else rows
+        flops, num_bytes = flops * times_larger, num_bytes * times_larger
         figures = {"calls": calls, "flops": calls * flops, "read": calls * num_bytes, "written": 0, "launches": calls}
         of = {"phase": phase, "what": what, "name": name, "shapes": shapes, "dtype": "bfloat16", "width": 0}
         return of | {"is_beside": False} | figures
 
-    product = "[2048, 4096], [4096, 4096] -> [2048, 4096]"
+    product = f"[{32 * rows}, 4096], [4096, 4096] -> [{32 * rows}, 4096]"
     times = num_micro_steps
     rows = [
-        row("forward", "other", "aten::embedding", times, 0, 10_000, "[151552, 4096], [1, 2048] -> [1, 2048, 4096]"),
-        row("forward", "product", "aten::mm", 40 * times, 2 * 2048 * 4096 * 4096, 10_000_000, product),
-        row("backward", "product", "aten::mm", 80 * times, 2 * 2048 * 4096 * 4096, 10_000_000, product),
+        row(
+            "forward",
+            "other",
+            "aten::embedding",
+            times,
+            0,
+            10_000,
+            f"[151552, 4096], [{rows}, 2048] -> [{rows}, 2048, 4096]",
+        ),
+        row("forward", "product", "aten::mm", 40 * times, 2 * 32 * 4096 * 4096, 100_000, product),
+        row("backward", "product", "aten::mm", 80 * times, 2 * 32 * 4096 * 4096, 100_000, product),
         row("optimizer", "other", "aten::_fused_adamw_", 1, 0, 500_000_000, ""),
     ]
     claimed = sum(one["launches"] for one in rows)
@@ -48,35 +59,59 @@ def launches(num_micro_steps: int) -> dict[str, Any]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[CellSpec, str]]:
     found: list[tuple[CellSpec, str]] = []
 
+    def predicted(one: CellSpec) -> Prediction:
+        any_cell = resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=8)
+        size = NEEDED_BYTES[one.method] + one.batch_size * (GIB if one.gradient_checkpointing else 6 * GIB)
+        needed = Interval(value=size, low=size, high=size)
+        return predict(any_cell).model_copy(update={"engine": "recipe", "reserved_bytes": needed})
+
     def predict_and_count(one: CellSpec, *, gpu: Any, say: Any) -> tuple[Prediction, dict[str, Any]]:
         found.append((one, gpu.short_name))
         if one.method == "qlora":
             raise CannotRecord("no packed experts")
-        any_cell = resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=8)
-        size = NEEDED_BYTES[one.method]
-        needed = Interval(value=size, low=size, high=size)
-        prediction = predict(any_cell).model_copy(update={"engine": "recipe", "reserved_bytes": needed})
-        return prediction, launches(one.grad_accum)
+        return predicted(one), launches(one.grad_accum)
+
+    def over_rows(one: CellSpec, *, gpu: Any, say: Any) -> tuple[Any, int, dict[str, Any]]:
+        return predicted, 8, launches(one.grad_accum, 8)
 
     monkeypatch.setattr(recorded, "predict_and_count", predict_and_count)
+    monkeypatch.setattr(recorded, "over_rows", over_rows)
     return found
 
 
-def test_each_method_is_recorded_once_and_answers_for_every_card(asked: list[tuple[CellSpec, str]]) -> None:
+def test_each_method_is_recorded_twice_and_answers_for_every_card(asked: list[tuple[CellSpec, str]]) -> None:
+    """With checkpointing and without; a method that cannot be recorded, once."""
     found = api.recommend(**WORDS)
-    assert [(one.method, one.grad_accum, card) for one, card in asked] == [
-        (method, 2, "A100-80GB-SXM") for method in ("full", "lora", "qlora")
+    assert [(one.method, one.gradient_checkpointing, one.grad_accum, card) for one, card in asked] == [
+        (method, checkpointing, 2, "A100-80GB-SXM")
+        for method, checkpointing in [("full", True), ("full", False), ("lora", True), ("lora", False), ("qlora", True)]
     ]
-    assert all(one.gradient_checkpointing and one.batch_size == 1 for one, _ in asked)
     assert found.by_method["qlora"] == "not recorded: no packed experts"
     assert found.by_method["lora"] is None
     assert "RTX-4090" not in {one.gpu for one in found.options if one.fits}
     cheapest = next(answer.option for answer in found.answers if answer.question == "cheapest")
     assert cheapest.fits
     assert cheapest.usd.value == min(one.usd.value for one in found.options if one.fits and one.usd)
-    for one in found.options:
-        assert one.setting.verdict.needed_bytes.value == NEEDED_BYTES[one.method]
-        assert (one.hours is None) == (one.setting.verdict.verdict == "does not fit")
+    assert all((one.hours is None) == (one.setting.verdict.verdict == "does not fit") for one in found.options)
+
+
+@pytest.mark.parametrize(("gpu", "rows"), [("L40S", 8), ("RTX-A6000", 8), ("V100-32GB", 1)])
+def test_the_fastest_micro_batch_that_fits_is_taken(asked: list[tuple[CellSpec, str]], gpu: str, rows: int) -> None:
+    """30 GiB and 1 for each row, or 6: products of more rows are nearer to a card's peak."""
+    (option,) = api.recommend(method="lora", gpus=(gpu,), **WORDS).options
+    setting = option.setting
+    assert (setting.batch_size, setting.grad_accum) == (rows, 16 // rows)
+    each = GIB if setting.gradient_checkpointing else 6 * GIB
+    assert setting.verdict.needed_bytes.value == NEEDED_BYTES["lora"] + rows * each
+
+
+def test_a_count_between_two_has_the_rows_own_work() -> None:
+    fewer, four, more = (count_of(launches(2, rows)) for rows in (1, 4, 8))
+    found = between(fewer, more, 3 / 7)
+    for name in ("flops", "read", "calls", "launches"):
+        total = sum(getattr(row, name) for row in found.rows)
+        assert total == pytest.approx(sum(getattr(row, name) for row in four.rows), abs=len(found.rows)), name
+    assert found.num_launches == four.num_launches
 
 
 @pytest.mark.parametrize(("batch_size", "accum"), [(1, 16), (8, 2), (16, 1)])

@@ -34,8 +34,8 @@ DEFAULT_CARD = "A100-80GB-SXM"
 
 #: Why nothing is recorded on this machine.
 CANNOT_EMULATE = (NotEmulatable, NoCompiler, BuildError)
-#: What is recorded to answer for others: the first at several depths, the last to hold the rules against.
-_COUNTS = {"batch_size": (2, 3, 5, 8), "seq_len": (1024, 1536, 2560, 4096)}
+#: What is recorded to answer for others: the first at several depths.
+_COUNTS = {"batch_size": (8, 2, 3, 5), "seq_len": (1024, 1536, 2560, 4096)}
 
 
 class NoRecipe(SpecError):
@@ -66,9 +66,13 @@ def predict_and_count(
     recorded here, since what ships has no launches."""
     require_recordable(spec, gpu)
     recipe = find_recipe(spec, _card(gpu), say, counted=True)
+    return _predicted(_replay(recipe, spec), spec, None), _launches_of(recipe, spec)
+
+
+def _launches_of(recipe: Recipe, spec: CellSpec) -> Launches:
     if recipe.launches is None:
         raise VramprobeError(f"{spec.cell_id}: what a step launches does not repeat from layer to layer: no step time")
-    return _predicted(_replay(recipe, spec), spec, None), recipe.launches
+    return recipe.launches
 
 
 def replay_of(
@@ -148,13 +152,31 @@ def over_shapes(
     Near, not exact: another value may be in another branch, so that its own recording decides. Raises as
     :func:`predict`, and CannotRecord where already the recorded shapes are in two branches.
     """
+    return _over(_recipe_over(spec, question, gpu, say), model)
+
+
+def over_rows(
+    spec: CellSpec, *, gpu: catalog.Gpu, say: Callable[[str], None] = lambda words: None
+) -> tuple[Callable[[CellSpec], Prediction], int, Launches]:
+    """Return what predicts ``spec`` with any number of rows from two on, and, of so many rows, what a step launches;
+    raises as :func:`over_shapes` and :func:`predict_and_count`."""
+    recipe = _recipe_over(spec, "batch_size", gpu, say, counted=True)
+    return _over(recipe, None), _COUNTS["batch_size"][0], _launches_of(recipe, spec)
+
+
+def _recipe_over(
+    spec: CellSpec, question: str, gpu: catalog.Gpu, say: Callable[[str], None], *, counted: bool = False
+) -> Recipe:
     require_recordable(spec, gpu)
     counts = _COUNTS[question]
     if question == "seq_len" and (most := spec.learned_positions) is not None:
         counts = tuple(min(count, most * count // counts[-1]) for count in counts)
     cells = [spec.model_copy(update={question: count}) for count in counts]
     shapes = [(one.batch_size, one.seq_len) for one in cells]
-    recipe = find_recipe(cells[0], _card(gpu), say, shapes=shapes[1:])
+    return find_recipe(cells[0], _card(gpu), say, shapes=shapes[1:], counted=counted)
+
+
+def _over(recipe: Recipe, model: MemoryModel | None) -> Callable[[CellSpec], Prediction]:
     return lambda one: _predicted(_replay(recipe, one, (one.batch_size, one.seq_len)), one, model)
 
 

@@ -55,7 +55,7 @@ def recommend(
     ``tokens`` are 50_000_000 or ``"50M"``, ``deadline`` seconds or ``"12h"``, ``budget`` US dollars. ``most``: what the
     budget and the deadline are to pay for, in place of that option; by arithmetic, and so is all memory without
     ``replays``. ``prices``: a CSV file, or ``skypilot``. A model without arithmetic is recorded, of which ``say``
-    hears, in one setting for each method. Raises SpecError for what cannot be, UnsupportedArchitecture for ``most`` of
+    hears, in a few settings each. Raises SpecError for what cannot be, UnsupportedArchitecture for ``most`` of
     a model without arithmetic.
     """
     if most is not None and most not in get_args(Asked):

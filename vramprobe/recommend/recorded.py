@@ -1,42 +1,50 @@
 """Recommend a card for a model without arithmetic: memory by a recording, time by the launches that it counted.
 
-In: a Question, offers. Out: the same Recommendation as by arithmetic, of one setting for each method and number of
+In: a Question, offers. Out: the same Recommendation as by arithmetic, of a few settings for each method and number of
 GPUs, since each is recorded for seconds to a minute. Nothing in it was measured. No torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 
 from vramprobe.catalog import Gpu, find_gpu, list_gpus
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.recorded import DEFAULT_CARD, predict_and_count
+from vramprobe.predict.recorded import DEFAULT_CARD, over_rows, predict_and_count
 from vramprobe.predict.verdict import verdict
-from vramprobe.recipe.launches import Launches
 from vramprobe.recommend.answer import Recommendation, answers_of, judged, old_dates, price_notes, what_it_lacks
-from vramprobe.recommend.options import COUNTS, Option, Question, hours_of, offers_of, usd_of, words_of
+from vramprobe.recommend.options import COUNTS, Option, Question, hours_of, nearest, offers_of, usd_of, words_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.recipes import Setting
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.counted import Count, time_of
 from vramprobe.speed.rates import GPUS_PER_MACHINE
 from vramprobe.speed.raw_count import count_of
+from vramprobe.speed.scaled import between, with_micro_steps
 from vramprobe.speed.step import Estimate, Figure
 
 #: Kernels of cards from Ampere on are alike but for cuBLAS's workspace: one recording answers for all that are not
 #: named.
 _LEAST_CAPABILITY = (8, 0)
 _NOTES = (
-    "no arithmetic for the model: one setting for each method was recorded on an emulated GPU. Its micro-batch is "
-    "--batch-size (default 1) with gradient checkpointing unless you say otherwise; several GPUs with --sharding",
+    "no arithmetic for the model: each method was recorded on an emulated GPU, with gradient checkpointing and without "
+    "and with 1 to 8 rows a micro-batch unless you say which; several GPUs with --sharding, of one row",
     "time is predicted from the counted launches of one step, not measured; docs/step_time.md says how far its 80 % "
     "intervals were checked",
     "not counted: storage, egress, downloads, evaluation, checkpoints, data loading, runs that fail",
 )
+
+
+class _Way(NamedTuple):
+    """A cell as it was recorded, the micro-steps of the run's own step, and what it takes and launches."""
+
+    spec: CellSpec
+    grad_accum: int
+    prediction: Prediction
+    count: Count
 
 
 def recommended_by_recording(
@@ -75,21 +83,71 @@ def recommended_by_recording(
 
 
 def _options(question: Question, method: str, offers: Sequence[Offer], say: Callable[[str], None]) -> list[Option]:
-    """A method's option on each card and number of GPUs."""
+    """A method's best option on each card and number of GPUs."""
     counts = [1] if question.sharding is None else [count for count in COUNTS if count > 1]
     found = []
     for count in counts:
         if count > min(question.max_gpus, GPUS_PER_MACHINE):
             continue
-        recorded: tuple[Prediction, Launches] | None = None
-        spec, accum = _cell(question, method, count)
+        ways: list[_Way] = []
         for gpu in _cards(question, offers, count):
-            if question.gpus or not recorded:
-                recorded = predict_and_count(spec, gpu=gpu if question.gpus else find_gpu(DEFAULT_CARD), say=say)
-            prediction, launches = recorded
-            counted = _for_accumulation(count_of(launches), accum / spec.grad_accum)
-            found.append(_option(question, spec, accum, gpu, prediction, counted, offers))
+            if question.gpus or not ways:
+                ways = _ways(question, method, count, gpu if question.gpus else find_gpu(DEFAULT_CARD), say)
+            found.append(_best([_option(question, way, gpu, offers) for way in ways]))
     return found
+
+
+def _ways(question: Question, method: str, count: int, gpu: Gpu, say: Callable[[str], None]) -> list[_Way]:
+    """Return the ways to run a method: on one GPU with several rows, with checkpointing and without, where the question
+    leaves them open. What cannot be recorded beside the first way is left out."""
+    words = words_of(question, method)
+    open_rows = count == 1 and "batch_size" not in words
+    checkpointing = [words["gradient_checkpointing"]] if "gradient_checkpointing" in words else [True, False]
+    found: list[_Way] = []
+    for one in checkpointing if count == 1 else checkpointing[:1]:
+        own = words | {"gradient_checkpointing": one}
+        try:
+            found.append(first := _way_of(question, own, count, gpu, say))
+            found += _of_several_rows(question, first, gpu, say) if open_rows else []
+        except VramprobeError as error:
+            if not found:
+                raise
+            say(f"left out: {error}")
+    return found
+
+
+def _way_of(question: Question, words: dict[str, Any], count: int, gpu: Gpu, say: Callable[[str], None]) -> _Way:
+    """The cell is recorded with one or two micro-steps, of which more are like the second."""
+    words = {"batch_size": 1} | words
+    accum = words.get("grad_accum") or max(1, round(question.global_batch / count / words["batch_size"]))
+    spec = resolve(**{"device": "cuda"} | words | {"grad_accum": min(accum, 2)})
+    spec = spec.model_copy(update={"num_gpus": count, "sharding": question.sharding if count > 1 else None})
+    prediction, launches = predict_and_count(spec, gpu=gpu, say=say)
+    return _Way(spec, accum, prediction, count_of(launches))
+
+
+def _of_several_rows(question: Question, one_row: _Way, gpu: Gpu, say: Callable[[str], None]) -> list[_Way]:
+    """Two rows, four and so on, as far as the question's batch goes: memory from one recipe of several shapes, the
+    count between that of one row and the recipe's own."""
+    spec, found = one_row.spec, []
+    rows = [2**power for power in range(1, 16) if 2**power <= question.global_batch]
+    if not rows or question.words.get("grad_accum"):
+        return []
+    predicted, most, launches = over_rows(spec, gpu=gpu, say=say)
+    counted = count_of(launches)
+    for number in (number for number in rows if number <= most):
+        cell = spec.model_copy(update={"batch_size": number})
+        count = between(one_row.count, counted, (number - 1) / (most - 1))
+        found.append(_Way(cell, max(1, round(question.global_batch / number)), predicted(cell), count))
+    return found
+
+
+def _best(options: Sequence[Option]) -> Option:
+    """The fastest that fits, else the fastest that is tight, else the one that lacks least."""
+    for wanted in ("fits", "tight"):
+        if some := [one for one in options if one.setting.verdict.verdict == wanted]:
+            return min(some, key=lambda one: one.hours.value if one.hours else 0.0)
+    return nearest(options)
 
 
 def _cards(question: Question, offers: Sequence[Offer], count: int) -> list[Gpu]:
@@ -104,53 +162,9 @@ def _cards(question: Question, offers: Sequence[Offer], count: int) -> list[Gpu]
     ]
 
 
-def _cell(question: Question, method: str, count: int) -> tuple[CellSpec, int]:
-    """The cell that is recorded, and how many micro-steps the run's step has; the third is like the second."""
-    words: dict[str, Any] = {"batch_size": 1, "gradient_checkpointing": True} | words_of(question, method)
-    accum = words.get("grad_accum") or max(1, round(question.global_batch / count / words["batch_size"]))
-    spec = resolve(**{"device": "cuda"} | words | {"grad_accum": min(accum, 2)})
-    return spec.model_copy(update={"num_gpus": count, "sharding": question.sharding if count > 1 else None}), accum
-
-
-def _for_accumulation(count: Count, factor: float) -> Count:
-    """The count with ``factor`` times as many micro-steps before the optimizer's."""
-
-    def times(number: int) -> int:
-        return round(number * factor)
-
-    rows = tuple(
-        row
-        if row.phase == "optimizer"
-        else replace(
-            row,
-            calls=times(row.calls),
-            flops=times(row.flops),
-            read=times(row.read),
-            written=times(row.written),
-            launches=times(row.launches),
-        )
-        for row in count.rows
-    )
-    claimed = sum(row.launches for row in rows)
-    return replace(
-        count,
-        rows=rows,
-        num_claimed=claimed,
-        num_launches=claimed + times(max(0, count.num_launches - count.num_claimed)),
-        link_bytes=tuple((kind, times(num_bytes), ranks) for kind, num_bytes, ranks in count.link_bytes),
-    )
-
-
-def _option(
-    question: Question,
-    spec: CellSpec,
-    accum: int,
-    gpu: Gpu,
-    prediction: Prediction,
-    counted: Count,
-    offers: Sequence[Offer],
-) -> Option:
-    time, num_gpus = time_of(counted, gpu), spec.num_gpus
+def _option(question: Question, way: _Way, gpu: Gpu, offers: Sequence[Offer]) -> Option:
+    spec, accum, prediction = way.spec, way.grad_accum, way.prediction
+    time, num_gpus = time_of(with_micro_steps(way.count, accum / spec.grad_accum), gpu), spec.num_gpus
     tokens = num_gpus * accum * spec.batch_size * spec.seq_len
     rate = Figure(value=tokens / time.seconds, low=tokens / time.high_seconds, high=tokens / time.low_seconds)
     setting = Setting(

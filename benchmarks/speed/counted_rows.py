@@ -27,7 +27,7 @@ from benchmarks.truth.published_rows import PublishedRow, list_published
 from benchmarks.truth.reproduction import rows, run
 from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.emulate.environment import find_environment
-from vramprobe.profile.raw import read_run
+from vramprobe.profile.run_files import read_run
 from vramprobe.speed.counted import Count, CountRow
 from vramprobe.speed.raw_count import count_of
 

@@ -23,7 +23,7 @@ from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.data_fragmentation import courses_of, device_of
 from vramprobe.profile.next_steps import ProfiledRun
-from vramprobe.profile.raw import read_run
+from vramprobe.profile.run_files import read_run
 from vramprobe.units import format_bytes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from vramprobe.profile.analyse import analyse
 from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.places import NOWHERE, Location, Places, pattern
 from vramprobe.profile.ranks import merged, module_said
-from vramprobe.profile.raw import read_run
+from vramprobe.profile.run_files import read_run
 from vramprobe.records.profile import ProfileRecord, RankProfile
 
 AT_PEAK = {

@@ -15,7 +15,7 @@ from vramprobe.catalog import find_gpu
 from vramprobe.cli.display_cards import print_cards
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.card_times import with_times
-from vramprobe.profile.raw import read_run
+from vramprobe.profile.run_files import read_run
 from vramprobe.recommend.prices import Offer
 from vramprobe.records.profile import CardVerdict, profile_from_json
 from vramprobe.speed.counted import time_of

@@ -22,7 +22,8 @@ from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.data_fragmentation import courses_of, data_fragmentation
 from vramprobe.profile.micro_steps import micro_steps_of
 from vramprobe.profile.next_steps import ProfiledRun, play, recorded
-from vramprobe.profile.raw import RawRank, read_run
+from vramprobe.profile.raw import RawRank
+from vramprobe.profile.run_files import read_run
 from vramprobe.units import MIB
 
 SHAPES = [(4, 100), (4, 180), (4, 260), (4, 333), (4, 420), (4, 500), (4, 610)]  # that are run

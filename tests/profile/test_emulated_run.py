@@ -14,7 +14,7 @@ from profile_factory import write_launcher
 from vramprobe.emulate.enter import entrance
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.analyzed_rank import see
-from vramprobe.profile.raw import read_run
+from vramprobe.profile.run_files import read_run
 from vramprobe.units import MIB
 
 SCRIPT = Path(__file__).parent / "emulated_training.py"

@@ -14,7 +14,8 @@ from vramprobe.emulate import values
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.engines.failures import why_not
 from vramprobe.profile.engines.vllm import memory_of
-from vramprobe.profile.raw import EngineLog, read_run
+from vramprobe.profile.raw import EngineLog
+from vramprobe.profile.run_files import read_run
 
 V1 = """Model loading took 14.99 GiB memory and 3.570639 seconds
 Memory profiling takes 13.53 seconds. Total non KV cache memory: 17.13GiB; torch peak memory increase: 1.89GiB; \

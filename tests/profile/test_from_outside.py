@@ -13,7 +13,8 @@ from run_command import NO_COMPILER, TRAIN
 from vramprobe.emulate.enter import entrance
 from vramprobe.profile.from_outside import CardSeen, seen_from_outside
 from vramprobe.profile.ranks import Remarks, rank_profile
-from vramprobe.profile.raw import RawPhase, RawProcess, RawRank, read_run
+from vramprobe.profile.raw import RawPhase, RawProcess, RawRank
+from vramprobe.profile.run_files import read_run
 from vramprobe.records.profile import last_profile
 from vramprobe.units import GIB, MIB
 

@@ -8,7 +8,7 @@ import pytest
 from profile_factory import SEGMENT, Script
 
 from vramprobe.profile.history_log import HistoryLog, read_history_log
-from vramprobe.profile.raw import read_run
+from vramprobe.profile.run_files import read_run
 
 LINE = (("/srv/train.py", 1, "f"),)
 

@@ -21,7 +21,7 @@ from vramprobe.profile import launch
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.data_batches import PeakByShape, data_batches, runs_of
 from vramprobe.profile.hook import agreement, batch_shapes, own_batches
-from vramprobe.profile.raw import read_run
+from vramprobe.profile.run_files import read_run
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.units import GIB, MIB
 

@@ -12,7 +12,7 @@ from profile_factory import Script, training, write_launcher
 from vramprobe.errors import StoreError
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.hook import history as hook_history
-from vramprobe.profile.raw import read_history, read_run
+from vramprobe.profile.run_files import read_history, read_run
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:

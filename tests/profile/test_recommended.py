@@ -14,9 +14,9 @@ from profile_factory import Script, training, write_launcher
 from vramprobe.catalog import find_gpu
 from vramprobe.cli import verbs
 from vramprobe.errors import SpecError
-from vramprobe.profile.raw import read_run
 from vramprobe.profile.recommended import CommandQuestion, recommended
 from vramprobe.profile.replicas import ReplicaLauncher, count_on, is_replicated, launcher_of
+from vramprobe.profile.run_files import read_run
 from vramprobe.profile.run_length import run_length
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.options import Limits

@@ -13,8 +13,9 @@ from vramprobe.errors import SpecError
 from vramprobe.profile import launch, requests
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.engines.phases import as_served
-from vramprobe.profile.raw import RawPhase, read_run
+from vramprobe.profile.raw import RawPhase
 from vramprobe.profile.requests import ServerRequests, requests_of
+from vramprobe.profile.run_files import read_run
 
 SERVER = """
 import http.server, json, sys

@@ -27,8 +27,9 @@ from vramprobe.profile.host import host_memory
 from vramprobe.profile.library_limits import last_lines_of, library_notes
 from vramprobe.profile.measured_time import measured_step_seconds
 from vramprobe.profile.places import Places
-from vramprobe.profile.raw import RawOom, RawRank, RawRun, read_run
+from vramprobe.profile.raw import RawOom, RawRank, RawRun
 from vramprobe.profile.rollout_beside import stages_beside
+from vramprobe.profile.run_files import read_run
 from vramprobe.profile.served import served_here
 from vramprobe.profile.step_time import step_time
 from vramprobe.profile.steps_differ import repeats, step_peaks

@@ -21,7 +21,8 @@ from vramprobe.catalog import gpu_seen
 from vramprobe.catalog.gpus import Gpu
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.profile.history_log import read_history_log
-from vramprobe.profile.raw import RawRank, read_run
+from vramprobe.profile.raw import RawRank
+from vramprobe.profile.run_files import read_run
 from vramprobe.profile.step_time import counted_ranks
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.speed.counted import Count, CountedTime, class_of, row_seconds, time_of

@@ -26,7 +26,8 @@ from vramprobe.profile.causes import CAUSES, causes_seen_from
 from vramprobe.profile.micro_steps import MicroStep, micro_steps_of
 from vramprobe.profile.probed_log import StepEvents, log_of_steps, recorded_log
 from vramprobe.profile.ranks import line_said
-from vramprobe.profile.raw import RawRank, RawRun, read_run
+from vramprobe.profile.raw import RawRank, RawRun
+from vramprobe.profile.run_files import read_run
 from vramprobe.profile.steps_by_shape import ONCE, named_steps
 from vramprobe.recipe.command import Branch, CommandRecipe, HeldOutShape, Loose, Switch
 

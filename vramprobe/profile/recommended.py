@@ -21,8 +21,9 @@ from vramprobe.predict.verdict import NCCL_ALLOWANCE_BYTES, TIGHT_SHARE, Verdict
 from vramprobe.profile import cards
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.card_times import num_ranks, slowest_on
-from vramprobe.profile.raw import RawRun, read_run
+from vramprobe.profile.raw import RawRun
 from vramprobe.profile.replicas import count_on, is_replicated, launcher_of
+from vramprobe.profile.run_files import read_run
 from vramprobe.profile.run_length import RunLength, run_length
 from vramprobe.profile.step_time import counted_ranks
 from vramprobe.recommend.answer import Recommendation, answers_of, judged, old_dates, price_notes

@@ -16,7 +16,8 @@ from vramprobe.log.log import PhaseMark
 from vramprobe.profile import chrome_trace
 from vramprobe.profile.analyzed_rank import AnalyzedRank, MemoryPoint, moment_of_peak, see
 from vramprobe.profile.causes import as_cell
-from vramprobe.profile.raw import RawRank, read_run
+from vramprobe.profile.raw import RawRank
+from vramprobe.profile.run_files import read_run
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.report import timeline_file
 from vramprobe.report.timeline import Subject, Timeline, timeline_over

@@ -29,6 +29,7 @@ def test_the_first_of_the_highest_moments_before_any_event_too() -> None:
     assert lives.highest(np.arange(7)) == 2
     assert lives.highest(np.arange(3, 7)) == 4
     assert lives.highest(np.array([0])) == 0
+    assert lives_of(sizes[:2], np.array([1, 2])).highest(np.array([0, 1])) == 1
 
 
 def test_a_storage_lies_within_its_block() -> None:
@@ -41,8 +42,8 @@ def test_a_storage_lies_within_its_block() -> None:
 
 def test_causes_of_what_nobody_holds() -> None:
     """In order: older than the step, saved, passing, a gradient that is held, one that outlives the next step."""
-    sizes = np.array([8, 8, 8, -8, 8, 8, -8])
-    lives = lives_of(sizes, np.array([1, 2, 3, 3, 4, 5, 2]))
+    sizes = np.array([8, 8, 8, -8, -8, 8, 8])  # what is saved goes with the first event after the forward
+    lives = lives_of(sizes, np.array([1, 2, 3, 3, 2, 4, 5]))
     owners = np.array([NONE, NONE, NONE, CAUSES.index("gradients"), NONE])
     found = causes_of(lives, owners, [range(1, 4)], 1)
     assert [CAUSES[one] for one in found] == ["other", "saved_activations", "temporaries", "gradients", "temporaries"]

@@ -107,3 +107,23 @@ def test_a_cached_block_serves_its_own_stream_alone(stream: int, reserved_mib: i
     phase = PhaseMemory(name="forward", step=2, allocated_end_bytes=0, allocated_peak_bytes=6 * MIB)
     for one in (log, again):
         assert reserve([phase], one)[0].reserved_peak_bytes == reserved_mib * MIB
+
+
+@pytest.mark.parametrize(
+    ("events", "reserved_mib"),
+    [
+        ([(1, 20), (1, -20), (2, 20)], 20),
+        ([(1, 20), (1, -20), (2, 20), (1, 0)], 40),  # given back only now
+        ([(1, 20), (1, -20), (0, 0), (2, 40)], 40),  # the cache is emptied
+        ([(1, 20), (1, -20), (2, 0), (2, 0), (3, 40)], 60),  # of a block of no bytes, of which no shape says more
+    ],
+)
+def test_an_event_of_no_bytes(events: list[tuple[int, int]], reserved_mib: int) -> None:
+    log = Log(
+        size_bytes=np.array([size * MIB for _, size in events]),
+        blocks=np.array([block for block, _ in events]),
+        causes=np.zeros(len(events), dtype=np.int8),
+        marks=[PhaseMark("forward", 2, 1, range(len(events)))],
+    )
+    phase = PhaseMemory(name="forward", step=2, allocated_end_bytes=0, allocated_peak_bytes=40 * MIB)
+    assert reserve([phase], log, empties_cache=False)[0].reserved_peak_bytes == reserved_mib * MIB

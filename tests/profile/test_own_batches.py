@@ -71,7 +71,7 @@ def loader_of(collate: Collate) -> Any:
     ],
 )
 def test_shapes_are_those_that_the_loader_makes(collate: Collate, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_shapes, "_lengths", lambda rows: [len(row) for row in rows])
+    monkeypatch.setattr(batch_shapes, "row_lengths", lambda rows: [len(row) for row in rows])
     loader = loader_of(collate)
     torch.manual_seed(3)
     iterator = iter(loader)

@@ -13,6 +13,7 @@ import threading
 
 from vramprobe_values.imports import when_imported
 
+from .batch_shapes import row_lengths
 from .discard import Discard
 from .journal import complain
 from .loaders import Loaders
@@ -237,13 +238,7 @@ def _length(loader):
 def _lengths(rows):
     """Tokens of each row, by the first columns that tell; of few rows where each must be opened."""
     if hasattr(rows, "column_names") and hasattr(rows, "with_format"):
-        name = next((one for one in ("input_ids", "prompt_input_ids", "length") if one in rows.column_names), None)
-        if name is None:
-            return []
-        values = rows.select(range(min(len(rows), _ROWS_LOOKED_AT))).with_format("arrow")[:][name]
-        import pyarrow.compute
-
-        return values.to_pylist() if name == "length" else pyarrow.compute.list_value_length(values).to_pylist()
+        return row_lengths(rows, _ROWS_LOOKED_AT) or []
     found = []
     for at in range(min(len(rows), _ROWS_OPENED)):
         row = rows[at]

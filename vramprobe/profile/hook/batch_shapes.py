@@ -19,7 +19,7 @@ _CHUNK_ROWS = 50_000
 _NUM_SAMPLES = 16  # batches that are collated to see which rule their shapes follow
 _MAX_ROWS_COLLATED = 256  # one by one
 _PROGRESS_SECONDS = 5.0
-_LENGTH_COLUMNS = ("input_ids", "prompt_input_ids")
+_LENGTH_COLUMNS = ("input_ids", "prompt_input_ids", "length")
 
 
 class Survey:
@@ -33,7 +33,7 @@ class Survey:
         self.is_complete = True
         with _randomness_kept():
             self.batches = self._sampled(iter(iterator._index_sampler))
-            self.lengths = _lengths(iterator._dataset)
+            self.lengths = row_lengths(iterator._dataset)
             self.shapes = self._by_lengths() if self.lengths else None
             self.how = "lengths" if self.shapes else "collated"
             if not self.shapes:
@@ -159,8 +159,8 @@ def _up(length, multiple):
     return -(-length // multiple) * multiple
 
 
-def _lengths(dataset):
-    """Tokens of each row by a column of a Hugging Face data set; None where there is none."""
+def row_lengths(dataset, most=None):
+    """Tokens of each row, of the first ``most`` at least, by a column of a Hugging Face data set; None without one."""
     if not (hasattr(dataset, "column_names") and hasattr(dataset, "with_format")):
         return None
     name = next((one for one in _LENGTH_COLUMNS if one in dataset.column_names), None)
@@ -169,9 +169,9 @@ def _lengths(dataset):
     import pyarrow.compute
 
     plain, found, progress = dataset.select_columns([name]).with_format("arrow"), [], _Progress("rows read")
-    for start in range(0, len(dataset), _CHUNK_ROWS):
+    for start in range(0, min(len(dataset), most or len(dataset)), _CHUNK_ROWS):
         values = plain[start : start + _CHUNK_ROWS][name]
-        found += pyarrow.compute.list_value_length(values).to_pylist()
+        found += (values if name == "length" else pyarrow.compute.list_value_length(values)).to_pylist()
         if progress.is_late(len(found)):
             return None
     return found

@@ -230,16 +230,22 @@ def _by_place(seen: AnalyzedRank, moment: MemoryPoint) -> tuple[list[BlocksAlike
         for (size, cause, place, parameter), count in alike.items()
     ]
     blocks.sort(key=lambda one: (-one.total_bytes, one.cause, one.line or "", one.parameter or ""))
-    modules, lines = Counter(), Counter()
-    counts_by_module, counts_by_line = Counter(), Counter()
-    for (size, cause, place, _), count in alike.items():
-        for totals, counts, key in (
-            (modules, counts_by_module, (module_said(place), None)),
-            (lines, counts_by_line, (line_said(place), cause)),
-        ):
-            totals[key] += size * count
-            counts[key] += count
-    return blocks, _sorted(modules, counts_by_module), _sorted(lines, counts_by_line)
+    modules = _by((module_said(place), None, size, count) for (size, _, place, _), count in alike.items())
+    by_line = _by((line_said(place), cause, size, count) for (size, cause, place, _), count in alike.items())
+    return blocks, modules, by_line
+
+
+def _by(alike: Iterable[tuple[str, str | None, int, int]]) -> list[PlaceBytes]:
+    """Bytes by place and cause, from the size and the number of blocks alike."""
+    sizes, counts = Counter(), Counter()
+    for place, cause, size, count in alike:
+        sizes[place, cause] += size * count
+        counts[place, cause] += count
+    found = [
+        PlaceBytes(place=place, cause=cause, num_bytes=size, num_blocks=counts[place, cause])
+        for (place, cause), size in sizes.items()
+    ]
+    return sorted(found, key=lambda one: (-one.num_bytes, one.place, one.cause or ""))
 
 
 def module_said(place: Location) -> str:
@@ -253,14 +259,6 @@ def module_said(place: Location) -> str:
 def line_said(place: Location) -> str:
     """``file.py:12 forward``, or that there is none."""
     return "no Python line" if place.line is None else f"{place.line} {place.function}"
-
-
-def _sorted(totals: Counter, counts: Counter) -> list[PlaceBytes]:
-    found = [
-        PlaceBytes(place=place, cause=cause, num_bytes=size, num_blocks=counts[place, cause])
-        for (place, cause), size in totals.items()
-    ]
-    return sorted(found, key=lambda one: (-one.num_bytes, one.place, one.cause or ""))
 
 
 def _highest(values) -> int | None:

@@ -113,8 +113,8 @@ def truly_reserved(folder: Path, batches: Sequence[tuple[int, int]], num_micro_s
     units = micro_steps_of(seen, range(3, number + 1), num_micro_steps)
     course, done, made = CourseUnderWay((conf, 0), Device()), 0, 0
     for of_step in units.values():
-        parts = [events[done:] for events in recorded(seen, of_step[-1].stop)]
-        course.step(lambda allocator, parts=parts, made=made: play(allocator, parts, made))
+        events = recorded(seen, of_step[-1].stop)[done:]
+        course.step(lambda allocator, events=events, made=made: play(allocator, events, made))
         done, made = of_step[-1].stop, int((seen.lives.starts < of_step[-1].stop).sum())
     return course.reserved
 

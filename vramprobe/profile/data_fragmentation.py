@@ -108,12 +108,12 @@ def courses_of(
     own = recorded(run.seen, run.before[-1].stop)
     courses = [CourseUnderWay(one, device) for one in settings]
     for course in courses:
-        course.step(partial(play, parts=own, number=0))
+        course.step(partial(play, events=own, number=0))
     number = run.num_before
     for step in islice(run.steps(shapes), num_steps):
         for course in courses:
-            course.step(partial(play, parts=step, number=number))
-        number += sum(event > 0 for part in step for event in part)
+            course.step(partial(play, events=step, number=number))
+        number += sum(event > 0 for event in step)
         if all(course.oom_step is not None for course in courses):
             break
     return [course.course() for course in courses]

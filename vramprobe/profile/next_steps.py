@@ -21,19 +21,19 @@ from vramprobe.profile.steps_by_shape import named_steps
 from vramprobe.records.data_batches import HeldOutRequests
 
 _FEWEST = 3  # shapes to learn from
+_EMPTIED = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
 class _Template:
     """A micro-step that ran on a batch of ``shape``: the names of its requests, in order; and its events, for each
     request its position among them, ``~name`` for a block of this step's that is given back, ``~name`` less the number
-    of all names for one of the step before. ``empties``: before which events the cache is emptied.
+    of all names for one of the step before, _EMPTIED where the cache is emptied.
     """
 
     shape: Shape
     names: np.ndarray
     events: np.ndarray
-    empties: tuple[int, ...]
 
 
 class ProfiledRun:
@@ -91,26 +91,20 @@ class ProfiledRun:
         """Requests that the run itself made before the first step that is played."""
         return int(np.searchsorted(self.seen.lives.starts, self.before[-1].stop))
 
-    def steps(self, shapes: Iterable[Shape]) -> Iterator[list[list[int]]]:
-        """The events of each step on these batches, for CachingAllocator.play; a list ends where the cache is emptied.
-
-        Requests are numbered from ``num_before`` on.
-        """
+    def steps(self, shapes: Iterable[Shape]) -> Iterator[list[int]]:
+        """The events of each step on these batches, for :func:`play`; requests are numbered from ``num_before`` on."""
         number, shapes = self.num_before, iter(shapes)
         last = np.full(self.num_names, -1)
         for unit in self.before:
             last[self.names.of_block[unit.requested]] = unit.requested
         while batches := list(islice(shapes, self.num_micro_steps)):
-            own = np.full(self.num_names, -1)
-            step: list[list[int]] = [[]]
+            own, step = np.full(self.num_names, -1), []
             for micro_step, shape in enumerate(batches):
                 template, sizes = self._micro_step(micro_step, shape)
                 own[template.names] = number + np.arange(len(sizes))
                 number += len(sizes)
-                first, *others = _events(template, sizes, own, last)
-                step[-1] += first
-                step += others
-                step[-1] += _left(own, self._given_back(micro_step, 0)) + _left(last, self._given_back(micro_step, 1))
+                step += _events(template, sizes, own, last)
+                step += _left(own, self._given_back(micro_step, 0)) + _left(last, self._given_back(micro_step, 1))
             yield step
             last = own
 
@@ -140,16 +134,16 @@ class ProfiledRun:
 
     def _template(self, shape: Shape, unit: MicroStep) -> _Template:
         """Leave out what is given back and older than the step before: the run's next steps have none such."""
-        events, empties, num_made = [], [], 0
+        events, num_made = [], 0
         for event in self.seen.allocator_events(unit.start, unit.stop):
             if event == 0:
-                empties.append(len(events))
+                events.append(_EMPTIED)
             elif event is not None and event > 0:
                 events.append(num_made)
                 num_made += 1
             elif event is not None and (age := unit.step - int(self._step_of[~event - 1])) in (0, 1):
                 events.append(~int(self.names.of_block[~event - 1]) - age * self.num_names)
-        return _Template(shape, self.names.of_block[unit.requested], np.array(events, np.int64), tuple(empties))
+        return _Template(shape, self.names.of_block[unit.requested], np.array(events, np.int64))
 
     def _held_out(self, shape: Shape, units: Sequence[MicroStep]) -> HeldOutRequests:
         """Compare the prediction for this shape with a step that ran."""
@@ -172,8 +166,10 @@ def _distance(one: Shape, other: Shape) -> tuple[bool, int]:
     return one[0] != other[0], abs(one[0] * one[1] - other[0] * other[1])
 
 
-def _events(template: _Template, sizes: np.ndarray, own: np.ndarray, last: np.ndarray) -> list[list[int]]:
-    """One micro-step's events; blocks are taken out of ``own`` and ``last`` as they are given back."""
+def _events(template: _Template, sizes: np.ndarray, own: np.ndarray, last: np.ndarray) -> list[int]:
+    """One micro-step's events; blocks are taken out of ``own`` and ``last`` as they are given back, and a free of what
+    this shape's step before did not make drops out.
+    """
     events, num_names = template.events, len(own)
     found = np.where(events >= 0, sizes[np.maximum(events, 0)], 0)
     for blocks, shift in ((own, 0), (last, num_names)):
@@ -181,9 +177,7 @@ def _events(template: _Template, sizes: np.ndarray, own: np.ndarray, last: np.nd
         is_free = (names >= 0) & (names < num_names) & (events < 0)
         found[is_free] = ~blocks[names[is_free]]
         blocks[names[is_free]] = -1
-    cuts = [0, *template.empties, len(found)]
-    parts = [found[start:stop] for start, stop in pairwise(cuts)]
-    return [part[part != 0].tolist() for part in parts]  # ~-1 is 0: a block that this shape's step before did not make
+    return found[(found != ~-1) | (events == _EMPTIED)].tolist()
 
 
 def _left(blocks: np.ndarray, names: np.ndarray) -> list[int]:
@@ -194,21 +188,21 @@ def _left(blocks: np.ndarray, names: np.ndarray) -> list[int]:
     return found
 
 
-def recorded(seen: AnalyzedRank, stop: int) -> list[list[int]]:
+def recorded(seen: AnalyzedRank, stop: int) -> list[int]:
     """The run's own events up to ``stop``, as ``ProfiledRun.steps`` has them."""
-    sizes, parts = (seen.lives.sizes + STREAM * seen.streams).tolist(), [[]]
-    for event in seen.allocator_events(0, stop):
-        if event == 0:
-            parts.append([])
-        elif event is not None:
-            parts[-1].append(sizes[event - 1] if event > 0 else ~(~event - 1))
-    return parts
+    sizes = (seen.lives.sizes + STREAM * seen.streams).tolist()
+    known = (event for event in seen.allocator_events(0, stop) if event is not None)
+    return [sizes[event - 1] if event > 0 else event and event + 1 for event in known]
 
 
-def play(allocator: CachingAllocator, parts: Sequence[list[int]], number: int) -> None:
-    """These events; requests are numbered from ``number`` on. Raises OutOfMemory."""
-    for at, part in enumerate(parts):
-        if at:
+def play(allocator: CachingAllocator, events: Sequence[int], number: int) -> None:
+    """Bytes for a request, numbered from ``number`` on, with its stream; ``~number`` where its block is given back; 0
+    where the cache is emptied. Raises OutOfMemory.
+    """
+    cuts = [-1, *(at for at, event in enumerate(events) if event == 0), len(events)]
+    for start, stop in pairwise(cuts):
+        if start >= 0:
             allocator.empty_cache()
+        part = list(events[start + 1 : stop])
         allocator.play(part, number, 0)
         number += sum(event > 0 for event in part)

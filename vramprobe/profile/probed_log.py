@@ -161,20 +161,13 @@ def log_of_steps(
 
 def _copy(writer: _LogWriter, seen: AnalyzedRank, last_step: int) -> dict[int, int]:
     """Write all phases up to that step, 0 for those before the first; -> the run's blocks by their new number."""
-    number_of: dict[int, int] = {}
-    start = 0
+    number_of, start = dict[int, int](), 0
     for span in seen.spans:
         if span.phase.step is not None and span.phase.step > last_step:
             break
         if span.phase.step is None and last_step and start and _steps_are_over(seen, span, last_step):
             break
-        for event in seen.allocator_events(start, span.stop):
-            if event == 0:
-                writer.empty()
-            elif event is not None and event > 0:
-                number_of[event] = writer.allocate(event)
-            elif event is not None and ~event in number_of:
-                writer.free(number_of.pop(~event))
+        _put(writer, seen.allocator_events(start, span.stop), number_of)
         writer.mark(span.phase.name, span.phase.step, span.phase.micro_step)
         start = span.stop
     return number_of
@@ -231,8 +224,9 @@ def _play(
                 elif (number := (own if ~event >= first else last).pop(name, None)) is not None:
                     writer.free(number)
                     _put(writer, more.get((False, name), ()), number_of)
-            if at == stop:
-                _free_left(writer, last)
+            if at == stop:  # those of the step before that this one did not free under a name of its own
+                while last:
+                    writer.free(last.popitem()[1])
             for phase in ends[at]:
                 writer.mark(phase.name, step, phase.micro_step)
     requested = np.concatenate([unit.requested for unit in template.units])
@@ -240,16 +234,12 @@ def _play(
     return {name: number for name, number in own.items() if name not in kept}
 
 
-def _free_left(writer: _LogWriter, last: dict[int, int]) -> None:
-    """Free the blocks of the step before that this one did not free under a name of its own."""
-    for number in last.values():
-        writer.free(number)
-    last.clear()
-
-
-def _put(writer: _LogWriter, events: Sequence[int], number_of: dict[int, int]) -> None:
+def _put(writer: _LogWriter, events: Sequence[int | None], number_of: dict[int, int]) -> None:
+    """Write events of the run; ``number_of``: by the number of its block the new one's."""
     for event in events:
-        if event > 0:
+        if event == 0:
+            writer.empty()
+        elif event is not None and event > 0:
             number_of[event] = writer.allocate(event)
-        elif ~event in number_of:
+        elif event is not None and ~event in number_of:
             writer.free(number_of.pop(~event))

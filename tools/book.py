@@ -37,11 +37,14 @@ _LENGTHS = (1024, 2048, 4096)
 
 
 def attempts(spec: CellSpec) -> Iterator[list[tuple[Shape, ...]]]:
-    """Shapes to record, those that answer the most first; the first list that is recorded whole ends it."""
-    one_row = spec.batch_size == 1
+    """Shapes to record, those that answer the most first; the first list that is recorded whole ends it. A model of
+    few positions has all lengths shorter by the same factor."""
+    one_row, longest = spec.batch_size == 1, _ONE[0][-1][1]
+    positions = min(spec.learned_positions or longest, longest)
+    lengths = [length for length in _LENGTHS if length <= positions]
     for shapes in _ONE if one_row else _SEVERAL:
-        yield [shapes]
-    yield [((1, length),) if one_row else tuple((rows, length) for rows in (2, 3, 5)) for length in _LENGTHS]
+        yield [tuple((rows, length * positions // longest) for rows, length in shapes)]
+    yield [((1, length),) if one_row else tuple((rows, length) for rows in (2, 3, 5)) for length in lengths]
 
 
 def recorded(spec: CellSpec, gpu: Gpu, shapes: tuple[Shape, ...], *, records: bool) -> tuple[str, bytes] | None:

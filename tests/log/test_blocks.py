@@ -23,6 +23,12 @@ def test_an_address_that_is_used_again_is_another_block() -> None:
     assert lives.alive_after(3).tolist() == [False, True, False]
 
 
+def test_lives_in_a_part_of_a_log_whose_numbers_begin_later() -> None:
+    """A free of what was there before has no life; the numbers need not be in order."""
+    lives = lives_of(np.array([-9, 5, 7, -5, 0]), np.array([3, 900, 41, 900, 0]))
+    assert (lives.starts.tolist(), lives.ends.tolist()) == ([1, 2], [3, 5])
+
+
 def test_the_first_of_the_highest_moments_before_any_event_too() -> None:
     sizes = np.array([5, 5, -5, 5, -5, -5])
     lives = lives_of(sizes, np.array([1, 2, 2, 3, 3, 1]))

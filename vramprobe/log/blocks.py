@@ -61,10 +61,13 @@ def block_numbers(addresses: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
 
 
 def lives_of(size_bytes: np.ndarray, blocks: np.ndarray) -> Lives:
-    """Return the lives of the blocks of these events (a log's); block number n is the one at position n - 1."""
-    starts, frees = np.flatnonzero(size_bytes > 0), np.flatnonzero((size_bytes < 0) & (blocks > 0))
+    """Return the lives of the blocks of these events (a log's, or a part of one), in the order of their allocations."""
+    starts, frees = np.flatnonzero(size_bytes > 0), np.flatnonzero(size_bytes < 0)
     ends = np.full(len(starts), len(size_bytes))
-    ends[blocks[frees] - 1] = frees
+    number = np.full(int(blocks.max(initial=0)) + 1, NONE)
+    number[blocks[starts]] = np.arange(len(starts))
+    frees = frees[number[blocks[frees]] != NONE]
+    ends[number[blocks[frees]]] = frees
     return Lives(size_bytes[starts], starts, ends, np.cumsum(size_bytes))
 
 

@@ -32,6 +32,12 @@ LOOKS = {
     "gradients": ("#d55e00", "xxxx"),
     "saved_activations": ("#009e73", "---"),
     "temporaries": ("#e3a5c7", "..."),
+    "checkpoint_store": ("#56b4e9", "--"),
+    "logits": ("#cc79a7", "\\\\"),
+    "recomputed_layer": ("#8fd1b9", "//"),
+    "cast_copies": ("#7fb8dd", "||"),
+    "optimizer_temporaries": ("#f0e442", ".."),
+    "workspaces": ("#999999", "++"),
 }
 #: Method → marker and colour.
 METHODS = {"full": ("o", "#0072b2"), "lora": ("s", "#d55e00"), "qlora": ("^", "#009e73")}

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from vramprobe.log.log import CAUSES
 from vramprobe.report.by_term import at_peak, traced
 from vramprobe.report.cells import Cell, word_of
 from vramprobe.report.columns import method_in_words, precision_in_words, unit_for
@@ -72,7 +73,8 @@ def _draw(figure: Any, cells: Sequence[Cell]) -> None:
         model = cell.record.spec.model_label
         places.append(at)
     left = [0.0] * len(cells)
-    for name, (colour, hatch) in LOOKS.items():
+    for name in CAUSES:
+        colour, hatch = LOOKS[name]
         sizes = [getattr(at_peak(cell), f"{name}_bytes") / unit.num_bytes for cell in cells]
         if max(sizes) > 0.002 * max(cell.measured_bytes for cell in cells) / unit.num_bytes:
             axes.barh(

@@ -66,6 +66,8 @@ def test_a_process_that_has_used_no_gpu_yet_says_so(tmp_path: Path) -> None:
     write_launcher(tmp_path, exit_status=143, signal=15)
     (said,) = (one for one in analyse(tmp_path).warnings if "last seen" in one)
     assert said.startswith("a process was last seen before its first use of a GPU, compiling, at ")
+    write_launcher(tmp_path, exit_status=1)
+    assert not any("last seen" in one for one in analyse(tmp_path).warnings), "an exception says more"
 
 
 def test_a_torn_file_says_nothing() -> None:

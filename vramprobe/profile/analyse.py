@@ -123,7 +123,8 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
     if first is None:
         warnings.append("no process used a GPU through torch: nothing was seen")
         homes = [launcher["folder"]] if launcher.get("folder") else []
-        warnings += [f"a process was last seen {one.said(homes)}" for one in run.doing]
+        if not 0 < (launcher.get("exit_status") or 0) < 128:  # its exception says more
+            warnings += [f"a process was last seen {one.said(homes)}" for one in run.doing]
     warnings += library_notes(_libraries(launcher))
     if launcher.get("exit_status") and not launcher.get("stopped"):
         warnings += filter(None, [why_not(_tail(launcher))])

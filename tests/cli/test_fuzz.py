@@ -25,7 +25,6 @@ from vramprobe import api
 from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.choices import ALIASES, WORDS
 from vramprobe.cli import mcp, verbs
-from vramprobe.recipe.recorder import close_recorders
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
@@ -96,13 +95,6 @@ _JUNK = [
 _MODELS = ["gpt2", "pythia-70m", "smollm2-135m", "Qwen/Qwen2.5-0.5B-Instruct", "gpt-9", "no/such"]
 _GPUS = ["RTX-4090", "T4", "3g.40gb", "24GiB", "MI300X", "H100", "GH200-144GB", "GTX-9"]
 _FILES = ["empty", "empty.txt", "bytes.bin", "words.txt", "table.csv", "list.json", "nowhere", "."]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _end_recorders() -> Iterator[None]:
-    """``predict --min-gpus`` of a model without arithmetic records it, where a GPU can be emulated."""
-    yield
-    close_recorders()
 
 
 def made_files(folder: Path) -> None:
@@ -184,9 +176,13 @@ _EXTREME = ["99999999999999999999", "0"]
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Runs words as the command line does, in a folder of files that no verb may write to; asserts how they end."""
+    """Runs words as the command line does, in a folder of files that no verb may write to; asserts how they end.
+
+    The cache is the test's own: ``emulate remove`` deletes there.
+    """
     made_files(tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))  # whose recipes differ from machine to machine
     monkeypatch.setattr("vramprobe.sweep.signals.signals_that_end", list)
     # Made anew, all verbs' options take ten times as long as an answer about wrong words.
     monkeypatch.setattr(typer.main, "get_command", lambda app: COMMAND if app is verbs.app else get_command(app))
@@ -278,11 +274,8 @@ def test_no_odd_number_ends_in_a_traceback(verb: str, base: list[str], ends: Any
 
 
 @pytest.fixture
-def stops_before_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A verb ends well where it would start a process, connect, or load torch: its words were read by then.
-
-    Its cache is the test's: ``emulate remove`` deletes there.
-    """
+def stops_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verb ends well where it would start a process, connect, or load torch: its words were read by then."""
 
     def started(*_: Any, **__: Any) -> None:
         raise SystemExit(0)
@@ -292,7 +285,6 @@ def stops_before_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(subprocess.Popen, "__init__", started)
     monkeypatch.setattr(socket.socket, "connect", started)
     monkeypatch.setattr(mcp, "make_server", started)
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     for name in ("claims", "evaluate", "calibrate", "fit", "report"):
         monkeypatch.setattr(api, name, started)
 

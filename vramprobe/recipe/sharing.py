@@ -16,7 +16,7 @@ from vramprobe.catalog.libraries import in_words
 from vramprobe.emulate.build import cache_errors, cache_folder
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
-from vramprobe.recipe.recipe import Recipe, pack, unpack
+from vramprobe.recipe.recipe import Recipe, unpack
 from vramprobe.recipe.shipped import books, is_of, label_of, name_of, own_book, read_book, shapes_of, write_book
 
 
@@ -72,11 +72,11 @@ def export_recipes(out: str | Path, model: str | None = None) -> Shared:
     if out.exists():
         raise StoreError(f"{out} is there; name a new file")
     entries, num_unnamed = dict(read_book(own_book())), 0
-    for _, recipe in _recorded():
+    for path, recipe in _recorded():
         if recipe.origin is None:
             num_unnamed += 1
-        else:
-            entries[name_of(recipe.origin)] = pack(recipe)
+        elif _wanted(recipe.origin.label, model):
+            entries[name_of(recipe.origin)] = path.read_bytes()
     entries = {name: entry for name, entry in entries.items() if _wanted(label_of(name), model)}
     if not entries:
         of = f" of {model}" if model else ""

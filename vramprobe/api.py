@@ -209,14 +209,13 @@ def explain(
 
 
 def diff(before: ProfileRecord | str | Path, after: ProfileRecord | str | Path) -> Difference:
-    """Return what grew between two profiles, each a record or a .jsonl file whose last profile counts.
+    """Return what grew between two profiles, each a record, a .jsonl file whose last profile counts, or a run's folder.
 
     Raises StoreError for a file without a profile.
     """
-    from vramprobe.profile.diff import compare
-    from vramprobe.records.profile import last_profile
+    from vramprobe.profile.diff import compare, profile_at
 
-    one, other = (last_profile(given) if isinstance(given, str | Path) else given for given in (before, after))
+    one, other = (profile_at(given) if isinstance(given, str | Path) else given for given in (before, after))
     return compare(one, other)
 
 

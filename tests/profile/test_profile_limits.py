@@ -10,6 +10,7 @@ from test_analyse import ran_out
 from test_shown import record_of
 from typer.testing import CliRunner, Result
 
+from vramprobe import api
 from vramprobe.cli import verbs
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.profile.diff import compare, parse_limit, too_much
@@ -100,6 +101,13 @@ def test_diff_ends_by_the_limit_and_appends_its_summary(tmp_path: Path) -> None:
     assert "vramprobe: --max-growth 1%: allocated grew by 293.00 KiB" in done.stderr
     assert summary.read_text().count("### GPU memory of `train.py --lr 1`") == 2
     assert "- **over the limit**: --max-growth 1%: allocated grew by 293.00 KiB" in summary.read_text()
+
+
+def test_diff_reads_the_folders_of_two_runs(tmp_path: Path) -> None:
+    expected = compare(*grown(tmp_path))
+    done = vramprobe("diff", str(tmp_path / "a"), str(tmp_path / "b"), "--max-growth", "1%")
+    assert "--max-growth 1%: allocated grew by 293.00 KiB" in done.stderr
+    assert api.diff(tmp_path / "a", tmp_path / "b").causes == expected.causes
 
 
 def test_a_profile_is_held_to_its_limits(tmp_path: Path) -> None:

@@ -31,18 +31,18 @@ Summary = Annotated[
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="A .jsonl file of profiles; its last profile is compared.")],
-    after: Annotated[Path, typer.Argument(help="The .jsonl file to compare with.")],
+    before: Annotated[Path, typer.Argument(help="A .jsonl file of profiles (the last counts) or a run's folder.")],
+    after: Annotated[Path, typer.Argument(help="The file or folder to compare with.")],
     max_growth: MaxGrowth = None,
     summary: Summary = None,
     json_output: Json = False,
 ) -> None:
     """Compare two profiles: which causes and which lines of the program grew."""
     from vramprobe.cli import display_profile
-    from vramprobe.records.profile import last_profile
+    from vramprobe.profile.diff import profile_at
 
     limits = ProfileLimits(None, max_growth, before)
-    record = last_profile(after)
+    record = profile_at(after)
     difference = limits.compared(record)
     assert difference is not None
     if json_output:
@@ -65,14 +65,13 @@ class ProfileLimits:
         baseline: Path | None,
         max_slowdown: float | None = None,
     ) -> None:
-        from vramprobe.profile.diff import parse_limit
-        from vramprobe.records.profile import last_profile
+        from vramprobe.profile.diff import parse_limit, profile_at
 
         if max_growth is not None and baseline is None:
             raise SpecError(f"--max-growth {max_growth}: since when? Give --baseline FILE, which --save made")
         self._allocated = max_allocated, None if max_allocated is None else parse_bytes(max_allocated)
         self._growth = max_growth, None if max_growth is None else parse_limit(max_growth)
-        self._baseline = None if baseline is None else last_profile(baseline)
+        self._baseline = None if baseline is None else profile_at(baseline)
         self._slowdown = max_slowdown
         if max_slowdown is not None and (self._baseline is None or step_seconds(self._baseline) is None):
             raise SpecError(

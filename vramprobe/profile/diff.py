@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import computed_field
 
 from vramprobe.profile.diff_time import TimeDifference, time_difference
 from vramprobe.records.frozen import FrozenModel
-from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, RankProfile
+from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, RankProfile, last_profile
 from vramprobe.records.record import Composition
 from vramprobe.records.shown import Shown
 from vramprobe.units import format_bytes, parse_bytes, parse_share
@@ -94,6 +95,18 @@ class Difference(FrozenModel, Shown):
     def remarks(self) -> list[str]:
         """Return what makes the two hard to compare."""
         return list(self.warnings)
+
+
+def profile_at(path: str | Path) -> ProfileRecord:
+    """Return the last profile of a journal, or that of a run's folder, as ``profile --folder`` keeps it.
+
+    Raises StoreError where there is none.
+    """
+    if Path(path, "run.json").is_file():
+        from vramprobe.profile.analyse import analyse
+
+        return analyse(Path(path))
+    return last_profile(path)
 
 
 def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 
+from . import autotune
 from .imports import when_imported
 
 MACHINE, POLICY = "VRAMPROBE_EMULATED_MACHINE", "VRAMPROBE_VALUES_POLICY"
@@ -77,6 +78,7 @@ def install():
     if os.environ.get(MACHINE) and _machine is None:
         _machine, policy = os.environ[MACHINE], os.environ.get(POLICY, "{}")
         when_imported("torch", lambda torch: _start(policy))
+        autotune.watch()
 
 
 def _start(policy):

@@ -169,6 +169,7 @@ CASES = [
     _doubt("identity", "the instrument is cuda", edited(CPU, instrument="cuda")),
     _doubt("complete", "lacks peak", edited(CPU, peak=None)),
     _doubt("complete", "lacks ledger", edited(CPU, ledger=None)),
+    _doubt("complete", "phases were left out", edited(CPU, phases=[]), severity="warning"),
     _doubt("complete", "phases of loading", without(CPU, ("load", None))),
     _doubt("complete", "steps 1 to 3", edited(CPU, phases=[phase for phase in CPU.phases if phase.step != 3])),
     _doubt("complete", "steps 1 to 3", edited(CPU, phases=[*CPU.phases, edited(CPU.phases[-1], step=4)])),

@@ -52,7 +52,6 @@ ANSWERS: list[tuple[list[str], str]] = [
     (["gpus"], "RTX 4090"),
     (["recipes", "list"], "ships"),
     (["predict", *CELL, "--gpu", "RTX-4090"], "predicted, not measured"),
-    (["predict", *CELL, "--gpu", "RTX-4090", "--min-gpus"], "RTX 4090"),
     (
         [
             "predict",

@@ -1,4 +1,4 @@
-"""Predict random cells and ranks, to show that a change of the code changes no prediction.
+"""Predict random cells, to show that a change of the code changes no prediction.
 
     python tools/predictions.py --out before.jsonl             # on the old commit
     python tools/predictions.py --out after.jsonl --against before.jsonl
@@ -20,19 +20,6 @@ from vramprobe import api
 from vramprobe.errors import VramprobeError
 
 GPUS = ("H100-SXM", "A100-80GB", "RTX-4090", "T4", "L40S", "V100-32GB", "B200", None)
-SHARDINGS = {
-    "ddp": 3,
-    "zero1": 2,
-    "zero2": 3,
-    "zero3": 4,
-    "fsdp": 4,
-    "fsdp-shard-grad-op": 2,
-    "fsdp-hybrid": 3,
-    "fsdp1": 3,
-    "fsdp1-shard-grad-op": 2,
-    "fsdp1-hybrid": 2,
-    "device-map": 3,
-}
 OPTIMS = {
     "adamw_torch": 6,
     "adamw_torch_fused": 3,
@@ -85,23 +72,6 @@ def random_words(chance: random.Random, models: list[str]) -> dict[str, Any]:
     return words
 
 
-def random_ranks(chance: random.Random) -> dict[str, Any]:
-    """How many GPUs share the cell, and how; nothing for one GPU."""
-    if chance.random() < 0.45:
-        return {}
-    sharding = one_of(chance, SHARDINGS)
-    ranks: dict[str, Any] = {"sharding": sharding, "num_gpus": one_of(chance, {2: 3, 3: 1, 4: 3, 8: 3, 16: 1, 64: 1})}
-    if "hybrid" in sharding:
-        ranks["shard_size"] = one_of(chance, {2: 2, 4: 1, 8: 1})
-        ranks["num_gpus"] = ranks["shard_size"] * chance.choice([2, 4])
-    if sharding.startswith("fsdp") and "1" not in sharding and chance.random() < 0.2:
-        ranks["cp_size"] = 2
-        ranks["cp_rotation"] = chance.choice(["allgather", "alltoall"])
-    if chance.random() < 0.2:
-        ranks["offload"] = chance.choice(["optimizer", "params"])
-    return ranks
-
-
 def prediction_of(words: dict[str, Any]) -> dict[str, Any]:
     try:
         return api.predict(**words).model_dump(mode="json")
@@ -116,7 +86,7 @@ def lines(num_cells: int, seed: int) -> list[str]:
     found: list[str] = []
     num_predicted = 0
     while num_predicted < num_cells:
-        words = random_words(chance, models) | random_ranks(chance)
+        words = random_words(chance, models)
         words |= {"gpu": chance.choice(GPUS), "engine": "formula"}
         words |= {"fit": "none"} if chance.random() < 0.2 else {}
         prediction = prediction_of(words)

@@ -32,7 +32,6 @@ def pages() -> list[Path]:
         ROOT / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
         *sorted(benchmarks.rglob("README.md")),
-        benchmarks / "ranks" / "evidence.md",
     ]
 
 
@@ -83,10 +82,11 @@ def _output(words: list[str]) -> str:
 
 
 def is_measured(source: str) -> bool:
-    """Whether a block differs each time it is made, or is a picture that lies beside the page."""
+    """Whether a block differs each time it is made, is recorded on an emulated GPU, or is a picture beside the page."""
     is_command = source.startswith("vramprobe recommend ") and " -- " in source  # it is run on an emulated GPU
     runs = source.startswith(("vramprobe measure ", "vramprobe run ", "vramprobe profile "))
-    return runs or is_command or "--timeline" in source
+    is_recorded = source.startswith("vramprobe predict ") and ("--num-gpus" in source or "--min-gpus" in source)
+    return runs or is_command or is_recorded or "--timeline" in source
 
 
 def rebuilt(page: Path, *, measure_too: bool) -> Iterator[tuple[str, str, str]]:

@@ -16,15 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.tables import as_markdown, write_or_check
 from benchmarks.techniques import tables
 from benchmarks.techniques.techniques import entries, todo
-from vramprobe import api
 from vramprobe.recommend.ranking import rank
 from vramprobe.techniques.registry import bases, techniques
 from vramprobe.units import GIB
 
 PAGE = Path(__file__).with_suffix(".md")
 BASES = ("qlora-8b-16k", "qlora-8b-128k", "qlora-70b")
-#: GPUs that share each sequence, of 8 under FSDP2.
-SHARERS = (1, 2, 4, 8)
 Row = dict[str, Any]
 
 
@@ -76,29 +73,6 @@ def _slower(share: float | None, row: Row | None) -> str:
     return "–" if share is None else f"{share:+.0%}"
 
 
-def ring() -> list[str]:
-    """128k tokens on 8 GPUs, of which so many share each sequence: peaks of one rank, predicted."""
-    rows = []
-    for method in ("full", "lora", "qlora"):
-        cell = {"model": "llama-3.1-8b", "method": method, "gradient_checkpointing": True, "seq_len": 131072}
-        if method == "qlora":
-            cell |= {"quant": "nf4-single", "kbit_prep": "none"}
-        ranks = [cell | {"batch_size": 1, "sharding": "fsdp", "num_gpus": 8, "cp_size": num} for num in SHARERS]
-        peaks = [api.predict(gpu="H100-SXM", engine="formula", fit="none", **one).peak_allocated_bytes for one in ranks]
-        rows.append([method, *(f"{peak.value / GIB:.2f}" for peak in peaks)])
-    return [
-        "",
-        "## Sequences of 131,072 tokens shared among GPUs: Llama-3.1-8B, FSDP2 over 8 GPUs, predicted",
-        "",
-        "Peak of one rank in GiB, with gradient checkpointing and all logits: ring attention as accelerate runs it",
-        "(`--cp-size`). ALST, DeepSpeed's sequence parallelism, did not run: its package has no wheel.",
-        "",
-        *as_markdown(
-            ["method", *(f"{num} GPU{'s' * (num > 1)} a sequence" for num in SHARERS)], "l" + "r" * len(SHARERS), rows
-        ),
-    ]
-
-
 def page() -> str:
     """lengths.md."""
     lines = [
@@ -109,7 +83,7 @@ def page() -> str:
     ]
     for base in BASES:
         lines += section(base)
-    return "\n".join([*lines, *ring(), ""])
+    return "\n".join([*lines, ""])
 
 
 def main() -> None:

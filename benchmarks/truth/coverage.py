@@ -30,6 +30,7 @@ from vramprobe.model.memory_model import shipped_fit
 from vramprobe.predict import unknowns as open_words
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.questions import predicted
+from vramprobe.predict.shares import near
 from vramprobe.predict.stack import on_stack
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import MIB
@@ -126,8 +127,10 @@ def on_ranks(spec: CellSpec, sharding: str, num_gpus: int | None) -> CellSpec:
 
 
 def ask(spec: CellSpec, card: Gpu) -> Prediction:
-    """``predict`` of a cell, with what ships."""
-    fit = shipped_fit("cuda", card) if spec.num_gpus == 1 else None
+    """``predict`` of a cell, with what ships; of several GPUs near."""
+    if spec.num_gpus > 1:
+        return near(spec, card)
+    fit = shipped_fit("cuda", card)
     words = {"engine": "formula", "gpu": card, "allow_extrapolation": False}
     try:
         return predicted(spec, fit, replays=True, **words)

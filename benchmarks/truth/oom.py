@@ -29,15 +29,14 @@ from benchmarks.truth.published_verdicts import PublishedRun, card_of, judged, r
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.ledger import Device
 from vramprobe.allocator.ledger import OutOfMemory as Full
-from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.emulate.cards import card_properties, context_bytes
 from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.report import report_of
 from vramprobe.kernels.chip import A100
 from vramprobe.predict.predict import predict
+from vramprobe.predict.shares import near
 from vramprobe.predict.stack import on_stack
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.terms.sharding.ranks import run_of
 from vramprobe.terms.step.requests import Run
 from vramprobe.terms.step.workspaces import BLAS_WORKSPACE_BYTES
 from vramprobe.units import GIB, format_bytes
@@ -94,19 +93,17 @@ def room_of(oom: OomMessage) -> int | None:
 def repeated(report: Mapping[str, Any], room: int) -> Repeated:
     """The report's run where PyTorch's segments may take ``room`` bytes."""
     spec, device = spec_of(report), Device(segment_bytes=room)
-    try:
-        peak = _played(spec, Device())[2]
-    except UnsupportedArchitecture:  # whose order of requests is not known
-        peak = predict(spec).peak_allocated_bytes.value
+    if spec.num_gpus > 1:  # whose order of requests is not known
+        peak = near(spec).peak_allocated_bytes.value
         return Repeated("fits" if peak <= room else "does not fit", None, peak, None, peak)
+    peak = _played(spec, Device())[2]
     return Repeated(*_played(spec, device), peak)
 
 
 def _played(spec: CellSpec, device: Device) -> tuple[str, int | None, int, int]:
     """Phase, request, allocated and reserved where it ends; where it fits, its peaks."""
     allocator = counting_allocator(None, device)
-    kind = Run if spec.num_gpus == 1 else run_of
-    run = kind(spec, allocator, workspace_bytes=BLAS_WORKSPACE_BYTES, chip=A100)
+    run = Run(spec, allocator, workspace_bytes=BLAS_WORKSPACE_BYTES, chip=A100)
     loaded = 0
     try:
         run.load()
@@ -160,7 +157,9 @@ def compared(report: Mapping[str, Any]) -> Row:
         row |= {
             f"repeated_{name}_bytes": getattr(again, name) for name in ("requested", "allocated", "reserved", "peak")
         }
-        row["predicted_peak_bytes"] = predict(spec_of(report)).peak_allocated_bytes.value
+        spec = spec_of(report)
+        predicted = near(spec) if spec.num_gpus > 1 else predict(spec)
+        row["predicted_peak_bytes"] = predicted.peak_allocated_bytes.value
         half_unit = max(oom.requested_half_unit, 1)
         row["is_same_request"] = again.requested is not None and abs(again.requested - oom.requested) <= half_unit
     return row | {name: report.get(name, "") for name in ("tensor", "assumed", "why")}

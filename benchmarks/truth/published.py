@@ -33,6 +33,7 @@ from vramprobe.architecture import architecture
 from vramprobe.catalog.gpus import Gpu
 from vramprobe.literature.formulas import FORMULAS, Formula, FormulaEstimate, facts_of
 from vramprobe.predict.predict import predict
+from vramprobe.predict.shares import near
 from vramprobe.spec import CellSpec
 
 TABLE = Path(__file__).with_suffix(".csv")
@@ -57,7 +58,7 @@ def compare(row: PublishedRow, spec: CellSpec, emulated_bytes: str) -> Row:
         "library": "; ".join(f"{name} {'.'.join(map(str, version))}" for name, version in row.versions.items()),
         "measured_bytes": row.memory_bytes,
         "emulated_bytes": int(emulated_bytes),
-        "formula_bytes": predict(spec).peak_allocated_bytes.value,
+        "formula_bytes": (near(spec) if spec.num_gpus > 1 else predict(spec)).peak_allocated_bytes.value,
     }
     return with_errors(table, ("emulated", "formula"))
 

@@ -29,6 +29,7 @@ from vramprobe.literature.formulas import FORMULAS, Formula, FormulaEstimate, fa
 from vramprobe.model.memory_model import shipped_fit
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.questions import predicted
+from vramprobe.predict.shares import near
 from vramprobe.predict.unknowns import deciding, unknowns, with_unknowns
 from vramprobe.predict.verdict import Verdict, verdict
 from vramprobe.records.whole import read_whole
@@ -122,7 +123,9 @@ def _verdict(run: PublishedRun) -> Verdict:
 
 
 def _predicted(run: PublishedRun, spec: CellSpec) -> Prediction:
-    fit = shipped_fit("cuda", run.gpu) if spec.sharding is None else None
+    if spec.num_gpus > 1:
+        return near(spec, run.gpu)
+    fit = shipped_fit("cuda", run.gpu)
     words = {"engine": "formula", "gpu": run.gpu, "allow_extrapolation": False}
     try:
         return predicted(spec, fit, replays=True, retries=True, **words)

@@ -54,6 +54,8 @@ _NOT_TRIED = {
     "--out",
     "--help",
     "--largest-model",
+    "--min-gpus",
+    "--num-gpus",
     "--torch-compile",
 }
 _WITHOUT_AN_ENGINE = ("--min-gpus",)

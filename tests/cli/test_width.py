@@ -43,7 +43,6 @@ FITTING = {
     ],
     "recommend": ["recommend", "--model", "gpt2", "--method", "lora", "--seq-len", "512", "--tokens", "1M"],
     "recommend tokens": ["recommend", "--model", "gpt2", "--method", "lora", "--seq-len", "512", "--budget", "1"],
-    "predict --min-gpus": [*LARGE, "--seq-len", "64", "--min-gpus"],
 }
 
 

@@ -31,7 +31,6 @@ from vramprobe.predict.questions import predicted
 from vramprobe.predict.verdict import verdict
 from vramprobe.spec import CellSpec
 from vramprobe.terms.replayed import replayed
-from vramprobe.terms.sharding.ranks import is_logged
 
 Row = dict[str, Any]
 
@@ -45,7 +44,7 @@ def today(spec: CellSpec, gpu: str | None) -> Row:
     try:
         found = _predicted(spec, card)
     except UnsupportedArchitecture as error:
-        if spec.device == "cuda" and not spec.is_spread and not isinstance(error, RunFails):
+        if spec.device == "cuda" and not isinstance(error, RunFails):
             return {}  # predict would record it
         return {"refused": f"{type(error).__name__}: {error}"}
     except VramprobeError as error:
@@ -58,8 +57,6 @@ def today(spec: CellSpec, gpu: str | None) -> Row:
         "phase": found.peak_phase,
         "terms": found.terms,
         "constant_bytes": found.constant_bytes,
-        "host_bytes": found.host_bytes,
-        "cards": found.cards and [one.model_dump(mode="json") for one in found.cards],
         "retries": found.within and found.within.num_alloc_retries,
     }
     if card is not None and card.total_bytes:
@@ -79,7 +76,7 @@ def _predicted(spec: CellSpec, card: Any) -> Prediction:
 
 
 def _load_bytes(spec: CellSpec, card: Any) -> int | None:
-    if spec.device != "cuda" or (spec.num_gpus > 1 and not is_logged(spec)):
+    if spec.device != "cuda":
         return None
     return replayed(spec, card).load_bytes
 

@@ -19,7 +19,6 @@ CKPT: Words = {"gradient_checkpointing": True}
 MODELS = ("qwen2.5-0.5b", "llama-3.2-1b", "llama-3.1-8b", "gemma-3-4b", "qwen3-30b-a3b", "llama-3.1-70b")
 METHODS: tuple[Words, ...] = ({"method": "full"} | CKPT, {"method": "lora"} | CKPT, {"method": "qlora"} | CKPT)
 CARDS = ("RTX-4090", "A100-80GB-SXM", "B200")
-_RANKS: Words = {"model": "llama-3.1-8b", "gpu": "H100-SXM", "sharding": "fsdp", "num_gpus": 8}
 #: Prices older than three months are named, so a day is fixed.
 _DAY = date(2026, 11, 27)
 
@@ -30,16 +29,10 @@ def asked() -> Iterator[tuple[str, Words]]:
         cell = {"model": model, "gpu": gpu} | words
         yield "max_batch_size", cell | {"seq_len": 2048}
         yield "max_seq_len", cell | {"batch_size": 1}
-    for words in METHODS:
-        yield "max_batch_size", _RANKS | words | {"seq_len": 2048}
-        yield "max_seq_len", _RANKS | words | {"batch_size": 1}
-        for gpu in CARDS:
-            yield "largest_model", {"gpu": gpu, "batch_size": 1, "seq_len": 2048} | words
+    for words, gpu in product(METHODS, CARDS):
+        yield "largest_model", {"gpu": gpu, "batch_size": 1, "seq_len": 2048} | words
     for model, words, gpu in product(MODELS[1:4], METHODS, CARDS[:2]):
         yield "changes", {"model": model, "gpu": gpu, "batch_size": 1, "seq_len": 8192} | words
-    for words, gpu in product(METHODS, CARDS[:2]):
-        yield "min_gpus_by_sharding", {"model": MODELS[1], "gpu": gpu, "batch_size": 1, "seq_len": 4096} | words
-        yield "min_gpus", {"model": MODELS[2], "gpu": gpu, "sharding": "fsdp", "batch_size": 1, "seq_len": 4096} | words
     for model in (*MODELS[1:3], MODELS[-1]):
         yield "recommend", {"model": model, "seq_len": 2048, "tokens": "50M"}
     yield "recommend", {"model": MODELS[2], "method": "qlora", "seq_len": 4096, "tokens": "100M", "budget": 20.0}
@@ -80,14 +73,6 @@ def _of_answer(one: Any) -> Any:
         "reserved_bytes": reserved and reserved.value,
     }
     return {"value": one.value, **sizes, "verdict": one.verdict.verdict}
-
-
-def _fewest(found: Any) -> Any:
-    return {name: getattr(found, name) for name in ("sharding", "num_gpus", "tight_num_gpus", "host_bytes")}
-
-
-def _by_sharding(found: Any) -> Any:
-    return [_fewest(one) for one in found.answers]
 
 
 def _changes(found: Any) -> Any:
@@ -135,8 +120,6 @@ _CUT: dict[str, Callable[[Any], Any]] = {
     "max_batch_size": _largest,
     "max_seq_len": _largest,
     "largest_model": _largest,
-    "min_gpus": _fewest,
-    "min_gpus_by_sharding": _by_sharding,
     "changes": _changes,
     "recommend": _recommended,
     "plan": _planned,

@@ -1,21 +1,21 @@
-"""The fewest GPUs by every kind of sharding: which are asked, which are left out, and why."""
+"""The fewest GPUs, by recordings of a few numbers of them: which are recorded, which kinds are left out, and why."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from command_line import vramprobe
-from grids import exhaustive
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
+from vramprobe.cli.display_fewest import print_min_gpus
 from vramprobe.errors import SpecError
 from vramprobe.predict import recorded
 from vramprobe.predict.fewest import RECORDED_NUMBERS
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
+from vramprobe.predict.recorded import NoRecipe
 from vramprobe.predict.verdict import verdict
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB
@@ -26,80 +26,17 @@ CELL = {"batch_size": 1, "seq_len": 512, "gradient_checkpointing": True}
 FULL = CELL | {"model": "llama-3.1-8b", "method": "full", "recipe": "mixed"}
 
 
-def test_every_kind_is_asked_as_if_it_were_named() -> None:
-    words = CELL | {"model": "llama-3.1-8b", "method": "qlora", "gpu": "T4"}
-    found = api.min_gpus_by_sharding(**words)
-    assert [one.sharding for one in found.answers] == [*DIVIDING, "device-map"]
-    assert found.answers == [api.min_gpus(sharding=one.sharding, **words) for one in found.answers]
-    assert found.left_out == {}
-
-
-@pytest.mark.parametrize(
-    ("offload", "kinds"),
-    [("params", ["zero3", "fsdp", "fsdp-shard-grad-op"]), ("optimizer", ["zero1", "zero2", "zero3"])],
-)
-def test_offloaded_the_kinds_that_can(offload: str, kinds: list[str]) -> None:
-    found = api.min_gpus_by_sharding(gpu="RTX-4090", offload=offload, **FULL)
-    assert [(one.sharding, one.offload) for one in found.answers] == [(kind, offload) for kind in kinds]
-    assert found.answers == [api.min_gpus(gpu="RTX-4090", sharding=kind, offload=offload, **FULL) for kind in kinds]
-    assert sorted(kind for named in found.left_out.values() for kind in named) == sorted(
-        {*DIVIDING, "device-map"} - set(kinds)
-    )
-
-
-@exhaustive
-def test_a_kind_that_cannot_is_left_out_with_its_reason() -> None:
-    found = api.min_gpus_by_sharding(gpu="RTX-4090", model="pythia-6.9b", method="full", **CELL)
-    assert [one.sharding for one in found.answers] == list(DIVIDING)
-    [(reason, kinds)] = found.left_out.items()
-    assert kinds == ["device-map"]
-    assert reason.startswith("there is no arithmetic for sharding device-map of a gpt_neox")
-
-
 def test_what_none_does_is_refused() -> None:
-    with pytest.raises(SpecError, match="no kind of sharding that divides a model does this: offload optimizer: Deep"):
+    with pytest.raises(SpecError, match="no kind of sharding that divides a model does this: offload optimizer: FSDP"):
         api.min_gpus_by_sharding(gpu="RTX-4090", offload="optimizer", **FULL | {"optim": "adafactor"})
     with pytest.raises(SpecError, match="offload: 'weights' given; allowed: none, optimizer, params"):
         api.min_gpus_by_sharding(gpu="RTX-4090", offload="weights", **FULL)
-    with pytest.raises(UnsupportedArchitecture, match="under zero1: its layers differ"):
-        api.min_gpus_by_sharding(gpu="RTX-4090", **FULL | {"model": "deepseek-v2-lite"})
-
-
-def test_the_command_line_says_what_fits_and_what_was_left_out() -> None:
-    words = [
-        "--model",
-        "llama-3.1-8b",
-        "--method",
-        "full",
-        "--batch-size",
-        "1",
-        "--seq-len",
-        "512",
-        "--gpu",
-        "RTX-4090",
-    ]
-    shown = vramprobe("predict", *words, "--min-gpus", "--offload", "params")
-    assert shown.returncode == 0, shown.stderr
-    title, heading, *rows = shown.stdout.splitlines()
-    assert title == "fewest GeForce RTX 4090 by arithmetic, per rank or card, not measured:"
-    assert heading.split() == ["sharding", "fits", "tight", "on", "each", "up", "to", "of", "on", "a", "host"]
-    assert [row.split()[0] for row in rows[:3]] == ["zero3", "fsdp", "fsdp-shard-grad-op"]
-    assert "note: without zero1, zero2: offload params: DeepSpeed keeps parameters" in " ".join(rows[3:])
-
-
-def test_what_each_holds_is_of_the_number_that_is_shown() -> None:
-    """Of the fewest that fit, else of those on which it is tight; where none are, of one machine, never of 4,096."""
-    words = FULL | {"gpu": "RTX-4090"}
-    shown = set()
-    for one in api.min_gpus_by_sharding(**words).answers:
-        at = one.num_gpus or one.tight_num_gpus
-        assert one.verdict_num_gpus == (at or 8)
-        shown.add("fits" if one.num_gpus else "tight" if at else "none")
-        if at and at > 1 and one.sharding != "device-map":
-            cell = {name: value for name, value in words.items() if name != "gpu"}
-            found = api.predict(gpu="RTX-4090", sharding=one.sharding, num_gpus=at, **cell)
-            assert one.verdict == verdict(found, find_gpu("RTX-4090"))
-    assert shown == {"fits", "tight", "none"}
+    with pytest.raises(SpecError, match=r"ddp divides nothing.*use zero1, zero2, zero3, fsdp"):
+        api.min_gpus(gpu="RTX-4090", sharding="ddp", **FULL)
+    with pytest.raises(UnsupportedArchitecture, match="ask how many make a group: sharding fsdp1"):
+        api.min_gpus(gpu="RTX-4090", sharding="fsdp1-hybrid", **FULL)
+    with pytest.raises(NoRecipe, match="device-map has one process for all GPUs; it is run instead"):
+        api.min_gpus(gpu="RTX-4090", sharding="device-map", **FULL)
 
 
 def ranks_that_share(own: float, shared: float, asked: list[int]) -> Any:
@@ -142,26 +79,50 @@ def test_by_recordings_the_least_power_of_two_in_few_of_them(
     fits = next((number for number in each if each[number] == "fits"), None)
     tight = next((number for number in each if each[number] != "does not fit"), None)
     assert (found.num_gpus, found.tight_num_gpus) == (fits, None if tight == fits else tight)
-    assert found.engine == "recipe"
     assert found.verdict.verdict == each[found.verdict_num_gpus]
 
 
-def test_without_arithmetic_one_kind_is_recorded_and_the_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_kind_is_recorded_and_the_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "predict", ranks_that_share(3.0, 60.0, []))
     words = CELL | {"gpu": "RTX-4090", "model": "glm-4-9b", "method": "lora"}
     found = api.min_gpus_by_sharding(**words)
     assert [(one.sharding, one.num_gpus) for one in found.answers] == [("fsdp", 4)]
-    assert found.left_out == {
-        "each is recorded where it is named: --sharding": [*(kind for kind in DIVIDING if kind != "fsdp"), "device-map"]
-    }
-    with pytest.raises(UnsupportedArchitecture, match="'glm' cannot be predicted"):
+    others = [kind for kind in DIVIDING if kind != "fsdp"]
+    assert found.left_out == {"each is recorded where it is named: --sharding": others}
+    with pytest.raises(SpecError, match="engine formula is arithmetic of one GPU"):
         api.min_gpus(engine="formula", sharding="fsdp", **words)
 
 
-def test_tensor_parallel_ranks_are_as_many_as_divide_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("offload", "first", "left_out"), [("params", "fsdp", "zero1, zero2"), ("optimizer", "zero1", "fsdp")]
+)
+def test_offloaded_the_first_kind_that_can(
+    monkeypatch: pytest.MonkeyPatch, offload: str, first: str, left_out: str
+) -> None:
+    monkeypatch.setattr(recorded, "predict", ranks_that_share(3.0, 60.0, []))
+    found = api.min_gpus_by_sharding(gpu="RTX-4090", offload=offload, **FULL)
+    [one] = found.answers
+    assert (one.sharding, one.offload) == (first, offload)
+    assert one.host_bytes == pytest.approx(16 * 8_030_261_248, rel=0.2)
+    assert any(", ".join(kinds).startswith(left_out) for reason, kinds in found.left_out.items() if offload in reason)
+
+
+def test_what_is_near_is_recorded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full training of an 8B in mixed precision on 24 GB cards: near 16 of them, and not the eight of a machine."""
     asked: list[int] = []
-    monkeypatch.setattr(recorded, "predict", ranks_that_share(30.0, 60.0, asked))
-    words = CELL | {"gpu": "RTX-4090", "model": "glm-4-9b", "method": "lora"}
-    found = api.min_gpus(sharding="tp", **words)  # 32 heads, 2 of keys and values
-    assert max(asked) == found.verdict_num_gpus == 2
-    assert found.num_gpus is None
+    monkeypatch.setattr(recorded, "predict", ranks_that_share(5.0, 160.0, asked))
+    found = api.min_gpus(gpu="RTX-4090", sharding="fsdp", **FULL)
+    assert found.num_gpus == 16
+    assert asked == [16, 8]
+
+
+def test_the_table_says_what_was_recorded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(recorded, "predict", ranks_that_share(3.0, 60.0, []))
+    found = api.min_gpus_by_sharding(gpu="RTX-4090", offload="params", **FULL)
+    print_min_gpus(found.answers, found.left_out)
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.startswith(
+        "fewest GeForce RTX 4090 of 1, 2, 4 … 128, by recordings of the first rank, emulated: sharding"
+    )
+    assert f"on a host fsdp {found.answers[0].num_gpus} " in told
+    assert "note: without zero1, zero2: offload params: DeepSpeed keeps parameters" in told

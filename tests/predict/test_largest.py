@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from command_line import vramprobe
 from factories import CONSTANT_BYTES, TRUE, specs, synthetic
-from grids import exhaustive
 
 from vramprobe import api
 from vramprobe.catalog import find_gpu
@@ -334,13 +333,6 @@ def other_branch(*words: Any, **options: Any) -> Any:
     raise CannotRecord("at 3 x 64 tokens the step asks the allocator in another order")
 
 
-def test_sharded_ranks_hold_larger_batches() -> None:
-    words = {"model": "llama-3.1-8b", "method": "full", "seq_len": 1024, "gradient_checkpointing": True}
-    few, many = (api.max_batch_size(gpu="A100-80GB", sharding="zero3", num_gpus=n, **words) for n in (4, 8))
-    assert many.fits.value > few.fits.value
-    assert many.fits.prediction.num_gpus == 8
-
-
 CELL = ["--model", "llama-3.1-8b", "--method", "qlora"]
 CARD = ["--gpu", "RTX-4090"]
 
@@ -363,50 +355,6 @@ def test_a_verdict_of_does_not_fit_says_how_to_ask_for_the_fewest_gpus() -> None
     assert written["verdict"]["verdict"] == "does not fit"
     assert "min_gpus" not in written
     assert "by each kind of sharding: --min-gpus" in vramprobe(*words).stdout
-    assert "--min-gpus" not in vramprobe(*words, "--sharding", "fsdp", "--num-gpus", "2").stdout
-    fewest = {one["sharding"]: one["num_gpus"] for one in json.loads(vramprobe(*words, "--min-gpus", "--json").stdout)}
-    assert fewest["zero1"] is None
-    assert fewest["fsdp"] > 1
-    assert fewest["device-map"] > 1
-    asked = json.loads(vramprobe(*words, "--min-gpus", "--sharding", "fsdp", "--json").stdout)
-    assert [one["num_gpus"] for one in asked] == [fewest["fsdp"]]
-
-
-def test_an_answer_that_ranks_cannot_be_counted_is_an_error_where_they_are_asked_for() -> None:
-    command = ["predict", "--model", "deepseek-v2-lite", "--method", "full", "--batch-size", "1", "--seq-len", "64"]
-    assert vramprobe(*command, *CARD).returncode == 3
-    asked = vramprobe(*command, *CARD, "--min-gpus")
-    assert (asked.returncode, "under zero1: its layers differ" in asked.stderr) == (1, True)
-
-
-@exhaustive
-def test_how_many_gpus_is_answered_for_the_kinds_that_the_libraries_can_do() -> None:
-    words = [
-        "predict",
-        "--model",
-        "llama-3.1-70b",
-        "--method",
-        "qlora",
-        "--quant",
-        "int8",
-        "--kbit-prep",
-        "none",
-        "--batch-size",
-        "1",
-        "--seq-len",
-        "64",
-        *CARD,
-        "--min-gpus",
-        "--json",
-    ]
-    assert [one["sharding"] for one in json.loads(vramprobe(*words).stdout)] == [
-        "zero1",
-        "zero2",
-        "zero3",
-        "device-map",
-    ]
-    refused = vramprobe(*words, "--sharding", "fsdp")
-    assert (refused.returncode, "the first forward fails" in " ".join(refused.stderr.split())) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from factories import on_ranks
 
 from vramprobe import api
 from vramprobe.interop.questions import JudgedPrediction
+from vramprobe.predict.largest_part import largest_part
+from vramprobe.predict.shares import near
 
 LORA = {"model": "llama-3.2-1b", "method": "lora", "batch_size": 2, "seq_len": 1024, "engine": "formula"}
 FULL = LORA | {"method": "full"}
@@ -53,6 +56,8 @@ def test_what_is_no_help_is_none() -> None:
 
 
 def test_a_rank_has_no_product_of_the_whole() -> None:
-    said = api.predict(**LORA, sharding="fsdp", num_gpus=2, widen=True).largest_part
+    rank = on_ranks(api.cell(device="cuda", **{name: it for name, it in LORA.items() if name != "engine"}), 2, "fsdp")
+    said = largest_part(rank, near(rank))
+    assert said
     assert " = " not in said
     assert api.predict(**LORA).largest_part == ""  # as the command line alone

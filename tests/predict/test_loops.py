@@ -127,7 +127,7 @@ def test_an_answer_names_the_loop_that_it_assumes_and_what_the_commonest_other_n
     [note] = [one for one in api.predict(gpu=CARD, **SMALL).warnings if "--loop" in one]
     needed = format_bytes(other.peak_allocated_bytes.value)
     assert note == f"{needed} allocated if your loop keeps its outputs (--loop keeps-outputs); a Trainer's is assumed"
-    told = [{"loop": "trainer"}, {"loop": "plain"}, {"loss": "chunked_nll"}, {"sharding": "ddp", "num_gpus": 2}]
+    told = [{"loop": "trainer"}, {"loop": "plain"}, {"loss": "chunked_nll"}]
     for more in told:
         assert not any("--loop" in one for one in api.predict(gpu=CARD, **SMALL, **more).warnings), more
 

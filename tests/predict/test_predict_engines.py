@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 from emulated import require_emulation
-from factories import TINY_LLAMA, make_spec
+from factories import TINY_LLAMA, make_spec, on_ranks
 from grids import exhaustive
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import find_gpu
 from vramprobe.cli.display_plan import plan_in_words
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import SpecError
 from vramprobe.predict import questions, recorded
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.shares import near
 from vramprobe.predict.verdict import verdict
 from vramprobe.recipe.recorder import CannotRecord
 from vramprobe.spec import CellSpec
@@ -216,8 +218,9 @@ def test_every_question_and_the_plan_know_a_card_without_flash_attention() -> No
     assert api.largest_model(gpu="V100-32GB", **asked).fits.value != api.largest_model(gpu="A10", **asked).fits.value
     for sharding in ("zero3", "fsdp"):
         ranks = {name: value for name, value in long.items() if name != "fused_linear_cross_entropy"}
-        needed = api.min_gpus(gpu="T4", sharding=sharding, **ranks).verdict.needed_bytes
-        assert needed.value > api.min_gpus(gpu="A10", sharding=sharding, **ranks).verdict.needed_bytes.value
+        rank = on_ranks(api.cell(**ranks), 8, sharding)
+        old, new = (near(rank, find_gpu(name)).peak_allocated_bytes.value for name in ("T4", "A10"))
+        assert old > new
     [row] = make_plan([ResumedCell(api.cell(**long), "run", "new")], card=card).rows
     assert (row.verdict, row.prediction.peak_allocated_bytes) == ("certain oom", on_t4.peak_allocated_bytes)
     with pytest.raises(SpecError, match="Ampere"):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from factories import on_ranks
 
 from vramprobe import api, catalog
 from vramprobe.predict.prediction import Interval, Prediction
+from vramprobe.predict.shares import near
 from vramprobe.predict.unknowns import FRAGMENTATION, VERSIONS, in_words, unknowns, with_repeated_keys, with_unknowns
 
 CELL = {"model": "llama-3.2-1b", "method": "lora", "batch_size": 2, "seq_len": 1024}
@@ -81,8 +83,8 @@ def test_widest_is_first_and_said_in_words() -> None:
 
 
 def test_of_several_gpus_no_option_is_named_that_they_do_not_take() -> None:
-    found = api.predict(**CELL, engine="formula", sharding="fsdp", num_gpus=2, widen=True)
-    tells = {one.name: one.tell for one in found.unknowns}
+    rank = on_ranks(api.cell(**CELL, device="cuda"), 2, "fsdp")
+    tells = {one.name: one.tell for one in unknowns(rank, near(rank), None, ())}
     assert set(tells) == {"loop", "versions"}
     assert not [tell for tell in tells.values() if "--loop" in tell or "--stack" in tell]
 

@@ -235,9 +235,9 @@ def _with_cache(folder: Path) -> Any:
         ({"device": "cpu"}, "device cpu was given"),
         ({"gpu": "MI300X"}, "made by AMD"),
         ({"sharding": "device-map", "num_gpus": 2}, "device-map has one process for all GPUs"),
-        ({"sharding": "fsdp", "num_gpus": 1}, "set num_gpus to 2 or more"),
+        ({"sharding": "fsdp", "num_gpus": 1, "only_rank": 0}, "set num_gpus to 2 or more"),
         ({"sharding": "fsdp", "num_gpus": 2, "only_rank": 2}, "numbered from 0 to 1"),
-        ({"sharding": "fsdp", "num_gpus": 2, "only_rank": 1, "engine": "formula"}, "the rank that holds the most"),
+        ({"sharding": "fsdp", "num_gpus": 2, "engine": "formula"}, "engine formula is arithmetic of one GPU"),
     ],
 )
 def test_what_is_not_recorded_is_refused(options: dict[str, Any], words: str) -> None:

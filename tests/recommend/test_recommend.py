@@ -11,18 +11,18 @@ from factories import make_environment, make_record, make_spec
 
 from vramprobe import api, catalog
 from vramprobe.errors import SpecError, StoreError, UnknownName
+from vramprobe.predict.questions import cell_on_ranks
+from vramprobe.predict.shares import near
 from vramprobe.predict.verdict import verdict
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
+from vramprobe.recommend.memory import predict_on
 from vramprobe.recommend.options import Option
 from vramprobe.recommend.recipes import Kitchen
 from vramprobe.recommend.words import limits_of
-from vramprobe.spec import resolve
 from vramprobe.speed.measured import measured_speeds
 from vramprobe.speed.rates import shipped_speed
 from vramprobe.speed.step import estimate
-from vramprobe.terms.replayed import replayed
-from vramprobe.units import format_bytes
 
 ASKED: dict[str, Any] = {"model": "llama-3-8b", "seq_len": 2048, "tokens": "50M", "today": date(2026, 3, 20)}
 
@@ -76,34 +76,32 @@ def answer(found: Recommendation, question: str) -> Option:
 
 
 def test_every_verdict_is_predicts(found: Recommendation) -> None:
-    """By its replay where an option answers; else by arithmetic."""
+    """By its replay where an option answers, else by arithmetic; of several GPUs near."""
     answers = [answer.option for answer in found.answers]
     assert any(one in answers for one in found.options[:6])
     for one in found.options[:6]:
         words = {"model": "llama-3-8b", "seq_len": 2048, "method": one.method, **one.setting.words()}
-        predicted = api.predict(gpu=one.gpu, fit=None if one in answers else "none", **words)
+        if one.num_gpus > 1:
+            predicted = near(cell_on_ranks(device="cuda", **words), catalog.find_gpu(one.gpu))
+        else:
+            predicted = api.predict(gpu=one.gpu, fit=None if one in answers else "none", **words)
         assert verdict(predicted, catalog.find_gpu(one.gpu)) == one.setting.verdict
 
 
 def test_what_a_ranks_load_needs_is_looked_at_in_every_option() -> None:
-    """To the byte what predict's replay has before the first step; where it is less, the steps' arithmetic stays."""
-    question = {"model": "llama-3.1-70b", "method": "qlora", "seq_len": 2048, "gpus": ["L40S", "H100-SXM"]}
+    """Quantized weights are whole while they are loaded; where that is less than the steps need, those stay."""
+    question = {"model": "llama-3.1-70b", "method": "qlora", "seq_len": 2048, "gpus": ["A100-40GB-SXM", "H100-SXM"]}
     found = {(one.gpu, one.num_gpus): one for one in api.recommend(tokens="50M", **question).options}
-    short = found["L40S", 8].setting
+    short = found["A100-40GB-SXM", 8].setting
     assert short.verdict.verdict == "does not fit"
-    words = {name: value for name, value in question.items() if name != "gpus"} | short.words()
-    spec = resolve(device="cuda", **words)
-    needed = replayed(spec, catalog.find_gpu("L40S")).load_bytes
-    assert f"its load needs the most, {format_bytes(needed)} before anything is divided" in short.warnings
-    wide = found["H100-SXM", 8].setting
-    assert (wide.verdict.verdict, [one for one in wide.warnings if "its load" in one]) == ("fits", [])
+    assert any(one.startswith("loading allocates the most, 4") for one in short.warnings)
+    assert found["H100-SXM", 8].setting.verdict.verdict == "fits"
 
 
-def test_an_answer_whose_replay_does_not_fit_makes_room_for_the_next() -> None:
-    """QLoRA of a 70B on eight RTX 4090s: each loads it whole, which arithmetic says nothing of."""
+def test_where_no_rank_loads_the_model_nothing_answers() -> None:
+    """QLoRA of a 70B on eight RTX 4090s: each loads it whole."""
     asked = {"model": "llama-3.1-70b", "method": "qlora", "seq_len": 2048, "tokens": "50M", "gpus": ["RTX-4090"]}
-    by_arithmetic, found = (api.recommend(**asked, replays=replays) for replays in (False, True))
-    assert by_arithmetic.answers[0].option.num_gpus == 8
+    found = api.recommend(**asked)
     assert [answer.option for answer in found.answers] == [None, None]
     (one,) = [one for one in found.options if one.num_gpus == 8]
     assert one.setting.verdict.verdict == "does not fit"
@@ -201,14 +199,15 @@ def test_changes_add_up(found: Recommendation) -> None:
     now = found.changes_of
     assert now is not None
     words = {"model": "llama-3-8b", "seq_len": 2048, "method": now.method, **now.setting.words()}
-    by_arithmetic = verdict(api.predict(gpu=now.gpu, fit="none", **words), catalog.find_gpu(now.gpu))
+    spec = cell_on_ranks(**{"device": "cuda"} | words)
+    by_arithmetic = verdict(predict_on(spec, catalog.find_gpu(now.gpu)), catalog.find_gpu(now.gpu))
     for one in found.changes:
         assert one.hours + one.saved_hours == pytest.approx(now.hours.value)
         if one.usd is not None:  # nobody rents out so many
             assert one.usd + one.saved_usd == pytest.approx(now.usd.value)
         assert one.verdict.needed_bytes.value + one.saved_bytes == by_arithmetic.needed_bytes.value
     assert any(one.usd is not None for one in found.changes)
-    assert {name for one in found.changes for name in one.options} >= {"kbit_prep", "lora_targets", "num_gpus"}
+    assert {name for one in found.changes for name in one.options} >= {"kbit_prep", "lora_targets"}
 
 
 @pytest.mark.parametrize(("model", "method"), [("llama-3-8b", "qlora"), ("llama-3-70b", "lora"), ("gpt2", "full")])
@@ -225,10 +224,13 @@ def test_each_change_is_the_estimate_of_its_own_cell(model: str, method: str) ->
         assert one.hours == pytest.approx(50e6 / rate.tokens_per_second.value / 3600), one.options
 
 
-def test_what_libraries_do_not_do_by_default_is_said() -> None:
+def test_of_several_gpus_it_is_said_that_predict_records_them() -> None:
     found = asked(model="llama-3-70b", gpus=["A100-80GB-SXM"])
-    assert answer(found, "cheapest").setting.sharding == "fsdp"
-    assert any("only with bnb_4bit_quant_storage" in note for note in found.notes)
+    several = [one for one in found.options if one.num_gpus > 1]
+    assert all("near, " in one.setting.verdict.reason for one in several)
+    assert any(
+        "vramprobe predict --num-gpus N --sharding KIND --gpu GPU records one rank" in one for one in found.notes
+    )
     assert not any(note.startswith(("arithmetic alone", "one rank of")) for note in found.notes)
 
 

@@ -14,12 +14,10 @@ from grids import exhaustive
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency, SpecError
-from vramprobe.spec import CellSpec
 from vramprobe.speed.work import work_of
-from vramprobe.terms import Moment, moments
+from vramprobe.terms import moments
 from vramprobe.terms.cell.parameters import tensors
 from vramprobe.terms.replayed import replayed
-from vramprobe.terms.sharding.ranks import rank_moments
 from vramprobe.trainers import TRAINERS
 
 OF_TRL = [name for name, row in TRAINERS.items() if row.trl]
@@ -67,31 +65,6 @@ def test_on_two_gpus_trl_divides_and_copies_the_models_as_counted(tmp_path: Path
         found = api.predict(gpu="H100-SXM", **words)
         assert found.peak_allocated_bytes.value == pytest.approx(record.peak.allocated_bytes, rel=0.002)
         assert found.reserved_bytes.value == pytest.approx(record.peak.reserved_bytes, rel=0.05)
-
-
-def test_under_fsdp_each_rank_has_a_part_of_the_reference_and_gathers_all_of_it_at_once() -> None:
-    cell = make_spec(method="full", batch_size=1, seq_len=64, num_layers=2, **DPO)
-    alone = cell.model_copy(update={"trainer": "sft", "loss": "chunked_nll", "batch_size": 2})
-    both, one = ({(at.phase, at.label): at.terms for at in of_rank(spec)} for spec in (cell, alone))
-    rotary = 2 * 4 * 32
-    assert both["forward", "loss"]["weights"] - one["forward", "loss"]["weights"] == PARAMS_OF_TWO_LAYERS // 2 + rotary
-    held = both["forward", "reference: first layer"]["gathered_weights"]
-    before = one["backward", "loss"]["gathered_weights"]  # of the trained model: what was not given up after forward
-    whole = 2 * PARAMS_OF_TWO_LAYERS
-    assert 2 * whole <= held - 2 * 128_256 * 2048 <= 2 * whole + before  # what was sent stands beside its copy
-    kept = {(at.phase, at.label): at.terms for at in of_rank(cell, "fsdp-shard-grad-op")}
-    assert kept["optimizer_step", "optimizer"]["weights"] == both["optimizer_step", "optimizer"]["weights"] + whole
-
-
-def of_rank(cell: CellSpec, sharding: str = "fsdp") -> list[Moment]:
-    return rank_moments(cell, 4, sharding, all_buffers=False)
-
-
-@pytest.mark.parametrize("sharding", ["zero3", "fsdp1"])
-def test_shardings_without_arithmetic_for_a_trainer_name_those_that_have_it(sharding: str) -> None:
-    asked = {"method": "full", "batch_size": 1, "seq_len": 128, "num_gpus": 2, "sharding": sharding} | DPO
-    with pytest.raises(UnsupportedArchitecture, match=f"no arithmetic for trainer dpo under {sharding}, but under ddp"):
-        api.predict(gpu="H100-SXM", engine="formula", **asked)
 
 
 def test_a_second_model_is_not_offloaded() -> None:

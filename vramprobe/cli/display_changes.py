@@ -19,15 +19,16 @@ _MOST_LINES = 10
 _STYLES = {"fits": "green", "tight": "yellow", "does not fit": "red", None: ""}
 
 
-def print_changes(changes: Sequence[Change]) -> None:
-    """Those that save most, with what is needed then; whether none is enough."""
+def print_changes(changes: Sequence[Change], *, is_near: bool = False) -> None:
+    """Those that save most, with what is needed then; whether none is enough, and whether all of it is near."""
     console = Console(highlight=False)
     if not changes:
         console.print("no other option that was tried saves more")
         return
     judged = changes[0].verdict is not None
     enough = "" if not judged or any(one.verdict == "fits" for one in changes) else "; none is enough"
-    console.print(f"what other options would save, each line by itself{enough}:")
+    near = " (near; a prediction of it records it)" if is_near else ""
+    console.print(f"what other options would save, each line by itself{near}{enough}:")
     for one in changes[:_MOST_LINES]:
         _print_change(console, one)
     if (more := len(changes) - _MOST_LINES) > 0:

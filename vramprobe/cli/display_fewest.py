@@ -36,9 +36,7 @@ def print_min_gpus(found: Sequence[MinGpus], left_out: Mapping[str, Sequence[str
     if any(one.host_bytes for one in found):
         columns.append(Column("host_bytes", "on a host", lambda one: one.host_bytes, format_bytes, is_number=True))
     console = Console(highlight=False)
-    how = "by arithmetic, per rank or card, not measured"
-    if found[0].engine == "recipe":
-        how = "of 1, 2, 4 … 128, by recordings of the first rank, emulated"
+    how = "of 1, 2, 4 … 128, by recordings of the first rank, emulated"
     console.print(f"fewest {escape(found[0].verdict.gpu)} {how}:")
     show([Table(title="fewest", columns=columns, rows=found)], [], console)
     for reason, kinds in left_out.items():

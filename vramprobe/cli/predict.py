@@ -220,11 +220,11 @@ def _fewest(
     gpu: str | None,
     fit: Path | None,
     engine: str,
-    allow_extrapolation: bool,
     json_output: bool,
 ) -> None:
     card = _card(gpu, "--min-gpus")
-    words = _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
+    words = _words(cell, gpu, fit, allow_extrapolation=False)
+    del words["allow_extrapolation"]
     _show_min_gpus(*_min_gpus(card, sharding, engine, words, offload), as_json=json_output)
 
 
@@ -385,23 +385,32 @@ def _print_as_text(prediction: JudgedPrediction, judged: Verdict | None, others:
     if others is not None:
         from vramprobe.cli import display_changes
 
-        display_changes.print_changes(others)
+        display_changes.print_changes(others, is_near=prediction.num_gpus > 1)
 
 
 def _changes(gpu: str | None, prediction: Prediction, cell: dict[str, Any], *, is_asked: bool) -> list[Change] | None:
-    """Return the savings of other options; None for a recorded cell unless asked: each recording takes seconds."""
+    """Return the savings of other options, on several GPUs near; None for a recorded cell of one GPU unless asked: each
+    recording takes seconds.
+    """
     from vramprobe import api
+    from vramprobe.architecture import UnsupportedArchitecture
     from vramprobe.cli.emulate import say
 
-    if prediction.engine == "formula" or is_asked:
-        return api.changes(gpu=gpu, engine=prediction.engine, say=say, **cell)
-    return None
+    engine = "near" if prediction.num_gpus > 1 else prediction.engine
+    if engine == "recipe" and not is_asked:
+        return None
+    try:
+        return api.changes(gpu=gpu, engine=engine, say=say, **cell)
+    except UnsupportedArchitecture:
+        if engine != "near" or is_asked:
+            raise
+        return None
 
 
 def _min_gpus(
     gpu: str, sharding: str | None, engine: str, cell: dict[str, Any], offload: str | None = None
 ) -> tuple[list[MinGpus], dict[str, list[str]]]:
-    """(for one kind of sharding, or for each that the libraries can do with this cell; kinds by why not the others)."""
+    """(for one kind of sharding, the one that is named or the first that can do this; kinds by why not the others)."""
     from vramprobe import api
     from vramprobe.cli.emulate import say
 

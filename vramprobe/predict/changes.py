@@ -40,7 +40,9 @@ class Change(BaseModel):
 
 
 def candidates(spec: CellSpec) -> list[Options]:
-    """Options to try, the mildest first: of the step, of precision, of what is trained, less work, more GPUs."""
+    """Options to try, the mildest first: of the step, of precision, of what is trained, less work; of several GPUs more
+    of them, and other shardings.
+    """
     found: list[Options] = [{"attn": "sdpa"}, {"optim": "adamw_torch_fused"}, *_others(spec, False)]
     found += [{"dtype": "bf16"}, {"autocast": "bf16"}]
     found += [{"loop": USUAL_LOOP}] if spec.loop != USUAL_LOOP else []
@@ -50,8 +52,8 @@ def candidates(spec: CellSpec) -> list[Options]:
     for name, value in (("batch_size", spec.batch_size), ("seq_len", spec.seq_len)):
         if value > 1:
             found += [{name: value // 2}]
-    found += [{"num_gpus": times * spec.num_gpus} for times in (2, 4, 8)]
     if spec.num_gpus > 1:
+        found += [{"num_gpus": times * spec.num_gpus} for times in (2, 4, 8)]
         found += [{"sharding": kind} for kind in ONE_GROUP]
     return found
 
@@ -95,7 +97,7 @@ def what_would_save(
             from_bytes=needed,
             to_bytes=to_bytes,
             saved_bytes=needed - to_bytes,
-            tight_bytes=judged.needed_bytes.value
+            tight_bytes=other.peak_allocated_bytes.value
             if judged and judged.usable_bytes < to_bytes and judged.verdict == "tight"
             else None,
             verdict=judged.verdict if judged else None,

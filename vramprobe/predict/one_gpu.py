@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vramprobe.architecture import architecture
 from vramprobe.kernels.attention import flash_trains
 from vramprobe.kernels.chip import A100, chip_like
-from vramprobe.predict.prediction import CardPeak, HasKernels
+from vramprobe.predict.prediction import HasKernels
 from vramprobe.rules.cell import not_quantized
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
@@ -18,13 +18,10 @@ from vramprobe.terms.step.versions import is_fourth, taken_notes, version_notes
 
 
 class Counted(NamedTuple):
-    """The moments of a step; of several GPUs, on the one that holds the most."""
+    """The moments of a step, and what to know of them."""
 
     moments: list[Moment]
     notes: list[str]
-    at_most: tuple[Moment, ...] | list[Moment] = ()  # up to whose peak the interval reaches
-    host_bytes: int | None = None  # tensors of one rank in host memory, where something is offloaded
-    cards: list[CardPeak] | None = None  # of one process
 
 
 def count_one(spec: CellSpec, gpu: HasKernels | None) -> Counted:

@@ -1,12 +1,13 @@
-"""Predict: a spec (and a fit) -> the peak of a cell that nobody ran, on one GPU or several, with an interval.
+"""Predict: a spec (and a fit) -> the peak of a cell that nobody ran, on one GPU, with an interval.
 
-In: a CellSpec, with its ranks where there are several, and a MemoryModel, or no fit for the arithmetic alone. Out: a
-frozen Prediction; of several GPUs, of the one that holds the most. Outside the range of the fit the interval widens and
-says so; far outside it refuses, and hands over the untrusted number on the exception. Never imports torch or numpy.
+In: a CellSpec, and a MemoryModel, or no fit for the arithmetic alone. Out: a frozen Prediction. Outside the range of
+the fit the interval widens and says so; far outside it refuses, and hands over the untrusted number on the exception.
+Never imports torch or numpy.
 """
 
 from __future__ import annotations
 
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import OutOfRange, VramprobeError
 from vramprobe.model.memory_model import MemoryModel, half_width, peak_moment
 from vramprobe.predict.one_gpu import Counted, count_one
@@ -14,7 +15,6 @@ from vramprobe.predict.prediction import HasKernels, Interval, Prediction
 from vramprobe.predict.reasons import reasons
 from vramprobe.predict.replay import with_replay, with_retries
 from vramprobe.predict.uncertainty import bounds, device_tier, outside, provenance
-from vramprobe.rules.sharding import rules_of, with_group_size
 from vramprobe.spec import CellSpec
 from vramprobe.terms.step.versions import libraries_of
 from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
@@ -36,16 +36,16 @@ def predict(
     """The peak of a steady step of ``spec``: allocated memory, and the other tiers where they are known.
 
     With ``gpu``'s attention kernels; without one, those of a card that runs flash attention. ``replays``: allocated and
-    reserved memory by the allocator's replay, of one GPU where the fit knows how far that is off, of a rank where its
-    requests are known in their order (0.1 s for an 8B, 0.3 s for a 70B); otherwise reserved memory is a share of
-    allocated memory. ``retries``: also whether ``gpu`` runs the cell by giving cached blocks back.
+    reserved memory by the allocator's replay, where the fit knows how far that is off; otherwise reserved memory is a
+    share of allocated memory. ``retries``: also whether ``gpu`` runs the cell by giving cached blocks back.
 
-    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, SpecError for ranks that no
-    library runs so, VramprobeError beyond LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the
-    fitted range unless ``allow_extrapolation``.
+    Raises UnsupportedArchitecture for what the formula engine has no arithmetic for, several GPUs among it,
+    VramprobeError beyond LARGEST_BYTES, and OutOfRange, carrying the prediction, far outside the fitted range unless
+    ``allow_extrapolation``.
     """
-    spec = with_group_size(spec)
-    counted = _count(spec, gpu)
+    if spec.num_gpus > 1:
+        raise UnsupportedArchitecture("arithmetic is of one GPU: a rank of several is recorded, by engine recipe")
+    counted = count_one(spec, gpu)
     found = predict_moments(spec, counted, model, workspaces_bytes(spec, gpu))
     if replays:
         found = with_replay(found, spec, counted.moments, model, gpu)
@@ -58,17 +58,6 @@ def predict(
             found,
         )
     return with_retries(found, spec, gpu) if retries else found
-
-
-def _count(spec: CellSpec, gpu: HasKernels | None) -> Counted:
-    if spec.sharding is None:
-        return count_one(spec, gpu)
-    from vramprobe.predict.device_map import count_cards
-    from vramprobe.predict.ranks import count_rank, require_possible
-
-    require_possible(spec)
-    is_spread = rules_of(spec.sharding).module == "device_map"
-    return count_cards(spec, gpu) if is_spread else count_rank(spec, gpu)
 
 
 def predict_moments(
@@ -90,11 +79,7 @@ def predict_moments(
     warnings, refusals, doublings, widening = outside(spec, model)
     half = half_width(model.interval, value, moment.terms, spec.method, doublings) if model else None
     low, high = bounds(spec.device, half, widening)
-    more = 0
-    if counted.at_most:
-        at_most = peak_moment(with_workspaces(counted.at_most, workspaces), coefficients)
-        more = max(at_most.total_bytes - moment.total_bytes, 0)
-    allocated = Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high) + more)
+    allocated = Interval(value=value, low=round(value * max(low, 0.0)), high=round(value * high))
     reserved = _reserved(model, allocated)
     return Prediction(
         cell_id=spec.cell_id,
@@ -108,10 +93,6 @@ def predict_moments(
         fit=provenance(model) if model else None,
         warnings=[*refusals, *warnings, *counted.notes, *reasons(spec, moment.terms)],
         libraries=libraries_of(spec),
-        num_gpus=spec.num_gpus,
-        sharding=spec.sharding,
-        host_bytes=counted.host_bytes,
-        cards=counted.cards,
     )
 
 

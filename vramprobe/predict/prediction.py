@@ -14,8 +14,9 @@ from vramprobe.terms.step.workspaces import DecidesMemory
 
 #: The warning of a prediction that rests on no run.
 ALONE = "arithmetic alone: no fit was given"
-#: Closed forms in milliseconds; a recording on the emulated GPU (recorded.py), of any model that runs, in seconds.
-Engine = Literal["formula", "recipe"]
+#: Closed forms in milliseconds, of one GPU; a recording on the emulated GPU (recorded.py), of any model that runs, in
+#: seconds; shares of one GPU's closed forms (shares.py), of a rank, in searches.
+Engine = Literal["formula", "recipe", "near"]
 
 
 class Frozen(BaseModel):
@@ -51,16 +52,6 @@ class FitProvenance(Frozen):
     vramprobe_version: str
 
 
-class CardPeak(Frozen):
-    """One of the cards that one process has its layers on."""
-
-    card: int
-    parts: str  # what lies there, in words
-    num_layers: int
-    peak_allocated_bytes: int
-    peak_phase: PhaseName
-
-
 class Prediction(Frozen):
     """The peak of one cell; ``terms`` (bytes at the peak moment) and ``constant_bytes`` add up to the value.
 
@@ -80,10 +71,9 @@ class Prediction(Frozen):
     fit: FitProvenance | None = None  # null: arithmetic alone
     warnings: list[str] = []
     libraries: dict[str, str] = {}  # package → version: what it holds for
-    num_gpus: int = 1  # more: of one rank, or of one process over so many
+    num_gpus: int = 1  # more: of one rank
     sharding: str | None = None
     host_bytes: int | None = None  # tensors of one rank in host memory, where something is offloaded
-    cards: list[CardPeak] | None = None  # under device-map, of which the fullest is the prediction's
 
 
 class HasMemory(Protocol):

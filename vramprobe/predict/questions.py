@@ -1,7 +1,8 @@
 """Predict a cell, and what other options would save, for cells in words.
 
-In: a cell's words (spec.option_names()), with those of its ranks, a fit, a GPU. Out: a Prediction, Changes. By
-arithmetic; by a recording where that is asked for or a family has no arithmetic. Imports no torch.
+In: a cell's words (spec.option_names()), with those of its ranks, a fit, a GPU. Out: a Prediction, Changes. One
+GPU by arithmetic, or by a recording where that is asked for or a family has no arithmetic; one rank of several by a
+recording. Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from vramprobe import catalog, spec
 from vramprobe.architecture.images import has_images
 from vramprobe.choices import CpRotation, Offload, Sharding, meant
 from vramprobe.errors import OutOfRange, SpecError, VramprobeError
-from vramprobe.rules.sharding import HYBRID
+from vramprobe.rules.sharding import HYBRID, reasons_not_run, with_group_size
 from vramprobe.trainers import COMMONEST_OTHER, USUAL_LOOP, other_loop
+from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
     from vramprobe.model.memory_model import MemoryModel
@@ -76,6 +78,10 @@ def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
         raise SpecError(f"{reason}; leave {', '.join(ranks)} out")
     if ("sharding" in ranks) != ("num_gpus" in ranks):
         raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
+    if ranks.get("num_gpus") == 1:
+        del ranks["sharding"]  # nothing is sharded
+        if reasons := reasons_not_run(one.model_copy(update=ranks)):
+            raise SpecError("; ".join(reasons))
     return one.model_copy(update=ranks)
 
 
@@ -114,12 +120,11 @@ def predict(
     The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
     for the architecture, ``auto`` takes the recipe engine (a recording on the emulated ``gpu``, kept); ``say`` hears
     what a recording does. ``options`` are the cell's words. With ``sharding`` and ``num_gpus``: the memory of one
-    rank, whose batch is the cell's: by arithmetic of that which holds the most, also of ranks that can be predicted and
-    not run; by a recording of rank 0, or of ``only_rank``. ``replays``: on CUDA by the allocator's replay, where the
-    fit knows how far off that is; else by arithmetic alone. ``stack``: under another release, ``transformers-4.48``, by
-    arithmetic alone. ``python``: an interpreter with whose libraries the cell is recorded. ``engine`` measured: a
-    recording on this machine's own GPU. ``open_words``: a list that takes what the words leave open (unknowns.py); no
-    interval holds that.
+    rank, whose batch is the cell's, by a recording of rank 0, or of ``only_rank``. ``replays``: on CUDA by the
+    allocator's replay, where the fit knows how far off that is; else by arithmetic alone. ``stack``: under another
+    release, ``transformers-4.48``, by arithmetic alone. ``python``: an interpreter with whose libraries the
+    cell is recorded. ``engine`` measured: a recording on this machine's own GPU. ``open_words``: a list that takes what
+    the words leave open (unknowns.py); no interval holds that.
     """
     from vramprobe.model.memory_model import shipped_fit
     from vramprobe.predict.prediction import ALONE
@@ -138,9 +143,8 @@ def predict(
         spec, engine = on_stack(spec, stack), "formula"
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
     beyond = shipped_fit(spec.device, card, of_one_card=not replays) if fit is None else model
-    if sharding is None:
+    if spec.num_gpus == 1:
         model = beyond
-    replays = replays and (sharding is None or fit is None)  # ranks with fit="none": arithmetic alone
     words = {"engine": engine, "gpu": card, "allow_extrapolation": allow_extrapolation, "say": say, "beyond": beyond}
     words["where"] = where
     try:
@@ -195,53 +199,49 @@ def changes(
     device: str | None = None,
     allow_extrapolation: bool = False,
     replays: bool = True,
-    engine: Literal["formula", "recipe"] = "formula",
+    engine: Literal["formula", "recipe", "near"] = "formula",
     say: Callable[[str], None] = lambda words: None,
     **options: Any,
 ) -> list[Change]:
     """Return what other options of a cell would save, and whether it fits ``gpu`` then.
 
     Each by itself, the one that saves most first; before them several together, where none is enough. The options are
-    those of :func:`predict`, of which ``replays`` is for several GPUs alone; these shard as ``sharding`` says, else as
-    fsdp. By arithmetic, which raises UnsupportedArchitecture where there is none, or (``engine`` recipe) by a
-    recording of each on one GPU, seconds each, of which ``say`` hears.
+    those of :func:`predict`. Of one GPU by arithmetic, which raises UnsupportedArchitecture where there is none, or
+    (``engine`` recipe) by a recording of each, seconds each, of which ``say`` hears. Of several GPUs near
+    (predict/shares.py), other numbers of them and other kinds of sharding included.
     """
     from vramprobe.predict.changes import candidates, smaller_images, what_would_save
 
-    words, num_gpus = _without_recipe(options) | {"device": device}, options.get("num_gpus")
-    own = {
-        "fit": fit,
-        "gpu": gpu,
-        "engine": engine,
-        "say": say,
-        "allow_extrapolation": allow_extrapolation,
-        "replays": replays and num_gpus is not None,  # what is compared is of one tier
-    }
+    words, num_gpus = _without_recipe(options) | {"device": device}, options.get("num_gpus") or 1
+    # What is compared is of one tier.
+    own = {"fit": fit, "gpu": gpu, "say": say, "allow_extrapolation": allow_extrapolation, "replays": False}
+    card = catalog.gpu_or_size(gpu) if gpu is not None else None
 
     def with_options(others: Options) -> Prediction:
+        if num_gpus > 1:
+            return _near(words | others, card)
         if engine == "recipe" and others in tried:
             words_of = ", ".join(f"{name} {value}" for name, value in others.items())
             say(f"trying {words_of}, {tried.index(others) + 1} of {len(tried)}")
-        asked = words | others
-        if (asked.get("num_gpus") or 1) > 1:
-            asked = {"sharding": SHARDING} | {name: value for name, value in asked.items() if value is not None}
-            if asked["sharding"] not in HYBRID:
-                asked.pop("shard_size", None)
-        return predict(**own, **asked)
+        return predict(**own, engine=engine, **words | others)
 
     alone = {name: value for name, value in options.items() if name not in _RANKS}
-    spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus or 1})
-    card = catalog.gpu_or_size(gpu) if gpu is not None else None
+    spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus})
     tried = [*candidates(spec), *smaller_images(spec)]
-    if engine == "recipe":
-        tried = [others for others in tried if "num_gpus" not in others]
-    found = what_would_save(with_options({}), tried, with_options, card)
-    if num_gpus is not None:
-        return found
-    return [
-        one.model_copy(update={"options": one.options | {"sharding": SHARDING}}) if "num_gpus" in one.options else one
-        for one in found
-    ]
+    return what_would_save(with_options({}), tried, with_options, card)
+
+
+def _near(words: dict[str, Any], card: catalog.Gpu | None) -> Prediction:
+    """Raises UnsupportedArchitecture for what is recorded alone, SpecError for what the libraries do not run."""
+    from vramprobe.predict.shares import near
+
+    words = {name: value for name, value in words.items() if value is not None}
+    if words["sharding"] not in HYBRID:
+        words.pop("shard_size", None)
+    one = cell_on_ranks(**{"device": "cuda"} | words)
+    if reasons := reasons_not_run(with_group_size(one)):
+        raise SpecError("; ".join(reasons))
+    return near(one, card)
 
 
 def _without_recipe(options: dict[str, Any]) -> dict[str, Any]:
@@ -251,15 +251,15 @@ def _without_recipe(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def engine_for(engine: str, options: dict[str, Any]) -> Any:
-    """The engine that is asked for, or needed: one of several ranks is recorded. Raises SpecError."""
+    """The engine that is asked for, or needed: a rank of several is recorded. Raises SpecError."""
     from vramprobe.predict.prediction import Engine
 
-    if engine not in (known := ("auto", *get_args(Engine))):
+    if engine not in (known := ("auto", *(one for one in get_args(Engine) if one != "near"))):
         raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    rank = options.get("only_rank")
-    if rank is not None and engine == "formula":
-        raise SpecError(f"only_rank {rank}: arithmetic is of the rank that holds the most; use engine recipe")
-    return engine if rank is None else "recipe"
+    num_gpus = options.get("num_gpus") or 1
+    if num_gpus > 1 and engine == "formula":
+        raise SpecError(f"engine formula is arithmetic of one GPU, and num_gpus {num_gpus} was given: drop one of them")
+    return engine if num_gpus == 1 else "recipe"
 
 
 def predicted(
@@ -293,10 +293,22 @@ def predicted(
                 one, model, allow_extrapolation=allow_extrapolation, gpu=gpu, replays=replays, retries=retries
             )
         except UnsupportedArchitecture as error:
-            if engine == "formula" or one.is_spread or isinstance(error, RunFails):
+            if engine == "formula" or isinstance(error, RunFails):
                 raise
             missing = error
     return _recorded(one, model or beyond, gpu, say, missing, where)
+
+
+def _least_bytes(one: spec.CellSpec, gpu: catalog.Gpu | None) -> int:
+    """The lower end of what one of several ranks allocates; 0 where nothing is known of it."""
+    from vramprobe.predict.shares import near
+
+    if one.num_gpus == 1:
+        return 0
+    try:
+        return near(one, gpu).peak_allocated_bytes.low
+    except VramprobeError:
+        return 0
 
 
 def _recorded(
@@ -317,6 +329,8 @@ def _recorded(
     try:
         return recorded.predict(one, gpu=gpu, model=model, say=say, where=where or recorded.USUAL)
     except (*recorded.CANNOT_EMULATE, recorded.NoRecipe) as error:
+        if isinstance(error, recorded.CANNOT_EMULATE) and (least := _least_bytes(one, gpu)):
+            raise type(error)(f"{error} A rank allocates at least about {format_bytes(least)}, by arithmetic") from None
         if missing is None:
             raise
         raise type(missing)(f"no recipe: {error}; and no arithmetic: {missing}") from None

@@ -16,12 +16,14 @@ from vramprobe.log.reserved import num_retries, reserve
 from vramprobe.log.shapes import Shape
 from vramprobe.measure.observation import Observation, peak_of
 from vramprobe.predict.prediction import HasMemory, Prediction, Within
-from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
 from vramprobe.predict.uncertainty import interval_around
 from vramprobe.predict.verdict import usable_bytes
 from vramprobe.recipe.recipe import Recipe
 from vramprobe.records.record import Peak, PhaseMemory
 from vramprobe.units import format_bytes
+
+#: (low, high) of emulated / replayed, beyond the worst of benchmarks/truth/recipes.md.
+ALLOCATED_RATIOS, RESERVED_RATIOS = (0.995, 1.005), (0.965, 1.035)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,11 @@ class Replay:
     provenance: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def loads_most(self) -> bool:
+        """Return True if loading allocates more than any step."""
+        return self.peak.load_allocated_bytes > self.peak.allocated_bytes
+
     def prediction(self, name: str, warnings: Sequence[str]) -> Prediction:
         """Return the Prediction of ``name`` for one GPU, with these warnings and that of a load above the peak."""
         peak, terms = self.peak, dict(self.at_peak)
@@ -52,7 +59,7 @@ class Replay:
             terms=terms,
             constant_bytes=0,
             reserved_bytes=interval_around(peak.reserved_bytes, RESERVED_RATIOS),
-            warnings=[*warnings, *_of_load(peak)],
+            warnings=[*warnings, *([load_note(peak.load_allocated_bytes)] if self.loads_most else [])],
             libraries={package: self.stack[package] for package in DECIDING if package in self.stack},
         )
 
@@ -102,7 +109,6 @@ def with_retries(found: Prediction, log: Log, config: AllocatorConfig, gpu: HasM
     return found.model_copy(update={"within": Within(limit_bytes=limit, num_alloc_retries=retries)})
 
 
-def _of_load(peak: Peak) -> list[str]:
-    if peak.load_allocated_bytes <= peak.allocated_bytes:
-        return []
-    return [f"loading allocates the most, {format_bytes(peak.load_allocated_bytes)}"]
+def load_note(load_bytes: int) -> str:
+    """Return the note for a cell whose load needs more than its steps."""
+    return f"loading allocates the most, {format_bytes(load_bytes)}"

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from vramprobe import catalog
 from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.emulate.toolchain import BuildError, NoCompiler
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.shapes import Shape
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.recipe_replay import Replay, replay_recipe, with_retries
-from vramprobe.predict.uncertainty import device_tier
+from vramprobe.predict.recipe_replay import RESERVED_RATIOS, Replay, replay_recipe, with_retries
+from vramprobe.predict.uncertainty import device_tier, interval_around
 from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe
@@ -202,9 +203,29 @@ def _reasons(spec: CellSpec, found: Prediction) -> list[str]:
 
 def _predicted(replay: Replay, spec: CellSpec, model: MemoryModel | None) -> Prediction:
     found = replay.prediction(spec.cell_id, [*_of_rank(spec), replay.provenance, *replay.notes])
+    loads = (
+        replay.peak.load_allocated_bytes if spec.num_gpus > 1 else 0
+    )  # weights that are whole before they are divided
+    if loads > (found.reserved_bytes or found.peak_allocated_bytes).value:
+        found = found.model_copy(update={"reserved_bytes": interval_around(loads, RESERVED_RATIOS)})
     gap = model.device_over_reserved_bytes if model and model.device == spec.device else None
-    beyond = {"device_bytes": device_tier(found.reserved_bytes, gap)}
+    beyond = {"device_bytes": device_tier(found.reserved_bytes, gap)} | _on_host(spec, found)
     return found.model_copy(update=beyond | {"num_gpus": spec.num_gpus, "sharding": spec.sharding})
+
+
+def _on_host(spec: CellSpec, found: Prediction) -> dict[str, Any]:
+    """Host memory of a rank that offloads, by arithmetic; nothing where a family has none."""
+    if spec.offload == "none":
+        return {}
+    from vramprobe.predict import host_memory
+
+    try:
+        return {
+            "host_bytes": host_memory.of_rank_bytes(spec),
+            "warnings": [*found.warnings, host_memory.in_words(spec)],
+        }
+    except UnsupportedArchitecture:
+        return {}
 
 
 def _card(gpu: catalog.Gpu | None) -> catalog.Gpu:
@@ -220,7 +241,12 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
             "vramprobe measure --device cpu"
         )
     if spec.is_spread:
-        raise NoRecipe(f"a recipe is of one rank, and {spec.sharding} has one process for all GPUs; use engine formula")
+        cards = f"{_card(gpu).short_name} x{spec.num_gpus}"
+        raise NoRecipe(
+            f"a recipe is of one rank, and {spec.sharding} has one process for all GPUs; it is run instead: "
+            f"vramprobe measure with these options and --emulate '{cards}', or your own command: vramprobe profile "
+            f"--emulate '{cards}' --empty-weights -- COMMAND"
+        )
     if spec.sharding is not None and (reasons := reasons_not_run(recorded_as(spec))):
         raise NoRecipe("; ".join(reasons))
     if _card(gpu).vendor != "NVIDIA":

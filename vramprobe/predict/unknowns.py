@@ -77,8 +77,6 @@ def unknowns(
     if found.reserved_bytes is not None and spec.num_gpus == 1:
         ends["fragmentation"] = (0, 0), _share((FRAGMENTATION, FRAGMENTATION), reserved)
     tells = _TELLS | (_TELLS_OF_RANKS if spec.num_gpus > 1 else {})
-    if spec.is_spread:  # which is not recorded
-        tells["versions"] = "older libraries take more"
     listed = [
         Unknown(name=name, allocated=first, reserved=second, tell=tells[name])
         for name, (first, second) in ends.items()

@@ -39,14 +39,17 @@ class Verdict(Frozen):
 def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
     """Judge the predicted cell on ``gpu``: by the device tier where it is known, else beside the most that the driver
     and a CUDA context take of this card (catalog/contexts.py). It is tight if it fits only because cached blocks are
-    freed. Raises VramprobeError where the GPU's size is not known.
+    freed; a near prediction is tight wherever its interval leaves it open. Raises VramprobeError where the GPU's size
+    is not known.
     """
+    if prediction.engine == "near":
+        return _of_near(prediction, gpu)
     judged = _judged(
         gpu,
         prediction.peak_allocated_bytes,
         prediction.reserved_bytes,
         prediction.device_bytes,
-        num_gpus=prediction.num_gpus if prediction.cards is None else 1,  # a single process needs no NCCL
+        num_gpus=prediction.num_gpus,
     )
     within = prediction.within
     if judged.verdict != "does not fit" or within is None or within.limit_bytes > judged.usable_bytes:
@@ -61,6 +64,18 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
             f"{judged.reason}: the allocator gives its cached blocks back {times}, which takes time",
         }
     )
+
+
+def _of_near(prediction: Prediction, gpu: HasMemory) -> Verdict:
+    """It fits where all of the reserved interval does, and does not where not even the least tensors do."""
+    allocated, reserved = prediction.peak_allocated_bytes, prediction.reserved_bytes
+    assert reserved is not None
+    judged = _judged(gpu, allocated, reserved, None, num_gpus=prediction.num_gpus)
+    answer: Literal["fits", "tight", "does not fit"] = "fits" if judged.verdict == "fits" else "tight"
+    if allocated.low > judged.usable_bytes:
+        answer = "does not fit"
+    reason = f"near, {judged.reason}, {format_bytes(allocated.value)} allocated"
+    return judged.model_copy(update={"verdict": answer, "reason": reason})
 
 
 def _judged(

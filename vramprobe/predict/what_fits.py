@@ -1,7 +1,7 @@
 """Find what fits a GPU: the largest batch, length or model of a cell, and the fewest GPUs, for cells in words.
 
-In: a cell's words without the one that is asked for, and a GPU. Out: a Largest, a MinGpus. By arithmetic, or by a
-recording.
+In: a cell's words without the one that is asked for, and a GPU. Out: a Largest, a MinGpus. On one GPU by arithmetic, or
+by a recording; on several by recordings, but the largest model, which is near.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
     """The largest batch of a cell that fits on ``gpu``; ``options`` are those of :func:`predict`.
 
     Exact, by bisection; on CUDA by the allocator's replay, near what arithmetic alone says. Raises VramprobeError where
-    not even 1 fits. Without arithmetic for the architecture, by recordings on an emulated ``gpu``: about a minute, of
-    which ``say`` hears.
+    not even 1 fits. Of a rank of several, and without arithmetic for the architecture, by recordings on an emulated
+    ``gpu``: about a minute, of which ``say`` hears.
     """
     return _largest_count("batch_size", gpu, 1, seq_len=seq_len, batch_size=1, **options)
 
@@ -50,21 +50,24 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
     """The largest model of the catalog that fits on ``gpu``; ``options`` are those of :func:`predict` but the model.
 
     Models without arithmetic are named and not judged; with engine recipe those that may be the answer are recorded,
-    seconds to a minute each, of which ``say`` hears.
+    seconds to a minute each, of which ``say`` hears. On several GPUs near, unless by engine recipe.
     """
     from vramprobe.predict import largest
 
-    words, judge, *_ = _asked(gpu, options, engine="formula")
+    card, several = catalog.gpu_or_size(gpu), (options.get("num_gpus") or 1) > 1
+    words, judge, *_ = _asked(gpu, options, engine="recipe" if several else "formula")
     is_divided = rules_of(options.get("sharding")).module == "tensor_parallel"
-    records = engine_for(options.get("engine", "auto"), options) == "recipe"
+    records = options.get("engine") == "recipe"
     record = _asked(gpu, options, engine="recipe").judge if records else None
+    if several:
+        judge = _nearly(card)
 
     def named(slug: str) -> spec.CellSpec | str:
         try:
             one = cell_on_ranks(model=slug, **words)
         except SpecError as error:
             return str(error)
-        return (cannot_shard(one) if is_divided else None) or one
+        return (cannot_shard(one) if several else None) or one
 
     cells = [(entry.name, named(entry.name)) for entry in catalog.list_models()]
     if all(isinstance(one, str) for _, one in cells):
@@ -73,7 +76,20 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
         raise UnsupportedArchitecture(
             "there is no arithmetic for sharding tp: give engine recipe, which records the models that may be it"
         )
-    return largest.largest_model(cells, judge, catalog.gpu_or_size(gpu).name, record)
+    return largest.largest_model(cells, judge, card.name, record)
+
+
+def _nearly(card: catalog.Gpu) -> Judge:
+    """Judge one rank of several, near."""
+    from vramprobe.predict.largest import Judged
+    from vramprobe.predict.shares import near
+    from vramprobe.predict.verdict import verdict
+
+    def judge(one: spec.CellSpec) -> Judged:
+        prediction = near(one, card)
+        return Judged(prediction, verdict(prediction, card))
+
+    return judge
 
 
 def min_gpus(
@@ -82,24 +98,21 @@ def min_gpus(
     sharding: Sharding,
     fit: str | Path | MemoryModel | None = None,
     offload: Offload | None = None,
-    allow_extrapolation: bool = False,
-    engine: Literal["auto", "formula", "recipe"] = "auto",
+    engine: Literal["auto", "recipe"] = "auto",
     say: Callable[[str], None] = lambda words: None,
     **options: Any,
 ) -> MinGpus:
-    """The fewest of ``gpu`` on which each rank of a cell fits under ``sharding``, not measured.
+    """The fewest of ``gpu``, a power of two, on which the first rank of a cell fits under ``sharding``.
 
-    By arithmetic; without that for the architecture, or by ``engine`` recipe, the least power of two, by recordings of
-    the first rank, of which ``say`` hears: seconds to a minute each.
+    By recordings on the emulated ``gpu``, of which ``say`` hears: seconds to a minute each, two to five of them.
     """
     from vramprobe.predict import fewest
 
     sharding, offload = meant("sharding", sharding), _known_offload(offload)
     one = _sharded_cell(options).model_copy(update={"sharding": sharding, "offload": offload or "none"})
     card, model = catalog.gpu_or_size(gpu), given_fit(None if str(fit) == "none" else fit)
-    if _engine_of(one, engine) == "recipe":
-        return fewest.recorded_min_gpus(one, card, model, say)
-    return fewest.min_gpus(one, card, model, allow_extrapolation=allow_extrapolation, replays=fit is None)
+    engine_for(engine, {"num_gpus": 2})  # formula is refused
+    return fewest.min_gpus(one, card, model, say)
 
 
 def _sharded_cell(options: dict[str, Any]) -> spec.CellSpec:
@@ -110,12 +123,8 @@ def _sharded_cell(options: dict[str, Any]) -> spec.CellSpec:
     return one
 
 
-def _engine_of(one: spec.CellSpec, engine: str) -> str:
-    """formula or recipe; of ``auto`` the first that knows the architecture and the sharding."""
-    if engine_for(engine, {}) != "auto":
-        return engine
-    if rules_of(one.sharding).module == "tensor_parallel":
-        return "recipe"
+def _engine_of(one: spec.CellSpec) -> str:
+    """formula or recipe: the first that knows the architecture."""
     try:
         architecture(one.architecture)
     except UnsupportedArchitecture:
@@ -139,36 +148,29 @@ class Fewest(NamedTuple):
 
 
 def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options: Any) -> Fewest:
-    """The fewest of ``gpu`` by every kind of sharding that divides a model, of ranks and of one process.
+    """The fewest of ``gpu`` under fsdp, or under the first kind of sharding that divides a model and can do this.
 
-    ``options`` are those of min_gpus but the sharding; by recordings, of fsdp alone. Raises SpecError where no kind
-    does it, UnsupportedArchitecture where ranks cannot be counted, and what min_gpus raises.
+    ``options`` are those of min_gpus but the sharding. Raises SpecError where no kind does it, and as min_gpus.
     """
     from vramprobe.predict.fewest import why_not
 
     offload = _known_offload(offload)
-    words = {name: it for name, it in options.items() if name not in ("fit", "allow_extrapolation", "engine", "say")}
-    one = _sharded_cell(words)
-    if _engine_of(one, options.get("engine", "auto")) == "recipe":
-        others = [name for name, rules in SHARDINGS.items() if rules.answers_min_gpus and name != SHARDING]
-        answer = min_gpus(gpu=gpu, sharding=SHARDING, offload=offload, **options)
-        return Fewest([answer], {"each is recorded where it is named: --sharding": others})
-    answers: list[MinGpus] = []
-    left_out: dict[str, list[str]] = {}
-    for kind in (name for name, rules in SHARDINGS.items() if rules.answers_min_gpus):
+    one = _sharded_cell({name: it for name, it in options.items() if name not in ("fit", "engine", "say")})
+    able, left_out = [], {}
+    for kind in sorted(
+        (name for name, row in SHARDINGS.items() if row.answers_min_gpus), key=lambda it: it != SHARDING
+    ):
         reason = why_not(one.model_copy(update={"sharding": kind, "offload": offload or "none"}))
         if reason is None:
-            try:
-                answers.append(min_gpus(gpu=gpu, sharding=kind, offload=offload, **options))
-                continue
-            except (SpecError, UnsupportedArchitecture) as error:
-                if rules_of(kind).has_ranks:
-                    raise
-                reason = str(error)
-        left_out.setdefault(reason.replace(f" under {kind}", ""), []).append(kind)
-    if not answers:
+            able.append(kind)
+        else:
+            left_out.setdefault(reason.replace(f" under {kind}", ""), []).append(kind)
+    if not able:
         raise SpecError(f"no kind of sharding that divides a model does this: {next(iter(left_out))}")
-    return Fewest(answers, left_out)
+    first, *others = able
+    if others:
+        left_out["each is recorded where it is named: --sharding"] = others
+    return Fewest([min_gpus(gpu=gpu, sharding=first, offload=offload, **options)], left_out)
 
 
 def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: int, **options: Any) -> Largest:
@@ -177,7 +179,7 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
     allow, engine = options.get("allow_extrapolation", False), engine_for(options.get("engine", "auto"), options)
     asked = _asked(gpu, options, engine="formula" if engine == "auto" else engine)
     one = cell_on_ranks(**asked.words)
-    if engine == "auto" and _engine_of(one, engine) == "recipe":
+    if engine == "auto" and _engine_of(one) == "recipe":
         engine, asked = "recipe", _asked(gpu, options, engine="recipe")
     if engine == "recipe":
         return _largest_recorded(question, one, gpu, asked, options.get("say", lambda words: None))
@@ -276,6 +278,6 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
 
     is_replayed = engine == "formula" and words["device"] != "cpu"
     by_fit = sharding is None and replays is not None and replays.reserved_over_replayed is not None
-    if not is_replayed or not (by_fit or (sharding is not None and fit is None)):
+    if not (is_replayed and by_fit):
         return _Asked(words, judge_by(model, replays=False), model)
     return _Asked(words, judge_by(model, replays=False), model, judge_by(replays, replays=True), replays)

@@ -25,8 +25,12 @@ from vramprobe.units import few_digits, format_hours, format_usd
 #: Of predict's warnings, those that hold for every answer here.
 _SAID_OF_ALL = ("arithmetic alone", "one rank of", "reserved memory by the allocator")
 _REPLAYED = (
-    "memory of the answers, and of each method's cheapest and fastest option, by the allocator's replay; of the others "
-    "by arithmetic, and what their load needs: ask predict before you rent one"
+    "memory on one GPU: of the answers, and of each method's cheapest and fastest option, by the allocator's replay; "
+    "of the others by arithmetic: ask predict before you rent one"
+)
+_NEAR = (
+    "memory on several GPUs is near (docs/ranks.md says how near); vramprobe predict --num-gpus N --sharding KIND "
+    "--gpu GPU records one rank exactly, in seconds: ask it before you rent them"
 )
 
 
@@ -103,9 +107,9 @@ def recommended(
     measured: Mapping[str, Measured] = MappingProxyType({}),
     replays: bool = True,
 ) -> Recommendation:
-    """Every option for the question, judged; ``measured``: what records say of a card's speed. ``replays``: the memory
-    of the answers, and of each method's cheapest and fastest option, by the allocator's replay, as predict has it; of
-    the others by arithmetic, with what a rank's load needs. Without it all is by arithmetic, of steps alone.
+    """Every option for the question, judged; ``measured``: what records say of a card's speed. ``replays``: on one
+    GPU the memory of the answers, and of each method's cheapest and fastest option, by the allocator's replay, as
+    predict has it; of the others by arithmetic. On several GPUs it is near (predict/shares.py).
 
     Raises SpecError for a cell that cannot be, UnsupportedArchitecture for a model without arithmetic.
     """
@@ -121,7 +125,6 @@ def recommended(
             sharding=question.sharding,
             fit=fit,
             measured=measured,
-            replays=replays,
         )
         for method in question.methods
     }
@@ -143,7 +146,12 @@ def recommended(
         options=judged(question, options, answers),
         by_method={method: what_it_lacks([one for one in options if one.method == method]) for method in kitchens},
         old_prices=old_dates([one.option.offer for one in answers if one.option and one.option.offer], today),
-        notes=[*_notes(question, options, offers, today, fit), *([_REPLAYED] if replays else []), *_doubts(answers)],
+        notes=[
+            *_notes(question, options, offers, today, fit),
+            *([_REPLAYED] if replays else []),
+            *([_NEAR] if any(one.num_gpus > 1 for one in options) else []),
+            *_doubts(answers),
+        ],
     )
 
 

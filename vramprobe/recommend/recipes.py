@@ -19,14 +19,13 @@ from vramprobe.choices import Sharding
 from vramprobe.kernels.chip import chip_like
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import Verdict, verdict
-from vramprobe.recommend.memory import fit_name, predict_on, replayed_on, with_load
+from vramprobe.recommend.memory import fit_name, predict_on, replayed_on
 from vramprobe.rules.sharding import SHARDINGS, cannot_shard
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit
 from vramprobe.speed.step import Estimate, estimate_work, tokens_per_second
 from vramprobe.speed.work import Work, work_of
-from vramprobe.terms.replayed import load_bytes
 
 Words = dict[str, Any]
 
@@ -80,11 +79,7 @@ class Kitchen:
         sharding: Sharding | None,
         fit: SpeedFit,
         measured: Mapping[str, Measured] | None = None,
-        replays: bool = False,
     ) -> None:
-        """``replays``: what a rank's load needs is looked at, too."""
-        self._replays = replays
-        self._loads: dict[tuple[int, str | None, str], int] = {}
         self._words, self._global_batch, self._sharding = words, global_batch, sharding
         self._fit, self._measured = fit, measured or {}
         self._specs: dict[tuple[Any, ...], CellSpec] = {}
@@ -199,9 +194,11 @@ class Kitchen:
         return self._works[key]
 
     def replay(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> bool:
-        """Judge this way of running it by the allocator's replay from here on; False where it is so already."""
+        """Judge this way of running it by the allocator's replay from here on; False where it is so already, and of
+        several GPUs, of which nothing is replayed.
+        """
         key = recipe, gpu.short_name, num_gpus
-        if key in self._replayed:
+        if num_gpus > 1 or key in self._replayed:
             return False
         self._replayed[key] = replayed_on(self.on_ranks(recipe, gpu, num_gpus), gpu)
         return True
@@ -218,18 +215,8 @@ class Kitchen:
             else:
                 self._predictions[key] = None
                 with suppress(UnsupportedArchitecture):
-                    found = predict_on(spec, gpu)
-                    if self._replays:
-                        found = with_load(found, self._load_bytes(spec))
-                    self._predictions[key] = found
+                    self._predictions[key] = predict_on(spec, gpu)
         return self._predictions[key]
-
-    def _load_bytes(self, spec: CellSpec) -> int:
-        """Bytes that a rank needs at most before its first step: equal for all recipes, except a few ids."""
-        key = spec.num_gpus, spec.sharding, spec.dtype
-        if key not in self._loads:
-            self._loads[key] = load_bytes(spec)
-        return self._loads[key]
 
 
 def _key(recipe: Recipe, gpu: Gpu) -> tuple[Any, ...]:

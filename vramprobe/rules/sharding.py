@@ -1,7 +1,7 @@
 """The rules of a sharding: one row for each kind, and the functions that judge a cell on several GPUs by it.
 
 In: a cell with its ranks. Out: a reason why no library runs it so, and what to do; None where one does. A new kind of
-sharding is a row here and a module of its name in terms/sharding/ and workload/sharding/.
+sharding is a row here and a module of its name in workload/sharding/; searches know it once predict/shares.py does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_RING = ("bloom", "falcon", "gpt2", "gpt_neox", "t5")
 class ShardingRules:
     """Properties of one kind of sharding, and what it can be combined with."""
 
-    module: str  # in terms/sharding/ and workload/sharding/
+    module: str  # in workload/sharding/
     uses_deepspeed: bool = False
     within: str | None = None  # a hybrid: how the ranks of each group share one model
     groups_are_machines: bool = False  # a hybrid: of as many GPUs as each process sees
@@ -121,7 +121,6 @@ SHARDINGS = {
         has_ranks=False,
         shares_batch=True,
         runs_trl=False,
-        answers_min_gpus=True,
         no_offload="what no GPU can hold is not put in host memory here; use more GPUs, or sharding fsdp",
     ),
 }

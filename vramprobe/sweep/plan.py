@@ -18,6 +18,7 @@ from vramprobe.lengths.padding import PaddedData
 from vramprobe.model.memory_model import MemoryModel
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.shares import near
 from vramprobe.predict.verdict import verdict
 from vramprobe.records.record import Environment, RunRecord, Skipped
 from vramprobe.spec import CellSpec
@@ -34,8 +35,6 @@ PlanVerdict = Literal["fits", "risky", "certain oom", "unknown"]
 START_SECONDS = 8.0
 #: Of the cells to run, how many of those that may or may not fit are run first: what they show corrects all others.
 _BOUNDARY_SHARE, _MAX_BOUNDARY_CELLS = 0.1, 6
-#: No rank of benchmarks/truth/recipes.md reserves so many times what it has allocated.
-_MOST_RESERVED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,15 +294,10 @@ def _predictions(
 
 
 def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Prediction:
-    """As predict has it, by the allocator's replay where it knows one; of several cards, which may take a second each,
-    only where the verdict is open without it.
-    """
+    """As predict has it, by the allocator's replay where it knows one; of several GPUs near."""
     gpu = card and card.gpu
     if spec.num_gpus > 1:
-        found = predict(spec, fit, gpu=gpu)
-        room, high = card_bytes(spec, card), found.peak_allocated_bytes.high
-        is_open = room is not None and found.peak_allocated_bytes.value <= room < _MOST_RESERVED * high
-        return predict(spec, fit, gpu=gpu, replays=True, retries=True) if is_open else found
+        return near(spec, gpu)
     try:
         return predict(spec, fit, gpu=gpu, replays=True)
     except OutOfRange:

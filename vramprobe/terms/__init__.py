@@ -1,7 +1,7 @@
 """Terms: a spec and its architecture -> bytes per physical cause, by arithmetic alone.
 
 In: a CellSpec. Out: the ledger and the moments of a step (step/moments.py), and what a run asks of its allocator
-(step/requests.py). Read in this order: tape/, cell/, models/, step/, sharding/. Never imports the workload (the
+(step/requests.py). Read in this order: tape/, cell/, models/, step/. Never imports the workload (the
 independence line) or torch.
 """
 

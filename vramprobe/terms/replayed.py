@@ -7,7 +7,6 @@ allocator's own rules (allocator/allocator.py). No torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from vramprobe.allocator.allocator import CachingAllocator
@@ -64,16 +63,6 @@ def num_alloc_retries(spec: CellSpec, gpu: DecidesMemory, limit_bytes: int) -> i
     return allocator.ledger.num_alloc_retries
 
 
-def load_bytes(spec: CellSpec) -> int:
-    """Bytes allocated at most before the first step; they do not depend on the card.
-
-    Raises UnsupportedArchitecture for what there is no arithmetic for.
-    """
-    allocator = counting_allocator()
-    _run_of(spec, allocator, card_of(None)).load()
-    return allocator.ledger.peak().allocated_bytes
-
-
 def chip_of(gpu: DecidesMemory) -> Chip | None:
     """Return the card's facts that choose its kernels; null for one that is not NVIDIA's."""
     if gpu.capability is None or gpu.num_sms is None:
@@ -98,10 +87,7 @@ def _play(spec: CellSpec, card: _Card, device: Device) -> tuple[CachingAllocator
 
 def _run_of(spec: CellSpec, allocator: CachingAllocator, card: _Card) -> Run:
     workspace_bytes, chip = card
-    run_of: Callable[..., Run] = Run
-    if spec.num_gpus > 1:
-        from vramprobe.terms.sharding.ranks import run_of
-    return run_of(spec, allocator, workspace_bytes=workspace_bytes, chip=chip)
+    return Run(spec, allocator, workspace_bytes=workspace_bytes, chip=chip)
 
 
 def play(run: Run, allocator: CachingAllocator) -> int:

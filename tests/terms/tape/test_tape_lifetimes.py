@@ -18,7 +18,6 @@ from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.spec import resolve
 from vramprobe.terms.cell import parameters
 from vramprobe.terms.cell.setup import setup_of
-from vramprobe.terms.sharding.ranks import run_of
 from vramprobe.terms.step.requests import Run
 from vramprobe.terms.step.walk import one_of_each_kind, play, walk_layers
 from vramprobe.terms.tape.lifetimes import OutlivedStep
@@ -31,13 +30,6 @@ CELLS: dict[str, dict[str, Any]] = {
     "pairs": {"method": "full", "trainer": "orpo"},
     "reference KL": {"method": "lora", "trainer": "kto"},
     "fused loss": {"method": "lora", "fused_linear_cross_entropy": True},
-}
-RANKS: dict[str, dict[str, Any]] = {
-    "ddp": {"sharding": "ddp", "num_gpus": 2},
-    "fsdp": {"sharding": "fsdp", "num_gpus": 2},
-    "fsdp1": {"sharding": "fsdp1", "num_gpus": 2},
-    "zero2": {"sharding": "zero2", "num_gpus": 2},
-    "zero3": {"sharding": "zero3", "num_gpus": 2},
 }
 
 
@@ -70,7 +62,7 @@ def logged(**options: Any) -> Any:
 
 def new_run(**options: Any) -> Run:
     spec = resolve(device="cuda", model="qwen3-0.6b", batch_size=1, seq_len=64, num_layers=3, **options)
-    return run_of(spec, CachingAllocator(), workspace_bytes=1)
+    return Run(spec, CachingAllocator(), workspace_bytes=1)
 
 
 def walked(**options: Any) -> Any:
@@ -90,7 +82,7 @@ def test_moments_are_the_same_while_frames_are_kept(options: dict[str, Any], kee
 
 
 @by_keeper
-@pytest.mark.parametrize("options", [*CELLS.values(), *RANKS.values()], ids=[*CELLS, *RANKS])
+@pytest.mark.parametrize("options", CELLS.values(), ids=CELLS)
 def test_requests_are_the_same_while_frames_are_kept(options: dict[str, Any], keeper: Any) -> None:
     options = {"method": "full"} | options
     expected = logged(**options)

@@ -17,6 +17,7 @@ from vramprobe.architecture import architecture
 from vramprobe.choices import Sharding
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.shares import near
 from vramprobe.predict.uncertainty import ARITHMETIC_SPREAD
 from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, verdict
 from vramprobe.records.record import RunRecord
@@ -149,9 +150,16 @@ class Cells:
         return _peak_of(self._predicted(options), options, aside_bytes=CONTEXT_ALLOWANCE_BYTES)
 
     def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> CellPeak:
-        """The allocated peak of one rank of several, as predict counts it."""
+        """The allocated peak of one rank of several, near."""
         ranks = {"sharding": sharding, "num_gpus": num_gpus}
-        return _peak_of(self._predicted(options, ranks), {**options, **ranks}, aside_bytes=0)
+        found = near(self.spec(options).model_copy(update=ranks)).peak_allocated_bytes
+        words = ", ".join(f"{name}={value!r}" for name, value in ({"device": "cuda"} | dict(options) | ranks).items())
+        code = (
+            f"from vramprobe.predict import questions, shares; cell = questions.cell_on_ranks({words}); "
+            "print(shares.near(cell).peak_allocated_bytes.value)"
+        )
+        source = Source(command=f'python -c "{code}"', reads=None, value=found.value)
+        return CellPeak(source=source, low=found.low, high=found.high, engine="near")
 
     def beside_states(self, options: Options) -> Source:
         """The most bytes that a moment of the step holds beside the states: no one moment's number in predict."""
@@ -166,11 +174,10 @@ class Cells:
         )
         return Source(command=f'python -c "{code}"', reads=None, value=value)
 
-    def _predicted(self, options: Options, ranks: Options | None = None) -> Prediction:
-        key = tuple(sorted({**options, **(ranks or {})}.items()))
+    def _predicted(self, options: Options) -> Prediction:
+        key = tuple(sorted(options.items()))
         if key not in self._predictions:
-            spec = self.spec(options)
-            self._predictions[key] = predict(spec.model_copy(update=dict(ranks)) if ranks else spec)
+            self._predictions[key] = predict(self.spec(options))
         return self._predictions[key]
 
 

@@ -22,8 +22,9 @@ from vramprobe.literature.claims.cells import Cells, Source
 from vramprobe.literature.claims.names import ANY_SIZE, ExpressionNames, Row, settings
 from vramprobe.literature.expressions import ExpressionError, evaluate, expression
 from vramprobe.predict.bisection import first_of
-from vramprobe.predict.fewest import MAX_GPUS
 
+#: Beyond this many GPUs no answer is sought.
+MAX_GPUS = 4096
 Words = dict[str, str]
 Mode = Literal["value", "low", "high"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import vramprobe
 from vramprobe import catalog
 from vramprobe.log.meanings import MEANINGS
-from vramprobe.predict.replay import ALLOCATED_RATIOS, RESERVED_RATIOS
+from vramprobe.predict.recipe_replay import ALLOCATED_RATIOS, RESERVED_RATIOS
 from vramprobe.predict.verdict import TIGHT_SHARE, basis_of_verdict, usable_bytes
 from vramprobe.recipe.shipped import CARD_OF_CAPABILITY
 from vramprobe.report.page import page_book

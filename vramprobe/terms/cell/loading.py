@@ -112,11 +112,6 @@ def _load_quantised(
     allocator.free("tile")
 
 
-def packed_number(quant: str) -> int:
-    """Which of a quantised weight's parts is the weight."""
-    return 0 if quant in parameters.DOUBLE_QUANTISED else 1
-
-
 def _quantise(spec: CellSpec, name: str, tensor: Tensor, allocator: Allocator) -> None:
     """bitsandbytes' functional.quantize_4bit and Int8Params: the whole weight stands until its parts do, and so do in 8
     bits its copy in fp16, under double quantisation the scales, and what these are less their mean.

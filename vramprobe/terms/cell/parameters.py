@@ -77,13 +77,6 @@ def _is_vision(name: str) -> bool:
     return name.startswith("visual.")
 
 
-def part_of(tensor: Tensor) -> str:
-    """Which part of a model a tensor outside its layers is: embedding, norm or head."""
-    if tensor.name.startswith("lm_head."):
-        return "head"
-    return "embedding" if "embed_tokens" in tensor.name else "norm"
-
-
 def _base_dtype(spec: CellSpec, parameter: Parameter, *, own_linear: bool) -> str:
     name, role = parameter.name, parameter.role
     is_quantised = spec.quant != "none" and not own_linear  # its linear layers

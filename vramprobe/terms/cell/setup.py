@@ -92,11 +92,8 @@ def setup_of(
     arch: Architecture,
     tensors: tuple[Tensor, ...],
     chip: Chip = A100,
-    adapter_input: str | None = None,
-    is_zero3: bool = False,
 ) -> Setup:
-    """The Setup of a cell; ``chip``: whose attention kernels run; ``adapter_input``: see Setup;
-    ``is_zero3``: without autocast, in linear layers of DeepSpeed's.
+    """The Setup of a cell; ``chip``: whose attention kernels run.
 
     Raises UnsupportedArchitecture for what there is no arithmetic for: padding, a compiled model, some attention; and
     SpecError for flash_attention_2 on a card without.
@@ -130,8 +127,7 @@ def setup_of(
         sizes=sizes,
         device=spec.device,
         quant=spec.quant,
-        autocast="none" if is_zero3 else spec.autocast,
-        linears_save_inputs=is_zero3,
+        autocast=spec.autocast,
         attn=spec.attn,
         lora_dropout=spec.lora_dropout or 0.0,
         dora=spec.dora,
@@ -143,7 +139,6 @@ def setup_of(
         loss_chunk=loss_chunk,
         sorted_ids=sorted_ids,
         chip=chip,
-        adapter_input=adapter_input,
         pixels=pixels_of(spec, arch.tower),
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )

@@ -79,9 +79,6 @@ def _sdpa(setup: Setup, query: Value, key: Value, value: Value, *, is_masked: bo
     bias = query.tape.new(setup.batch_size * setup.seq_len**2, query.dtype) if is_masked else None
     if kernel(setup, query.dtype, masked=is_masked) == "math":
         return _math(setup, query, key, value, bias)
-    shared = query.tape.shared_attention(query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads)
-    if shared is not None:
-        return shared
     # The memory-efficient kernel rounds the length up to a multiple of 32 for its log-sum-exps, which is not counted.
     arch = setup.arch
     sizes = setup.batch_size, arch.num_heads, setup.seq_len, arch.head_size, arch.value_size or arch.head_size

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, VARIANTS, Architecture
-from vramprobe.terms.cell.parameters import part_of
 from vramprobe.terms.models import falcon, gpt_oss, llama, llama4, mla, preference, relatives, variants, vision
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.chunked_nll import chunked_nll
@@ -43,19 +42,15 @@ def forward(model: Model) -> Value:
         elif model.setup.loss == "liger":
             loss = fused_linear_cross_entropy(model, hidden)
         else:
-            tape.come_to_part("head")
-            logits, put = model.logits(tape.brought(hidden)), model.arch.habits.logits
+            logits, put = model.logits(hidden), model.arch.habits.logits
             if put == "shifted copy":
                 logits = op.cast(logits, "fp32")  # the model's own forward does that, and drops those of 16 bits
             shifts = put != "labels padded"
             loss = op.cross_entropy(logits, model.setup.batch_size, model.setup.seq_len, shifts_logits=shifts)
-            tape.come_to_part("batch")
-            logits, loss = tape.brought(logits), tape.brought(loss)
     model.leave_autocast()
     if model.setup.loss == "nll":  # others make no logits
         outputs = logits
         if tape.raises_outputs and model.setup.autocast != "none":
-            tape.come_to_output()
             outputs = op.cast(logits, "fp32")  # accelerate hands out no other
         if tape.keeps_outputs:
             tape.kept = [loss, outputs, *model.inputs]  # and what was kept before goes
@@ -69,21 +64,15 @@ def last_hidden(model: Model, of: str = "") -> Value:
     tape = model.tape
     embed, layer, finish = _family(model.arch)
     tape.at("forward", of + "embedding")
-    tape.come_to_part("embedding")
     hidden = embed(model)
     model.held.append(hidden)
     for index in model.layers:
         model.enter(index)
         tape.at("forward", of + layer_place(model.arch, index))
-        tape.come_to_part(index)
-        given = model.brought(hidden)
-        hidden = _checkpointed(model, layer, given) if model.setup.gradient_checkpointing else layer(model, given)
-        del given
+        hidden = _checkpointed(model, layer, hidden) if model.setup.gradient_checkpointing else layer(model, hidden)
         model.held_in_layer = None
-        model.leave_layer()
     tape.at("forward", of + "loss")
-    tape.come_to_part("norm")
-    hidden = finish(model, tape.brought(hidden))
+    hidden = finish(model, hidden)
     model.end_of_layers()
     return hidden
 
@@ -96,7 +85,6 @@ def make_gradients(model: Model) -> None:
         tape.at("forward", layer_place(model.arch, index))
         for name, tensor in model.tensors.items():
             if tensor.trained and (tensor.per_layer or index == 0) and model.has(name):
-                tape.come_to_part(index if tensor.per_layer else part_of(tensor))
                 tape.make_gradient(model.weight(name))
 
 
@@ -127,7 +115,6 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
     tape.keep(hidden, "checkpoint_store")
 
     def run_again(hidden: Value = hidden, state: Value | None = state) -> Value:
-        tape.come_to_part(index)
         model.layer, model.tables, model.shared = index, tables, shared
         now = state and op.value_like(state)  # fork_rng puts the present state back afterwards
         try:

@@ -31,7 +31,7 @@ def embed(model: Model, name: str = "model.embed_tokens.weight", make_tables: Ta
     if model.arch.scales_residuals:
         hidden = op.scaled(hidden)
     hidden = model.dropout(hidden, model.arch.embedding_dropout)
-    model.share(model.tape.new(0 if model.tape.has_parts else model.setup.seq_len, "int64"), hidden.dtype)
+    model.share(model.tape.new(model.setup.seq_len, "int64"), hidden.dtype)
     make_tables(model, hidden.dtype)
     return hidden
 

@@ -29,7 +29,6 @@ class Model(Weights):
         # What the layer is handed, and what its checkpoint holds: rotary cos and sin; position ids and mask.
         self.tables: tuple[Value, ...] | None = None
         self.shared: tuple[Value, ...] = ()
-        self._handed: tuple[tuple[Value, ...] | None, tuple[Value, ...]] | None = None  # both, where layers get copies
         self._all_tables: list[tuple[Value, Value]] = []  # alive in forward, for layers of each kind
         self._masks: dict[bool, Value] = {}  # by whether the layer slides
         self.held_in_layer: Value | None = None  # the attention's weights, which a layer's code has in a variable
@@ -152,25 +151,12 @@ class Model(Weights):
                 allowed = self._allowed(setup.batch_size * numel, slides=slides)
                 self._masks[slides] = self.tape.new(allowed.numel, dtype)
                 del allowed
-        elif self.tape.leaps:
-            self._masks = {False: self._of_packed(setup.batch_size * numel)}
         elif setup.attn == "sdpa" and (arch.model_type == "falcon" or setup.beyond_window):
             # Falcon asks for a mask always (allow_is_causal_skip=False).
             slides = arch.model_type != "falcon"
             # A chunk begins where a row's padding ends, so that its mask is one of each row.
             numel *= setup.batch_size if arch.model_type == "llama4_text" else 1
             self._masks = {slides: self._allowed(numel, slides=slides)}
-
-    def _of_packed(self, numel: int) -> Value:
-        """The bools of a mask of several sequences in one: which are the same one's, and which are before."""
-        tape = self.tape
-        same = tape.new(numel, "bool")
-        allowed = tape.new(numel, "bool")
-        del same
-        before = tape.new(numel, "bool")
-        allowed = tape.new(numel, "bool")
-        del before
-        return allowed
 
     def _allowed(self, numel: int, *, slides: bool) -> Value:
         """The bools of a mask; of one that slides in the window, and behind (masking_utils.py, ``and_masks``)."""
@@ -193,27 +179,12 @@ class Model(Weights):
         checkpoints."""
         if repeats_heads(self.setup) and not self.setup.gradient_checkpointing:
             self.cache += [key, value]
-        out, self.held_in_layer = attend(self.setup, query, key, value, None if self.tape.has_parts else self.mask)
+        out, self.held_in_layer = attend(self.setup, query, key, value, self.mask)
         return out
 
     def heads_product(self, left: Value, right: Value, numel: int) -> Value:
         """``torch.matmul`` of two values laid out by heads, under the cell's autocast."""
         return product(left, right, numel, self.setup.batch_size, self.setup.autocast)
-
-    def brought(self, hidden: Value) -> Value:
-        """The layer's input where the layer lies, and there what else it is handed."""
-        tape = self.tape
-        self._handed = self.tables, self.shared
-        hidden = tape.brought(hidden)
-        self.tables = self.tables and tuple([tape.brought(one) for one in self.tables])
-        self.shared = tuple([tape.brought(one) for one in self.shared])
-        return hidden
-
-    def leave_layer(self) -> None:
-        """What was brought to the layer goes, but for what backward holds."""
-        if self._handed is not None:
-            self.tables, self.shared = self._handed
-            self._handed = None
 
     def end_of_layers(self) -> None:
         """The model's own forward returns: its variables go."""
@@ -230,11 +201,10 @@ class Model(Weights):
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer of a kind; the head's own half is repeated."""
         # As position ids have them.
-        rows = self.setup.batch_size if self.tape.has_parts or self.arch.tower is not None else 1
+        rows = self.setup.batch_size if self.arch.tower is not None else 1
         numel = rows * self.setup.seq_len * self.arch.rotary_size
         if self.arch.model_type in ("olmo2", "olmo3"):  # which turn heads in fp32
             dtype = "fp32"
-        self.tape.come_to_part("rotary")
         for _ in range(self.arch.num_rotary_tables):
             # In fp32 without a graph: each position's angles, twice, and cos and sin of these, scaled, then cast to the
             # hidden states' dtype.

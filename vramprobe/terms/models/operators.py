@@ -362,10 +362,7 @@ def cross_entropy(logits: Value, batch_size: int, seq_len: int, *, shifts_logits
     if shifts_logits:
         logits = tape.new_like(whole)
         tape.record([whole], [logits], [], lambda grads: [value_like(grads[0])])
-    tape.come_to_part("batch")
-    shifted = [] if tape.has_parts else shifted_labels(tape, batch_size, seq_len)[-1:]  # parts' are shifted before
-    tape.come_to_part("head")
-    labels = [tape.brought(one) for one in shifted]
+    labels = shifted_labels(tape, batch_size, seq_len)[-1:]
     logs = tape.new_like(logits)
     tape.record([logits], [logs], [logs], lambda grads: [value_like(grads[0])])
     loss, weight = tape.new(1, "fp32"), tape.new(1, "fp32")

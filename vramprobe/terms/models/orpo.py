@@ -24,11 +24,9 @@ def orpo(model: Model, last_hidden: Hidden) -> Value:
     joined = [tape.new(num_tokens, "int64", "logits") for _ in range(3)]  # both halves' ids, mask and labels
     hidden = last_hidden(model, "")
     with tape.cause("logits", saved="logits"):
-        tape.come_to_part("head")
         logits = model.logits(hidden)
         del hidden
         model.leave_autocast()
-        tape.come_to_output()
         if model.setup.autocast != "none" and not tape.casts_weights:
             logits = op.cast(logits, "fp32")
         labels = tape.new(num_tokens, "int64")

@@ -25,7 +25,6 @@ def reward(model: Model, last_hidden: Hidden) -> Value:
         rewards = _of_last_tokens(model, model.logits(hidden))
         del hidden
         model.leave_autocast()
-        tape.come_to_output()
         if model.setup.autocast != "none" and not tape.casts_weights:  # accelerate hands out fp32
             rewards = op.cast(rewards, "fp32")
         dtype = rewards.dtype

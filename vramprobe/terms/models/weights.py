@@ -92,15 +92,3 @@ class Weights:
     def leaves(self) -> Iterator[Leaf]:
         """Where gradients end, of the trained weights that were used."""
         return (weight.node for weight in self._weights.values() if isinstance(weight.node, Leaf))
-
-    def names_in_use(self) -> list[str]:
-        """The names of weights in the order in which forward first asked for them."""
-        return list(dict.fromkeys([name for name, _ in self._weights]))
-
-    def leaf_names(self) -> list[tuple[Leaf, str, int]]:
-        """The same with the names of their weights and the layer, 0 for what is outside them."""
-        return [
-            (weight.node, name, layer)
-            for (name, layer), weight in self._weights.items()
-            if isinstance(weight.node, Leaf)
-        ]

@@ -8,9 +8,8 @@ size and length. Never imports the workload or torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.kernels.chip import A100, Chip
@@ -83,8 +82,6 @@ class Course:
     at_step: dict[str, int]
     setup: Setup
     gradient_remainders: int = 0  # of all gradients' blocks; as many of them are counted as there are gradients
-    ranks: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # the same on several GPUs, kept (ranks.py)
-    rank_moments: dict[tuple[Any, ...], list[Moment]] = field(default_factory=dict)  # of sizes that were asked for
 
     @cached_property
     def walk(self) -> Walk:

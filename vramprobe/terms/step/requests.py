@@ -150,7 +150,6 @@ class Run:
             loss, gradient = families.forward(model), tape.new(1, "fp32")  # both in variables until backward returns
             tape.thread = "backward"
             tape.backward(loss.node, gradient)
-            tape.end_backward()
             tape.thread = "forward"
             del loss, gradient
             model.end_of_step()

@@ -55,12 +55,12 @@ Place = tuple[str, str]  # a phase, and where in it
 class Storage:
     """One allocation. It is freed when the last Value on it dies."""
 
-    __slots__ = ("at", "cause", "middle_layer_bytes", "num_bytes", "num_values", "stream")
+    __slots__ = ("at", "cause", "middle_layer_bytes", "num_bytes", "num_values")
     at: tuple[int, int]  # in which chunk it is asked for, as which of its requests: a log of requests says so
     middle_layer_bytes: dict[str, int] | None  # an account says so: that of the middle layer that made it
 
-    def __init__(self, num_bytes: int, cause: str, stream: int) -> None:
-        self.num_bytes, self.cause, self.stream = num_bytes, cause, stream
+    def __init__(self, num_bytes: int, cause: str) -> None:
+        self.num_bytes, self.cause = num_bytes, cause
         self.num_values = 1  # the one it is made for
 
 

@@ -20,8 +20,6 @@ from vramprobe.terms.tape.tape import MIDDLE_LAYER, WORKSPACE, PlaceLog
 SAMPLED = 4
 _END = SAMPLED // 2
 _TEMPLATE = _END - 1
-#: A request on another stream than the first has that one's number so many bytes up.
-STREAM = 1 << 48
 
 Region = tuple[str, int]  # forward, backward, or what a pass without a graph is called; of which micro-step
 Freed = tuple[int, int]  # what is given back: in which chunk it was asked for, as which of its requests
@@ -37,13 +35,12 @@ class Chunk:
         self, place: Place, tokens: list[Token] | None = None, num_requests: int = 0, micro_step: int = 0
     ) -> None:
         self.place, self.tokens, self.num_requests, self.micro_step = place, tokens or [], num_requests, micro_step
-        self.arrived: list[int] = []  # bytes of the gradients that arrive here, under DDP
         self.goes_on = False  # no tokens, but what the two chunks before it ask for, a step of the same width on
 
     def with_tokens(self, tokens: list[Token] | None) -> Chunk:
         """One like this, in which something else is asked for or given back; null: which goes on."""
         made = Chunk(self.place, tokens, self.num_requests, self.micro_step)
-        made.arrived, made.goes_on = self.arrived, tokens is None
+        made.goes_on = tokens is None
         return made
 
 
@@ -53,7 +50,6 @@ def chunks_of(log: Sequence[PlaceLog]) -> list[Chunk]:
     num_alive = 0
     for number, one in enumerate(log):
         chunk = Chunk(one.place, micro_step=one.micro_step)
-        chunk.arrived = one.arrived
         for storage, before, after in one.entries:
             if storage is None:
                 if after == WORKSPACE:
@@ -61,7 +57,7 @@ def chunks_of(log: Sequence[PlaceLog]) -> list[Chunk]:
             elif before is None:
                 storage.at = (number, chunk.num_requests)
                 chunk.num_requests += 1
-                chunk.tokens.append(storage.num_bytes + storage.stream * STREAM)
+                chunk.tokens.append(storage.num_bytes)
                 num_alive += 1
             elif after is None:
                 chunk.tokens.append(storage.at)

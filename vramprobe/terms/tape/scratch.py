@@ -34,10 +34,3 @@ class Asked:
         if key not in self._attentions:
             self._attentions[key] = workspaces(self.chip, sizes, dtype, has_mask=has_mask, dropout=dropout)
         return self._attentions[key]
-
-    def is_alike(self, chip: Chip) -> bool:
-        """Whether this chip's workspaces are the same for all that was asked."""
-        return all(sum_of_rows(chip, *key) == taken for key, taken in self._sums.items()) and all(
-            workspaces(chip, sizes, dtype, has_mask=has_mask, dropout=dropout) == taken
-            for (sizes, dtype, has_mask, dropout), taken in self._attentions.items()
-        )

@@ -9,7 +9,7 @@ carry the polynomial through sums, multiples and exact quotients, and one walk a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 #: 1, b, s, b·s, s² and b·s², as the digits have them from the lowest.
@@ -30,10 +30,9 @@ class OpenSizes:
     digit_bits: int
     batch_size: int
     seq_len: int
-    num_others: int = 0  # other sizes that are left open, in the digits above those of batch and length
 
     def resolved(self, count: int, monomials: Sequence[int]) -> int:
-        """What a count comes to for the cell with these monomials, or with these other sizes."""
+        """What a count comes to for the cell with these monomials."""
         bits, mask, total = self.digit_bits, (1 << self.digit_bits) - 1, 0
         for monomial in monomials:
             if not count:
@@ -57,21 +56,8 @@ class OpenSizes:
 
     @cached_property
     def _spare_bits(self) -> int:
-        positions = range(_NUM_DIGITS + self.num_others)
+        positions = range(_NUM_DIGITS)
         return sum(1 << (position + 1) * self.digit_bits - 1 for position in positions)
-
-    def with_others(self, count: int) -> OpenSizes:
-        """The same with so many other sizes left open, of which no multiple is met."""
-        return replace(self, num_others=count)
-
-    def other(self, index: int) -> int:
-        """What stands for one of the other sizes."""
-        return 1 << (_NUM_DIGITS + index) * self.digit_bits
-
-    def closed(self, count: int, others: Sequence[int]) -> int:
-        """A count once the other sizes are known: batch and length alone are still open in it."""
-        bits = _NUM_DIGITS * self.digit_bits
-        return (count & (1 << bits) - 1) + self.resolved(count >> bits, others)
 
 
 def open_sizes(batch_size: int, seq_len: int, digit_bits: int) -> OpenSizes:

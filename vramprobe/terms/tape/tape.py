@@ -71,14 +71,12 @@ class PlaceLog:
     def __init__(self, place: Place, micro_step: int) -> None:
         self.place, self.micro_step = place, micro_step
         self.entries: list[Entry] = []
-        self.arrived: list[int] = []  # bytes of the gradients that come here, where a tape notes them (ddp.py)
 
 
 class Tape:
-    """The log of a step, and the autograd engine that plays it. Subclasses are what several ranks do otherwise."""
+    """The log of a step, and the autograd engine that plays it. A rank of several casts otherwise."""
 
     causes = CAUSES
-    has_parts = False  # whether this rank has a part of each sequence (context_parallel.py)
     casts_weights = False  # whether mixed precision is that of the weights, and the outputs stay in 16 bits
     raises_outputs = False  # whether accelerate hands out the logits of autocast in fp32
 
@@ -93,7 +91,6 @@ class Tape:
         self.asked: Asked | None = None  # the chip whose kernels' scratch is written, too; null: it is left out
         self.place: Place = ("forward", "start")
         self.micro_step = 0
-        self.stream = 0  # of CUDA's, on which is allocated
         self.thread = "forward"  # autograd's backward runs on one of its own
         self.log: list[PlaceLog] = []
         self._begin_log()
@@ -111,7 +108,7 @@ class Tape:
     # -- the log ----------------------------------------------------------------------------------------------------
 
     def _begin_log(self) -> None:
-        self.log.append(PlaceLog(self._kind_of(self.place), self.micro_step))
+        self.log.append(PlaceLog(self.place, self.micro_step))
         self._entries = self.log[-1].entries
 
     def take_log(self) -> list[PlaceLog]:
@@ -150,13 +147,6 @@ class Tape:
     def _go_to(self, place: Place) -> None:
         self.come_to(place)
 
-    def _kind_of(self, place: Place) -> Place:
-        """The place's name in the log: all middle layers have one."""
-        return place
-
-    def end_backward(self) -> None:
-        """Autograd has returned."""
-
     def zero_grad(self, leaves: Iterable[Leaf]) -> None:
         """The gradients go."""
         for leaf in leaves:
@@ -194,7 +184,7 @@ class Tape:
 
     def new(self, numel: int, dtype: str, cause: str | None = None) -> Value:
         """Allocate ``numel`` elements."""
-        storage = Storage(numel * ITEMSIZE_BYTES[dtype], cause or self._cause, self.stream)
+        storage = Storage(numel * ITEMSIZE_BYTES[dtype], cause or self._cause)
         if storage.num_bytes:
             self._entries.append((storage, None, storage.cause))
         return Value(self, numel, dtype, storage)
@@ -230,25 +220,6 @@ class Tape:
         if self.thread not in self._has_workspace:
             self._has_workspace.add(self.thread)
             self._entries.append((None, None, WORKSPACE))
-
-    @property
-    def leaps(self) -> bool:
-        """Whether that part is not in one piece, which transformers makes a mask for."""
-        return False
-
-    def shared_attention(self, query: Value, key: Value, value: Value, num_out: int, num_stats: int) -> Value | None:
-        """Attention to the whole of a sequence that is shared; null where each rank has its own."""
-        return None
-
-    def come_to_part(self, part: int | str) -> None:
-        """What follows is done where this part of the model lies: a layer, by its number, or what is outside them."""
-
-    def come_to_output(self) -> None:
-        """What follows is done to what forward has returned."""
-
-    def brought(self, value: Value) -> Value:
-        """The value where that is: itself, on a single card."""
-        return value
 
     def new_like(self, value: Value, dtype: str | None = None) -> Value:
         """Allocate as many elements as ``value`` has, in its layout."""

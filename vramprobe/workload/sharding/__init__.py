@@ -1,8 +1,7 @@
 """One module per sharding: how the libraries load, divide and step a cell on several GPUs.
 
 In: a spec with its ranks. Out: the class of its ranks, subclasses of rank.Rank, which each module names ``RANK``;
-``device-map`` has none. The module names are those of terms/sharding/, which has the arithmetic. Loads torch:
-:func:`rank_class` imports only the module it needs.
+``device-map`` has none. Loads torch: :func:`rank_class` imports only the module it needs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,100 @@
+"""Shares of one GPU's arithmetic beside emulated ranks: ``python benchmarks/truth/shares.py`` writes shares.md.
+
+In: the ranks of tests/oracles and predict/shares.py. ``--check`` says whether the page is what they give, ``--ratios``
+prints the intervals that shares.py has: within them lie 90 % of the ranks that each was taken from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.tables import write_or_check
+from benchmarks.truth.recipes import Compared, compared, furthest, is_a_rank, of_run, table
+from tests.oracles import oracles
+from tests.oracles.oracles import Oracle
+from vramprobe.catalog import find_gpu
+from vramprobe.predict.shares import near
+from vramprobe.rules.sharding import rules_of
+from vramprobe.units import GIB
+
+PAGE = Path(__file__).with_suffix(".md")
+#: Ranks with less are left out of reserved memory: they round up by more.
+_LEAST_BYTES = 4 * GIB
+
+
+def composed(oracle: Oracle) -> tuple[int | None, int | None]:
+    """Bytes allocated and reserved of a rank, near."""
+    found = near(oracle.spec, find_gpu(oracle.gpu or ""))
+    assert found.reserved_bytes is not None
+    return found.peak_allocated_bytes.value, found.reserved_bytes.value
+
+
+def ranks() -> list[Compared]:
+    """Every emulated rank that has an answer, beside it."""
+    cells = [one for one in oracles.cells() if is_a_rank(one) and one.kind in ("ranks", "fewest GPUs")]
+    return [one for one in compared(cells, composed, of_run) if one.answered[0] is not None]
+
+
+def ratios(found: Sequence[Compared], tier: int) -> tuple[float, float, float]:
+    """What runs took by what is allocated here: the ends between which 90 % lie, and the median between them."""
+    own = sorted(
+        taken / one.answered[0]
+        for one in found
+        if one.answered[0] and (taken := one.reference[tier]) and (tier == 0 or (one.reference[0] or 0) >= _LEAST_BYTES)
+    )
+    below = len(own) // 20
+    above = len(own) // 10 - below
+    low, middle, high = own[below], own[len(own) // 2], own[-1 - above]
+    return round(low, 3), round(middle, 3), round(high, 3)
+
+
+def by_module(found: Sequence[Compared]) -> dict[str, list[Compared]]:
+    """The ranks of each module of a sharding."""
+    groups: dict[str, list[Compared]] = {}
+    for one in found:
+        groups.setdefault(rules_of(one.oracle.spec.sharding).module, []).append(one)
+    return dict(sorted(groups.items()))
+
+
+def page() -> str:
+    """shares.md."""
+    found = ranks()
+    within = [one for one in found if _is_within(one)]
+    lines = [
+        "# Shares of one GPU's arithmetic beside emulated ranks",
+        "",
+        "`recommend`, `plan`, `--changes` and claims of several GPUs compose a rank of one GPU's step",
+        "(`vramprobe/predict/shares.py`): states divided as the sharding divides them, the layers that are gathered,",
+        "the buffers that gradients are reduced in. That is near, and `predict --num-gpus` records the rank exactly.",
+        f"Allocated memory of {len(within)} of these {len(found)} emulated ranks lies within the said interval.",
+        "Reserved memory is a share of allocated memory, learnt from these ranks. No GPU was measured. By",
+        "`python benchmarks/truth/shares.py`.",
+        "",
+        *table(found),
+        "",
+        "Furthest off in allocated memory:",
+        "",
+        *furthest(found, 0),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_within(one: Compared) -> bool:
+    interval = near(one.oracle.spec, find_gpu(one.oracle.gpu or "")).peak_allocated_bytes
+    return interval.low <= (one.reference[0] or 0) <= interval.high
+
+
+def main() -> None:
+    if "--ratios" in sys.argv:
+        for module, several in by_module(ranks()).items():
+            print(f'"{module}": {ratios(several, 0)}, {ratios(several, 1)}, of {len(several)}')
+        return
+    write_or_check({PAGE: page()}, "truth/shares.py", check="--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    main()

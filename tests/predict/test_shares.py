@@ -1,0 +1,259 @@
+"""Shares of one GPU's arithmetic: states divided by hand, activations whole, as near to emulated ranks as is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from command_line import vramprobe
+from factories import TINY_LLAMA_PARAMS as P
+from factories import TINY_LLAMA_PATH, make_spec, on_ranks
+
+from benchmarks.truth import shares as page_of_shares
+from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import find_gpu
+from vramprobe.choices import Sharding
+from vramprobe.emulate.installation import NotEmulatable
+from vramprobe.errors import SpecError
+from vramprobe.predict import recorded
+from vramprobe.predict.host_memory import loaded_bytes, of_machine_bytes, of_rank_bytes
+from vramprobe.predict.prediction import Interval
+from vramprobe.predict.questions import changes, predict
+from vramprobe.predict.shares import _KINDS, near, rank_moments
+from vramprobe.predict.verdict import NCCL_ALLOWANCE_BYTES, verdict
+from vramprobe.rules.sharding import ONE_GROUP
+from vramprobe.spec import CellSpec, resolve
+from vramprobe.terms import Moment
+
+#: By hand, of the tiny llama: the embedding, or the head; AdamW's counters of 21 tensors; two rotary buffers.
+LARGEST, COUNTERS, BUFFERS = 256 * 64, 4 * 21, 2 * 8 * 4
+BUCKET = 500_000_000
+ASKED = {"model": str(TINY_LLAMA_PATH), "method": "full", "batch_size": 1, "seq_len": 8}
+
+
+def tiny(**overrides: Any) -> CellSpec:
+    return make_spec(device="cuda", **overrides)
+
+
+def at_step(sharding: Sharding, **overrides: Any) -> dict[str, int]:
+    """The optimizer's step of one of 4 ranks, without what every one has."""
+    found = rank_moments(on_ranks(tiny(**overrides), 4, sharding), None)
+    [step] = [one for one in found if one.phase == "optimizer_step"]
+    apart = {"batch", "workspaces", "block_remainders"}
+    return {name: size for name, size in step.terms.items() if size and name not in apart}
+
+
+@pytest.mark.parametrize(
+    ("sharding", "terms"),
+    [
+        ("ddp", {"weights": 2 * P, "gradients": 2 * P, "optimizer_state": 4 * P, "gradient_buckets": 2 * P}),
+        ("fsdp", {"weights": P // 2, "gradients": P // 2, "optimizer_state": P}),
+        ("fsdp1-shard-grad-op", {"weights": P // 2, "gradients": P // 2, "optimizer_state": P}),
+    ],
+)
+def test_states_are_divided_by_hand(sharding: Sharding, terms: dict[str, int]) -> None:
+    """All-bf16 AdamW, 2 + 2 + 4 bytes a parameter; every dimension of this model is a multiple of 4."""
+    found = at_step(sharding)
+    assert found.pop("weights") == terms.pop("weights") + BUFFERS
+    assert found.pop("optimizer_state") == terms.pop("optimizer_state") + COUNTERS
+    assert found == terms
+
+
+def test_deepspeed_steps_a_flat_copy_in_fp32_by_hand() -> None:
+    """A rank of 4: 16-bit weights whole or a quarter, and a quarter of an fp32 copy, of its state, of the gradients."""
+    part = P // 4
+    joined = part * (2 + 4)  # gradients joined, and again in fp32
+    second = at_step("zero2", recipe="mixed")
+    assert second == {
+        "weights": 2 * P + 4 * part + BUFFERS,
+        "gradients": max(2 * part, 2 * LARGEST),
+        "optimizer_state": 8 * part + 4,
+        "optimizer_temporaries": joined,
+    }
+    third = at_step("zero3", recipe="mixed")  # every tensor of this model is so small that it is whole all the same
+    assert third == {
+        "weights": 2 * part + 2 * P + 4 * part + BUFFERS,
+        "gradients": 2 * part,
+        "gradient_buckets": 2 * BUCKET,
+        "optimizer_state": 8 * part + 4,
+        "optimizer_temporaries": joined,
+    }
+
+
+@pytest.mark.parametrize("sharding", ONE_GROUP)
+def test_activations_are_not_divided(sharding: Sharding) -> None:
+    def highest(num_gpus: int) -> Moment:
+        found = rank_moments(on_ranks(tiny(), num_gpus, sharding), None)
+        return next(one for one in found if (one.phase, one.label) == ("backward", "loss"))
+
+    few, many = highest(2), highest(64)
+    for cause in ("saved_activations", "logits", "batch"):
+        assert few.terms.get(cause, 0) == many.terms.get(cause, 0) > 0
+    assert (few.total_bytes > many.total_bytes) is (sharding != "ddp")
+
+
+def test_ninety_percent_of_the_emulated_ranks_lie_within_and_the_page_says_so() -> None:
+    found = page_of_shares.ranks()
+    assert len(found) == 351
+    assert page_of_shares.PAGE.read_text() == page_of_shares.page()
+    for module, several in page_of_shares.by_module(found).items():
+        said = _KINDS[module][1]
+        assert page_of_shares.ratios(several, 0) == said.allocated, module
+        assert page_of_shares.ratios(several, 1) == said.reserved, module
+        within = [
+            one
+            for one in several
+            if said.allocated[0] - 5e-4 <= one.reference[0] / one.answered[0] <= said.allocated[2] + 5e-4
+        ]
+        assert len(within) >= 0.9 * len(several), module
+
+
+def test_a_rank_of_several_is_tight_wherever_its_interval_leaves_it_open() -> None:
+    card = find_gpu("RTX-4090")
+    found = near(on_ranks(tiny(), 2, "fsdp"), card)
+    usable = verdict(found, card).usable_bytes
+    assert usable == card.cuda_total_bytes - card.context_bytes - NCCL_ALLOWANCE_BYTES
+
+    def judged(allocated: float, reserved: float) -> str:
+        sizes = {
+            "peak_allocated_bytes": Interval(value=usable, low=round(allocated * usable), high=usable),
+            "reserved_bytes": Interval(value=usable, low=usable, high=round(reserved * usable)),
+        }
+        return verdict(found.model_copy(update=sizes), card).verdict
+
+    assert [judged(0.5, 0.94), judged(0.5, 0.96), judged(0.99, 1.5), judged(1.01, 1.5)] == [
+        "fits", "tight", "tight", "does not fit",
+    ]  # fmt: skip
+    assert verdict(found, card).reason.startswith("near, predicted reserved memory")
+
+
+def test_quantized_weights_are_whole_while_they_are_loaded() -> None:
+    words = {"model": "llama-3.1-70b", "method": "qlora", "kbit_prep": "none", "device": "cuda"}
+    spec = resolve(**words, batch_size=1, seq_len=512)
+    found = near(on_ranks(spec, 8, "fsdp"), find_gpu("RTX-4090"))
+    assert found.peak_allocated_bytes.value == pytest.approx(40.3e9, rel=0.02)
+    assert "loading allocates the most" in " ".join(found.warnings)
+    assert verdict(found, find_gpu("RTX-4090")).verdict == "does not fit"
+    assert sum(found.terms.values()) + found.constant_bytes == found.peak_allocated_bytes.value
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [({"sharding": "tp"}, "sharding tp: a rank is recorded"), ({"cp_size": 2}, "cp_size 2: a rank")]
+)
+def test_what_only_a_recording_knows_is_not_composed(words: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=said):
+        near(on_ranks(tiny(), 4, **{"sharding": "fsdp"} | words))
+
+
+def test_a_rank_is_recorded_and_what_would_save_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[CellSpec] = []
+
+    def recording(one: CellSpec, **_: Any) -> Any:
+        seen.append(one)
+        return near(one).model_copy(update={"engine": "recipe"})
+
+    monkeypatch.setattr(recorded, "predict", recording)
+    found = predict(**ASKED, num_gpus=2, sharding="fsdp", gpu="RTX-4090")
+    assert (found.engine, [(one.num_gpus, one.sharding) for one in seen]) == ("recipe", [(2, "fsdp")])
+    larger = ASKED | {"model": "smollm2-135m", "gpu": "RTX-4090"}
+    saved = [one.options for one in changes(**larger, num_gpus=2, sharding="fsdp", engine="near")]
+    assert {"num_gpus": 4} in saved
+    assert {"sharding": "fsdp"} in [one.options for one in changes(**larger, num_gpus=2, sharding="ddp", engine="near")]
+    assert len(seen) == 1
+    assert not any("num_gpus" in one.options for one in changes(**larger))
+    with pytest.raises(SpecError, match="engine formula is arithmetic of one GPU, and num_gpus 2 was given"):
+        predict(**ASKED, num_gpus=2, sharding="fsdp", engine="formula")
+
+
+def test_where_nothing_is_recorded_one_line_has_a_lower_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot(one: CellSpec, **_: Any) -> Any:
+        raise NotEmulatable("no GPU can be emulated here.")
+
+    monkeypatch.setattr(recorded, "predict", cannot)
+    with pytest.raises(NotEmulatable, match=r"emulated here\. A rank allocates at least about [\d.]+ \wiB, by arith"):
+        predict(**ASKED, num_gpus=2, sharding="fsdp")
+    with pytest.raises(NotEmulatable, match=r"emulated here\.$"):
+        predict(**ASKED, num_gpus=2, sharding="tp")
+
+
+def test_one_process_over_several_gpus_is_refused_by_what_answers() -> None:
+    shown = vramprobe(
+        "predict", "--model", "pythia-70m", "--method", "full", "--batch-size", "1", "--seq-len", "64", "--sharding",
+        "device-map", "--num-gpus", "2", "--gpu", "RTX-4090",
+    )  # fmt: skip
+    assert shown.returncode != 0
+    [line] = shown.stderr.strip().splitlines()
+    assert "vramprobe profile --emulate 'RTX-4090 x2' --empty-weights -- COMMAND" in line
+
+
+# -- host memory --------------------------------------------------------------------------------------------------
+
+
+def on_host(num_gpus: int, sharding: Sharding, offload: str, **overrides: Any) -> CellSpec:
+    return on_ranks(tiny(recipe="mixed", **overrides), num_gpus, sharding, offload=offload)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "fsdp-shard-grad-op", "fsdp1", "fsdp1-shard-grad-op"])
+def test_fsdp_leaves_its_states_on_the_host(sharding: Sharding) -> None:
+    """A quarter of parameters, gradients and two moments, all in fp32."""
+    assert of_rank_bytes(on_host(4, sharding, "params")) == 4 * P + COUNTERS
+    assert at_step(sharding, recipe="mixed") != {}
+    offloaded = rank_moments(on_host(4, sharding, "params"), None)
+    assert all("optimizer_state" not in one.terms for one in offloaded)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "offload", "num_bytes"),
+    [
+        ("zero1", "optimizer", 18 * P // 4 + 2 * LARGEST + 4),
+        ("zero2", "optimizer", 18 * P // 4 + 2 * LARGEST + 4),
+        ("zero3", "optimizer", 18 * P // 4 + 4),
+        ("zero3", "params", 20 * P // 4 + 4),
+    ],
+)
+def test_deepspeed_moves_its_optimizer_and_then_its_parts(sharding: Sharding, offload: str, num_bytes: int) -> None:
+    assert of_rank_bytes(on_host(4, sharding, offload)) == num_bytes
+
+
+def test_a_machine_holds_its_ranks_or_what_rank_0_loads() -> None:
+    assert of_machine_bytes(on_host(4, "zero3", "params")) == 4 * of_rank_bytes(on_host(4, "zero3", "params"))
+    assert of_machine_bytes(on_host(64, "zero3", "params")) == 8 * of_rank_bytes(on_host(64, "zero3", "params"))
+    assert loaded_bytes(on_host(2, "fsdp", "params")) == 4 * P + BUFFERS
+    assert loaded_bytes(on_host(2, "zero3", "params")) == 0
+    lora = make_spec(device="cuda", method="lora")  # more than eight parts of little
+    assert of_machine_bytes(on_ranks(lora, 64, "fsdp", offload="params")) == 2 * P + BUFFERS
+
+
+@pytest.mark.parametrize(
+    ("sharding", "offload", "message"),
+    [
+        ("fsdp", "optimizer", "FSDP keeps parameters, gradients and state on the host, or none of them"),
+        ("zero2", "params", "DeepSpeed keeps parameters on the host under zero3 alone"),
+        ("ddp", "params", "DistributedDataParallel keeps all on the GPU"),
+        ("zero3", "weights", "offload: 'weights' given; allowed: none, optimizer, params"),
+    ],
+)
+def test_what_no_library_offloads_is_refused(sharding: str, offload: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        predict(**ASKED, sharding=sharding, num_gpus=2, offload=offload)
+
+
+def test_nothing_is_offloaded_from_one_gpu() -> None:
+    with pytest.raises(SpecError, match="offload params is for several GPUs; set num_gpus to 2 or more"):
+        predict(**ASKED, sharding="fsdp", num_gpus=1, offload="params")
+    with pytest.raises(SpecError, match="offload params is for several GPUs; give sharding and num_gpus"):
+        predict(**ASKED, offload="params")
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "sharding", "message"),
+    [
+        (0, "zero1", "num_gpus: 0 given; must be from 1 to"),
+        (-3, "ddp", "num_gpus: -3 given; must be from 1 to"),
+        (2, "zero4", "'zero4' given; allowed: ddp, zero1, zero2, zero3"),
+        (2, "FSDPX", "'FSDPX' given; allowed: .* fsdp, fsdp-shard-grad-op"),
+    ],
+)
+def test_ranks_that_cannot_be_are_a_clear_error(num_gpus: int, sharding: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        predict(**ASKED, num_gpus=num_gpus, sharding=sharding)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from vramprobe import catalog, spec
 from vramprobe.errors import SpecError, UnknownName
-from vramprobe.predict.predict import predict
+from vramprobe.predict.shares import near
 from vramprobe.rules import cell as of_cell
 from vramprobe.rules import sharding as of_ranks
 from vramprobe.rules.cell import lora_target_names
@@ -187,9 +187,9 @@ def test_what_cannot_be_is_refused_with_the_reason(words: dict[str, Any], reason
     assert str(caught.value).startswith(reason)
 
 
-def test_ddp_runs_and_predicts_a_fused_loss_as_each_rank_has_the_whole_head() -> None:
+def test_ddp_runs_and_composes_a_fused_loss_as_each_rank_has_the_whole_head() -> None:
     spec = make_spec(**RANKS | {"sharding": "ddp"}, fused_linear_cross_entropy=True)
-    assert predict(spec).num_gpus == 2
+    assert near(spec).num_gpus == 2
 
 
 @pytest.mark.parametrize(("words", "complaint"), WRONG_VALUES, ids=ids(WRONG_VALUES))

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from vramprobe.allocator import compiled
-from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.allocator import STREAM, CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import LARGE_SEGMENT, AllocatorConfig, parse_alloc_conf
 from vramprobe.allocator.ledger import Device, Ledger, OutOfMemory
-from vramprobe.terms.tape.request_log import STREAM
 from vramprobe.units import GIB, MIB
 
 SOURCES = Path(compiled.__file__).parent / "plain"

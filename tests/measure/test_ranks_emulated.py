@@ -12,7 +12,7 @@ from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 from grids import exhaustive, grid
 
 from vramprobe.catalog import find_gpu
-from vramprobe.predict.predict import predict
+from vramprobe.predict.shares import near
 from vramprobe.records.record import RankRecord, RunRecord
 
 HEAD = f"""
@@ -287,5 +287,5 @@ def test_a_fused_loss_under_ddp_is_what_is_predicted(tmp_path: Path) -> None:
     words += ["--num-gpus", "2", "--sharding", "ddp", "--fused-linear-cross-entropy", "--json"]
     done = vramprobe("measure", "--emulate", "L40S", *words, cwd=tmp_path)
     record = RunRecord.model_validate_json(done.stdout)
-    predicted = predict(record.spec, gpu=find_gpu("L40S")).peak_allocated_bytes.value
+    predicted = near(record.spec, find_gpu("L40S")).peak_allocated_bytes.value
     assert record.ledger.at_peak.total_bytes == pytest.approx(predicted, rel=0.001)

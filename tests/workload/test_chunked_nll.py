@@ -14,6 +14,7 @@ from grids import exhaustive
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency, SpecError
+from vramprobe.predict.shares import near
 from vramprobe.rules.sharding import cannot_step
 from vramprobe.spec import resolve
 from vramprobe.terms import moments
@@ -117,7 +118,7 @@ def test_ranks_that_share_a_sequence_are_recorded_with_it() -> None:
     words |= {"num_gpus": 8, "sharding": "fsdp", "cp_size": 8}
     asked = {name: value for name, value in words.items() if name != "gpu"}
     assert cannot_step(resolve(**asked)) is None
-    with pytest.raises(UnsupportedArchitecture, match="no arithmetic for loss chunked_nll with cp_size"):
-        api.predict(**words, engine="formula")
+    with pytest.raises(UnsupportedArchitecture, match="cp_size 8: a rank is recorded"):
+        near(resolve(**asked | {"device": "cuda"}))
     with pytest.raises(SpecError, match="dpo is not run under cp_size 8"):
         api.predict(**words | {"loss": "nll", "trainer": "dpo"})

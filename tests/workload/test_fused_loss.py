@@ -20,6 +20,7 @@ from vramprobe.errors import MissingDependency
 from vramprobe.measure.isolation import require_packages
 from vramprobe.predict import recorded
 from vramprobe.predict.predict import predict
+from vramprobe.predict.shares import near
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.rules.cell import _NO_FUSED_LOSS
@@ -150,11 +151,11 @@ def test_the_families_that_liger_leaves_out_are_refused() -> None:
     assert set(_NO_FUSED_LOSS) == known - fused
 
 
-def test_a_rank_is_counted_under_ddp_alone() -> None:
+def test_a_rank_is_composed_under_ddp_alone() -> None:
     cell = make_spec(model="llama-3.2-1b", device="cuda", fused_linear_cross_entropy=True)
-    assert predict(on_ranks(cell, 2, "ddp")).peak_allocated_bytes.value > predict(cell).peak_allocated_bytes.value
-    with pytest.raises(UnsupportedArchitecture, match="cannot be counted under fsdp with a fused loss"):
-        predict(on_ranks(cell, 2, "fsdp"))
+    assert near(on_ranks(cell, 2, "ddp")).peak_allocated_bytes.value > predict(cell).peak_allocated_bytes.value
+    with pytest.raises(UnsupportedArchitecture, match="under fsdp is not composed with a fused loss"):
+        near(on_ranks(cell, 2, "fsdp"))
 
 
 def test_on_the_cpu_it_asks_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

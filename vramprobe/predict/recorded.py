@@ -240,6 +240,9 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
             "a recipe is recorded on an emulated GPU, and device cpu was given; drop it, or run the cell: "
             "vramprobe measure --device cpu"
         )
+    recorded = spec if spec.is_spread else recorded_as(spec)
+    if spec.sharding is not None and (reasons := reasons_not_run(recorded)):
+        raise NoRecipe("; ".join(reasons))
     if spec.is_spread:
         cards = f"{_card(gpu).short_name} x{spec.num_gpus}"
         raise NoRecipe(
@@ -247,8 +250,6 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
             f"vramprobe measure with these options and --emulate '{cards}', or your own command: vramprobe profile "
             f"--emulate '{cards}' --empty-weights -- COMMAND"
         )
-    if spec.sharding is not None and (reasons := reasons_not_run(recorded_as(spec))):
-        raise NoRecipe("; ".join(reasons))
     if _card(gpu).vendor != "NVIDIA":
         raise NoRecipe(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; name an NVIDIA GPU")
 

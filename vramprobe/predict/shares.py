@@ -78,6 +78,7 @@ def rank_moments(spec: CellSpec, gpu: HasKernels | None) -> list[Moment]:
         what = f"cp_size {spec.cp_size}" if spec.cp_size > 1 else f"sharding {spec.sharding}"
         raise UnsupportedArchitecture(f"{what}: a rank is recorded, which has no other answer")
     course = course_of(spec, chip_like(gpu))
+    _require_composed(spec, course.arch)
     rank = RankTensors(spec, course.arch, sharing_ranks(spec))
     setup = course.setup if module == "ddp" else replace(course.setup, tensors=rank.computed)
     if module == "zero3":
@@ -91,6 +92,23 @@ def rank_moments(spec: CellSpec, gpu: HasKernels | None) -> list[Moment]:
         idle["block_remainders"] = course.idle.get("block_remainders", 0)
     found = [Moment(phase, label, idle | terms) for (phase, label), terms in placed.items()]
     return with_workspaces(found, workspaces_bytes(spec, gpu))
+
+
+def _require_composed(spec: CellSpec, arch: Architecture) -> None:
+    """Raise UnsupportedArchitecture for what no emulated rank was held against, or no library runs so."""
+    if spec.sharding == "ddp":
+        return
+    reasons = (
+        (
+            spec.fused_linear_cross_entropy or spec.loss == "cut_cross_entropy",
+            "a fused loss, which reads the head past the module that gathers it",
+        ),
+        (any(parameter.only for parameter in arch.parameters), "layers that differ in their weights"),
+        (spec.offload != "none" and spec.quant != "none", "quantized weights that are offloaded"),
+    )
+    for is_so, what in reasons:
+        if is_so:
+            raise UnsupportedArchitecture(f"a rank under {spec.sharding} is not composed with {what}; it is recorded")
 
 
 def _at_least(interval: Interval, num_bytes: int) -> Interval:

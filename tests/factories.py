@@ -11,8 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vramprobe.catalog import gpu_seen
-from vramprobe.model.memory_model import peak_moment
+from vramprobe.predict.expected import expected
 from vramprobe.records.record import (
     Composition,
     Contaminated,
@@ -35,16 +34,15 @@ from vramprobe.records.record import (
 )
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import moments
-from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
+from vramprobe.terms.step.workspaces import highest_moment
 
 TINY_LLAMA_PATH = Path(__file__).parent / "data" / "tiny-llama"
 TINY_LLAMA: dict[str, Any] = json.loads((TINY_LLAMA_PATH / "config.json").read_text())
 #: By hand: embedding and head 2·256·64, last norm 64, two layers: q, o 2·64·64, k, v 2·64·32, MLP 3·64·176, norms 2·64.
 TINY_LLAMA_PARAMS = 2 * 256 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176 + 2 * 64)
-#: Of the small sweep that fits are made of, and what its synthetic records hide in their peaks.
+#: Of the small sweep that fits are made of, and what its synthetic records have over what is predicted.
 MODELS = ("pythia-70m", "smollm2-135m", "opt-125m")
-TRUE = {"weights": 1.0, "logits": 1.06, "saved_activations": 1.1, "temporaries": 1.0, "optimizer_temporaries": 1.0}
-CONSTANT_BYTES = 20_000_000
+TRUE = 1.06
 
 
 def make_spec(**overrides: Any) -> CellSpec:
@@ -188,16 +186,14 @@ def specs(device: str = "cpu", models: tuple[str, ...] = MODELS) -> list[CellSpe
     ]
 
 
-def synthetic(
-    spec: CellSpec, coefficients: dict[str, float], constant: int = 0, noise: float = 0.0, **overrides: Any
-) -> RunRecord:
-    """A record whose peak is what these coefficients make of the arithmetic."""
-    machine = overrides.get("environment")
-    workspaces = workspaces_bytes(spec, gpu_seen(machine.device_name) if machine else None)
-    moment = peak_moment(with_workspaces(moments(spec), workspaces), coefficients)
-    size = round((moment.total_bytes + constant) * (1 + noise))
-    values: dict[str, Any] = {"phase": moment.phase, "step": 2, "allocated_bytes": size, "load_allocated_bytes": 1}
-    return make_record(spec, **({"peak": Peak(**(values | overrides.pop("peak", {})))} | overrides))
+def synthetic(spec: CellSpec, ratio: float = 1.0, **overrides: Any) -> RunRecord:
+    """A record whose peak is ``ratio`` times what is predicted of it without a fit."""
+    moment = highest_moment(moments(spec))
+    peak = overrides.pop("peak", {})
+    values: dict[str, Any] = {"phase": moment.phase, "step": 2, "allocated_bytes": 1, "load_allocated_bytes": 1}
+    made = make_record(spec, **({"peak": Peak(**(values | peak))} | overrides))
+    size = {"allocated_bytes": round(ratio * expected(made).allocated_bytes)}
+    return made.model_copy(update={"peak": Peak(**(values | size | peak))})
 
 
 def unpadded(markdown: str) -> str:

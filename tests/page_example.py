@@ -79,7 +79,7 @@ def content(**overrides: Any) -> page_builder.Content:
 @cache
 def published() -> page_builder.Content:
     """The page of the quickstart and the claims as they are published."""
-    from vramprobe.model.memory_model import load_fit
+    from vramprobe.model.card_fit import load_fit
     from vramprobe.records.whole import read_whole
     from vramprobe.report import documents, drawings
     from vramprobe.report import gather as material_of

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vramprobe.literature.calibrate import Calibration
     from vramprobe.literature.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
     from vramprobe.predict.from_run import largest_of_run, predict_run, run_on_gpus
     from vramprobe.predict.grpo import grpo
@@ -226,14 +226,16 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
     return check_records(results, strict=strict)
 
 
-def fit(results: str | Path) -> MemoryModel:
-    """A memory model fitted to the records under ``results``; cells that their sweep holds out stay out."""
-    require_extra("report", "a fit")
-    from vramprobe.model.fit import fit as fit_records
+def fit(results: str | Path) -> CardFit:
+    """Fit, by card, how measured memory under ``results`` differs from what is predicted; for ``fit=`` elsewhere.
+
+    Cells that their sweep holds out stay out.
+    """
+    from vramprobe.predict.expected import fit_records
     from vramprobe.records import store
     from vramprobe.records.whole import read_whole
 
-    return fit_records(store.latest_by_fingerprint(read_whole(results).records).values())
+    return fit_records(store.latest_by_device(read_whole(results).records))
 
 
 def evaluate(
@@ -241,7 +243,7 @@ def evaluate(
     *,
     hold_out: str | None = None,
     leave_out: LeaveOut | None = None,
-    fit: str | Path | MemoryModel | None = None,
+    fit: str | Path | CardFit | None = None,
     out: str | Path | None = None,
     check: bool = False,
 ) -> Evaluation:
@@ -269,7 +271,7 @@ def evaluate(
     return found
 
 
-def calibrate(results: str | Path, *, fit: str | Path | MemoryModel | None = None) -> Calibration:
+def calibrate(results: str | Path, *, fit: str | Path | CardFit | None = None) -> Calibration:
     """Compare every formula and our engine with the records under ``results``, and refit the formulas' constants."""
     require_extra("report", "a table of formulas")
     from vramprobe.literature.calibrate import calibrate as calibrate_records
@@ -314,7 +316,7 @@ def report(
     results: str | Path,
     out: str | Path,
     *,
-    fit: str | Path | MemoryModel | None = None,
+    fit: str | Path | CardFit | None = None,
     claims: str | Path | None = None,
     check: bool = False,
 ) -> list[Path]:

@@ -37,7 +37,7 @@ class MissingDependency(VramprobeError):
 
 #: The modules that an extra of pyproject.toml brings, each checked before the work that needs it.
 EXTRAS = {
-    "report": ("pandas", "scipy", "matplotlib", "jinja2", "tabulate"),
+    "report": ("pandas", "matplotlib", "jinja2", "tabulate"),
     "hub": ("pyarrow", "huggingface_hub"),
     "ray": ("ray",),
     "slurm": ("submitit",),
@@ -78,12 +78,4 @@ class IncomparableRecords(VramprobeError):
 
 
 class FitError(VramprobeError):
-    """Too few records, or records that the memory model cannot explain."""
-
-
-class OutOfRange(VramprobeError):
-    """A prediction far outside what the fit has seen; carries the untrusted number."""
-
-    def __init__(self, message: str, prediction: object) -> None:
-        super().__init__(message)
-        self.prediction = prediction
+    """Too few records, or a file that is no fit."""

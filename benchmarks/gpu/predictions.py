@@ -21,7 +21,7 @@ def rows() -> list[dict[str, object]]:
     """A row for each cell and card."""
     from vramprobe.catalog import find_gpu
     from vramprobe.errors import VramprobeError
-    from vramprobe.model.memory_model import shipped_fit
+    from vramprobe.model.card_fit import shipped_fit
     from vramprobe.predict.predict import predict
     from vramprobe.speed.step import estimate
     from vramprobe.sweep.definition import load_sweep

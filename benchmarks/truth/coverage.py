@@ -24,9 +24,8 @@ from benchmarks.truth import t4
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.gpus import Gpu
-from vramprobe.errors import OutOfRange
-from vramprobe.model.interval import conformal_quantile
-from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.card_fit import shipped_fit
+from vramprobe.model.fit import conformal_quantile
 from vramprobe.predict import unknowns as open_words
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.questions import predicted
@@ -131,11 +130,7 @@ def ask(spec: CellSpec, card: Gpu) -> Prediction:
     if spec.num_gpus > 1:
         return near(spec, card)
     fit = shipped_fit("cuda", card)
-    words = {"engine": "formula", "gpu": card, "allow_extrapolation": False}
-    try:
-        return predicted(spec, fit, replays=True, **words)
-    except OutOfRange:
-        return predicted(spec, None, **words)
+    return predicted(spec, fit, engine="formula", gpu=card, replays=True)
 
 
 def answer(run: RealRun, *, is_told: bool, without: Sequence[str] = ()) -> Prediction:

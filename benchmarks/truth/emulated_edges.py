@@ -22,7 +22,7 @@ from tests.oracles import oracles
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
-from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.card_fit import shipped_fit
 from vramprobe.predict.predict import predict
 from vramprobe.predict.replay import with_retries
 from vramprobe.predict.verdict import usable_bytes, verdict

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, read_csv
 from vramprobe import catalog
-from vramprobe.model.fit import fit
-from vramprobe.model.memory_model import MemoryModel, load_fit, save_fit
-from vramprobe.predict.evaluate import predicted
+from vramprobe.model.card_fit import CardFit, load_fit, save_fit
+from vramprobe.predict.evaluate import is_outside, predicted
+from vramprobe.predict.expected import fit_records
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.units import published
@@ -109,9 +109,9 @@ def card_of(record: RunRecord) -> str:
     return gpu.short_name if gpu else str(record.environment.device_name)
 
 
-def row_of(record: RunRecord, model: MemoryModel) -> Row:
+def row_of(record: RunRecord, model: CardFit) -> Row:
     """One held-out cell: what the fit says, what was emulated, and whether it lies within the interval."""
-    prediction, is_far = predicted(record, model)
+    prediction = predicted(record, model)
     assert record.peak is not None
     row: Row = {
         "gpu": card_of(record),
@@ -120,7 +120,7 @@ def row_of(record: RunRecord, model: MemoryModel) -> Row:
         "family": record.spec.model_type,
         "num_params": record.facts.num_params if record.facts else "",
         "phase": record.peak.phase,
-        "is_far": int(is_far),
+        "is_outside": int(is_outside(record, model)),
     }
     pairs = (
         (record.peak.allocated_bytes, prediction.peak_allocated_bytes),
@@ -184,7 +184,7 @@ _Key = Callable[[Row], str]
 _COLUMNS = "cells | allocated: mean | worst | inside, % | reserved: mean | worst | inside, % |"
 
 
-def summary(rows: list[Row], model: MemoryModel) -> str:
+def summary(rows: list[Row], model: CardFit) -> str:
     """The errors on larger models, then on cards that nothing was fitted to, then each large one with its cause."""
     cards = ", ".join(model.cards)
     larger, elsewhere = [row for row in rows if not is_unseen_card(row)], [row for row in rows if is_unseen_card(row)]
@@ -273,7 +273,7 @@ def main() -> None:
     if words.collect:
         write_records(collect(words.collect))
     records = read_records()
-    model = fit([one for one in records if is_fitted(one)]).model_copy(update={"basis": basis()})
+    model = fit_records([one for one in records if is_fitted(one)]).model_copy(update={"basis": basis()})
     save_fit(model, FIT)
     rows = [row_of(record, model) for record in records if is_at_ease(record) and not is_fitted(record)]
     TABLE.write_text(as_csv(rows))

@@ -24,9 +24,9 @@ from benchmarks.truth.published_rows import cell_of, list_published
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu, gpu_seen
 from vramprobe.catalog.gpus import Gpu
-from vramprobe.errors import OutOfRange, VramprobeError
+from vramprobe.errors import VramprobeError
 from vramprobe.literature.formulas import FORMULAS, Formula, FormulaEstimate, facts_of
-from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.card_fit import shipped_fit
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.questions import predicted
 from vramprobe.predict.shares import near
@@ -126,11 +126,7 @@ def _predicted(run: PublishedRun, spec: CellSpec) -> Prediction:
     if spec.num_gpus > 1:
         return near(spec, run.gpu)
     fit = shipped_fit("cuda", run.gpu)
-    words = {"engine": "formula", "gpu": run.gpu, "allow_extrapolation": False}
-    try:
-        return predicted(spec, fit, replays=True, retries=True, **words)
-    except OutOfRange:
-        return predicted(spec, None, **words)
+    return predicted(spec, fit, engine="formula", gpu=run.gpu, replays=True, retries=True)
 
 
 def section(found: Sequence[Judged]) -> list[str]:

@@ -25,7 +25,7 @@ from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.contexts import context_of
-from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.card_fit import shipped_fit
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict

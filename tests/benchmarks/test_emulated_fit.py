@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from vramprobe.catalog import find_gpu
-from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.card_fit import shipped_fit
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "truth"
 Script = Callable[[str], ModuleType]

@@ -117,7 +117,7 @@ def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
 
     fit = vramprobe("fit", str(results), "--out", "fit.json", "--json", cwd=tmp_path)
     assert fit.returncode == 0, fit.stderr
-    assert json.loads(fit.stdout)["num_records"] == 8  # the held-out cell stays out
+    assert json.loads(fit.stdout)["overall"]["num_records"] == 8  # the held-out cell stays out
     predicted = vramprobe("predict", *TINY, "--fit", "fit.json", "--gpu", "H100-SXM", "--json", cwd=tmp_path)
     assert predicted.returncode == 0, predicted.stderr
     prediction = json.loads(predicted.stdout)

@@ -17,8 +17,8 @@ from vramprobe.errors import FitError, IncomparableRecords, StoreError
 from vramprobe.literature.calibrate import OURS, OURS_FITTED, OURS_FITTED_UNSEEN, Calibration, calibrate
 from vramprobe.literature.formulas import FORMULAS, facts_of
 from vramprobe.literature.recalibrate import Constant
-from vramprobe.model.fit import fit
-from vramprobe.model.memory_model import load_fit
+from vramprobe.model.card_fit import load_fit
+from vramprobe.predict.expected import fit_records
 from vramprobe.records import store
 from vramprobe.records.record import Invalid, MemoryLedger, ModelFacts, Peak, RunRecord, Timeout
 from vramprobe.report.calibration import calibration_document, said
@@ -336,8 +336,8 @@ def test_a_formulas_overhead_counts_against_the_device_only() -> None:
 
 
 def test_a_fit_that_knows_the_device_is_scored_on_it() -> None:
-    records = [on_gpu(spec) for spec in cells()]
-    found = calibrate(records, fit(records))
+    records = [on_gpu(spec.model_copy(update={"device": "cuda"})) for spec in cells()]
+    found = calibrate(records, fit_records(records))
     ours = score(found, OURS_FITTED, "all", "device")
     assert ours.num_rows == 12
     assert score(found, "8-bytes", "all", "device").ours_mean_absolute == ours.mean_absolute
@@ -374,7 +374,7 @@ def test_what_formulas_say_is_grouped_by_value() -> None:
 
 def test_a_fit_is_scored_beside_the_arithmetic() -> None:
     records = [synthetic(spec) for spec in cells()]
-    model = fit(records[:8])
+    model = fit_records(records[:8])
     found = calibrate(records, model)
     assert found.fit == model.data_fingerprint
     assert score(found, OURS_FITTED, "all").num_rows == 12

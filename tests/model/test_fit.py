@@ -1,101 +1,138 @@
-"""The fit: known coefficients come back from synthetic records, physics stays where records are silent, and bad data is
-refused."""
+"""The fit: measured over predicted by card and method, what is left out, and bad data refused."""
 
 from __future__ import annotations
 
-import json
-import random
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import CONSTANT_BYTES, MODELS, TRUE, make_environment, make_record, specs, synthetic
+from factories import MODELS, make_environment, make_oom, make_record, make_spec, on_ranks, specs
 
-from vramprobe.errors import FitError, IncomparableRecords
-from vramprobe.model.fit import fit
-from vramprobe.model.memory_model import MemoryModel, load_fit, save_fit
-from vramprobe.records.record import RunRecord, Timeout
-from vramprobe.spec import CellSpec, resolve
-from vramprobe.terms import moments
-from vramprobe.terms.step.workspaces import workspaces_bytes
+from vramprobe.errors import FitError, IncomparableRecords, VramprobeError
+from vramprobe.model.card_fit import CardFit
+from vramprobe.model.fit import Expected, conformal_quantile, fit
+from vramprobe.records.record import Peak, RunRecord, Timeout
+from vramprobe.spec import CellSpec
+
+CARDS = {"H100-SXM": "NVIDIA H100 80GB HBM3", "A100-80GB-SXM": "NVIDIA A100-SXM4-80GB"}
+#: What is predicted of each cell.
+ALLOCATED, RESERVED, NUM_PARAMS = 10**9, 2 * 10**9, 100_000_000
+
+
+def expect(record: RunRecord) -> Expected:
+    return Expected(ALLOCATED, None if record.spec.device == "cpu" else RESERVED, NUM_PARAMS)
+
+
+def peaked(spec: CellSpec, ratio: float = 1.0, peak: dict[str, int] | None = None, **more: Any) -> RunRecord:
+    """A record with ``ratio`` times what is predicted."""
+    size = round(ratio * ALLOCATED)
+    tiers = Peak(phase="backward", step=2, load_allocated_bytes=1, **({"allocated_bytes": size} | (peak or {})))
+    return make_record(spec, **({"peak": tiers} | more))
+
+
+def seeded(count: int, **options: Any) -> list[CellSpec]:
+    return [make_spec(**options).model_copy(update={"seed": seed}) for seed in range(count)]
+
+
+def on_card(name: str, ratio: float, count: int, instrument: str = "emulated") -> list[RunRecord]:
+    machine = make_environment(device_name=CARDS[name], emulator="abc" if instrument == "emulated" else None)
+    cells = [cell.model_copy(update={"seq_len": 64}) for cell in seeded(count, device="cuda")]
+    tiers = {"reserved_bytes": round(1.1 * RESERVED), "device_bytes": round(1.1 * RESERVED) + 600_000_000}
+    return [peaked(cell, ratio, tiers, instrument=instrument, environment=machine) for cell in cells]
 
 
 @pytest.fixture(scope="module")
-def model() -> MemoryModel:
-    return fit([synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()])
+def model() -> CardFit:
+    """21 records from 1.00 to 1.20 times what is predicted; every other of them lora."""
+    cells = [one for pair in zip(seeded(11), seeded(11, method="lora"), strict=True) for one in pair][:21]
+    return fit([peaked(cell, 1 + number / 100) for number, cell in enumerate(cells)], expect)
 
 
-def test_known_coefficients_come_back(model: MemoryModel) -> None:
-    for cause in ("weights", "logits", "saved_activations"):
-        assert model.coefficients[cause] == pytest.approx(TRUE[cause], abs=0.02), cause
-    assert model.constant_bytes == pytest.approx(dict.fromkeys(("full", "lora", "qlora"), CONSTANT_BYTES), rel=0.15)
-    assert model.residuals["overall"].mean_absolute < 0.003
+def test_the_median_and_what_nine_in_ten_stay_within(model: CardFit) -> None:
+    """Of 21 distances from the median, 0 to 0.10, the ceil(22 · 0.9) = 20th smallest is 0.10."""
+    whole = model.overall.allocated
+    assert (whole.low, whole.value, whole.high) == pytest.approx((1.0, 1.1, 1.2))
+    assert model.overall.by_method["lora"].value == pytest.approx(1.10)
+    assert model.overall.allocated_of("full") == model.overall.by_method["full"]
+    assert model.overall.allocated_of("qlora") == whole
+    assert conformal_quantile(range(1, 101)) == 91  # the ceil(101 · 0.9)-th
+    assert conformal_quantile([3.0, 1.0]) == 3.0
 
 
-def test_perfect_arithmetic_leaves_every_coefficient_at_one() -> None:
-    model = fit([synthetic(spec, {}) for spec in specs()])
-    assert all(value == pytest.approx(1, abs=1e-3) for value in model.coefficients.values())
-    assert max(model.constant_bytes.values()) < 1_000_000
-
-
-def test_what_the_records_do_not_decide_stays_at_one() -> None:
-    """Four cells of one shape cannot tell the terms apart: the physics is kept, not thrown away."""
-    one = [synthetic(specs()[0].model_copy(update={"seed": seed}), {}) for seed in range(4)]
-    assert fit(one).coefficients["gradients"] == pytest.approx(1, abs=1e-3)
-    assert fit(one).leave_one_model_out is None
+def test_a_few_records_are_trusted_half_as_far() -> None:
+    found = fit([peaked(cell, ratio) for cell, ratio in zip(seeded(5), (1.0, 1.0, 1.0, 1.0, 1.1), strict=True)], expect)
+    assert (found.overall.allocated.low, found.overall.allocated.high) == pytest.approx((0.8, 1.2))
+    assert found.overall.by_method == found.by_card == {}
 
 
 def test_one_wild_record_does_not_move_the_fit() -> None:
-    records = [synthetic(spec, {}) for spec in specs()]
-    wild = synthetic(specs()[3].model_copy(update={"seed": 1}), {}, noise=0.5)
-    model = fit([*records, wild])
-    assert abs(model.residuals["overall"].mean_signed) < 0.02
-    assert all(value == pytest.approx(1, abs=0.03) for value in model.coefficients.values())
+    found = fit([peaked(cell, 50.0 if cell.seed == 3 else 1.0) for cell in seeded(21)], expect)
+    assert found.overall.allocated.value == found.overall.allocated.high == 1.0
 
 
-def test_leave_one_model_out_covers_every_model_and_bounds_the_errors() -> None:
-    noise = random.Random(0)
-    model = fit([synthetic(spec, TRUE, CONSTANT_BYTES, noise.gauss(0, 0.01)) for spec in specs()])
-    held_out = model.leave_one_model_out
-    assert held_out is not None
-    assert set(held_out.by_model) == set(MODELS)
-    assert held_out.overall.num_records == len(specs())
-    assert all(0.005 < width < 0.05 for width in model.interval.half_width.values())
+def test_each_card_with_enough_records_has_its_own() -> None:
+    found = fit([*on_card("H100-SXM", 1.02, 9), *on_card("A100-80GB-SXM", 0.98, 5)], expect)
+    assert list(found.cards.items()) == [("A100-80GB-SXM", 5), ("H100-SXM", 9)]
+    assert found.device_name == "2 cards"
+    assert found.gaps_of("H100-SXM").allocated.value == pytest.approx(1.02)
+    assert found.gaps_of("A100-80GB-SXM") == found.gaps_of("T4") == found.gaps_of(None) == found.overall
+
+
+def test_reserved_memory_and_what_the_device_has_beside_it() -> None:
+    found = fit(on_card("H100-SXM", 1.0, 4, "cuda"), expect).overall
+    assert found.reserved is not None
+    assert found.reserved.value == pytest.approx(1.1)
+    assert found.reserved_over_allocated is not None
+    assert found.reserved_over_allocated.value == pytest.approx(2.2)
+    assert found.device_over_reserved_bytes is not None
+    assert found.device_over_reserved_bytes.value == 600_000_000
+    emulated = fit(on_card("H100-SXM", 1.0, 4), expect).overall
+    assert emulated.device_over_reserved_bytes is None, "the context of an emulated GPU is assumed"
+
+
+def test_of_the_cpu_only_allocated_memory_is_known(model: CardFit) -> None:
+    assert model.overall.reserved is model.overall.reserved_over_allocated is None
+    assert model.overall.device_over_reserved_bytes is None
 
 
 def test_left_out_records_are_counted_with_the_reason() -> None:
-    records = [synthetic(spec, {}) for spec in specs()]
-    t5 = resolve(model="t5-small", method="full", device="cpu", batch_size=1, seq_len=8)
-    timeout = make_record(specs()[0], outcome=Timeout(limit_seconds=1))
-    model = fit([*records, make_record(t5), timeout])
-    assert model.num_records == len(records)
-    assert model.left_out["outcome timeout"] == 1
-    assert any("'t5'" in reason for reason in model.left_out)
+    def refuses(record: RunRecord) -> Expected:
+        if record.spec.seq_len == 77:
+            raise VramprobeError("no recipe is at hand")
+        return expect(record)
+
+    cells = seeded(11, device="cuda")
+    full = peaked(cells[4], num_alloc_retries=2)
+    held = peaked(cells[5], held_out=True)
+    unknown = peaked(cells[6].model_copy(update={"seq_len": 77}))
+    rank = peaked(on_ranks(cells[7], 8, "fsdp"))
+    others = [make_oom(cells[8]), make_record(cells[9], outcome=Timeout(limit_seconds=1)), full, held, unknown, rank]
+    empty = peaked(cells[10], 0.0)
+    found = fit([*(peaked(cell) for cell in cells[:4]), *others, empty], refuses)
+    assert found.num_records == 4
+    assert sorted(found.left_out.values()) == [1] * 7
+    words = [
+        "ran out of memory",
+        "outcome timeout",
+        "cached blocks",
+        "held out",
+        "no recipe",
+        "several GPUs",
+        "0 bytes",
+    ]
+    assert all(any(word in reason for reason in found.left_out) for word in words)
 
 
-def test_ranges_and_provenance(model: MemoryModel) -> None:
-    assert model.models == sorted(MODELS)
-    assert (model.instrument, model.device, model.num_records) == ("cpu", "cpu", len(specs()))
-    assert model.ranges.seq_len == (128, 2048)
-    assert model.ranges.num_params == (70_426_624, 134_515_008)
-    assert model.ranges.choices["method"] == ["full", "lora", "qlora"]
-    assert {"overall", "method qlora", "phase backward"} <= set(model.residuals)
-    assert (
-        model.data_fingerprint == fit([synthetic(s, TRUE, CONSTANT_BYTES) for s in reversed(specs())]).data_fingerprint
-    )
-
-
-def test_reserved_and_device_tiers_are_learnt_where_the_records_have_them() -> None:
-    def on_gpu(spec: CellSpec) -> RunRecord:
-        size = max(moment.total_bytes for moment in moments(spec)) + workspaces_bytes(spec, None)
-        tiers = {"reserved_bytes": round(size * 1.08), "device_bytes": round(size * 1.08) + 600_000_000}
-        return synthetic(spec, {}, peak=tiers, instrument="cuda")
-
-    model = fit([on_gpu(spec) for spec in specs("cuda")])
-    assert model.reserved_over_allocated.value == pytest.approx(1.08, abs=1e-6)
-    assert model.device_over_reserved_bytes.value == pytest.approx(600_000_000, abs=2)
-    assert fit([synthetic(spec, {}) for spec in specs()]).reserved_over_allocated is None
+def test_what_it_was_fitted_on() -> None:
+    cells = specs()
+    found = fit([peaked(cell) for cell in cells], expect)
+    assert (found.models, found.num_records) == (sorted(MODELS), len(cells))
+    assert (found.num_tokens.low, found.num_tokens.high) == (256, 4096)
+    assert (found.num_params.low, found.num_params.high) == (NUM_PARAMS, NUM_PARAMS)
+    assert found.choices["method"] == ["full", "lora", "qlora"]
+    assert found.fingerprints == sorted(cell.fingerprint for cell in cells)
+    again = fit([peaked(cell) for cell in reversed(cells)], expect)
+    assert found.data_fingerprint == again.data_fingerprint
+    assert found.data_fingerprint != fit([peaked(cell, 1.1) for cell in cells], expect).data_fingerprint
 
 
 @pytest.mark.parametrize(
@@ -110,91 +147,31 @@ def test_reserved_and_device_tiers_are_learnt_where_the_records_have_them() -> N
     ],
 )
 def test_mixed_records_are_refused(overrides: dict[str, Any], message: str) -> None:
-    records = [synthetic(spec, {}) for spec in specs()[:6]]
+    *cells, other = seeded(6)
     with pytest.raises(IncomparableRecords, match=message):
-        fit([*records, synthetic(specs()[7], {}, **overrides)])
+        fit([*map(peaked, cells), peaked(other, **overrides)], expect)
+
+
+def test_what_was_measured_on_two_cards_is_not_fitted_together() -> None:
+    with pytest.raises(IncomparableRecords, match="device_name"):
+        fit([*on_card("H100-SXM", 1.0, 4, "cuda"), *on_card("A100-80GB-SXM", 1.0, 4, "cuda")], expect)
 
 
 def test_differing_patch_versions_are_a_warning() -> None:
     versions = make_environment().versions | {"peft": "0.20.0"}
-    records = [synthetic(spec, {}) for spec in specs()[:6]]
-    model = fit([*records, synthetic(specs()[7], {}, environment=make_environment(versions=versions))])
-    assert model.warnings == ["records of several versions of peft: 0.20.0, 0.21.0"]
+    *cells, other = seeded(6)
+    found = fit([*map(peaked, cells), peaked(other, environment=make_environment(versions=versions))], expect)
+    assert found.warnings == ["records of several versions of peft: 0.20.0, 0.21.0"]
+
+
+def test_records_of_other_cells_than_they_say_are_refused() -> None:
+    with pytest.raises(FitError, match="have 101 times the memory that is predicted"):
+        fit([peaked(cell, 101) for cell in seeded(4)], expect)
 
 
 def test_too_few_records_say_how_many_and_why() -> None:
+    one, other = seeded(2)
     with pytest.raises(
         FitError, match=r"at least 4 usable records; of 2 given, 1 are; 1 left out: outcome timeout. Measure"
     ):
-        fit([synthetic(specs()[0], {}), make_record(specs()[1], outcome=Timeout(limit_seconds=1))])
-
-
-def test_a_saved_fit_reads_back_the_same(model: MemoryModel, tmp_path: Path) -> None:
-    path = tmp_path / "fit.json"
-    save_fit(model, path)
-    assert load_fit(path) == model
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot read the fit"),
-        ("{", "not JSON"),
-        ('{"a": 1}', "no fit"),
-        ('{"coefficients": {}, "format": 99}', "format 99"),
-        ('{"coefficients": {}, "format": 1}', "format 1, this vramprobe reads 2; fit the records again"),
-        ('{"coefficients": {}, "format": 2}', "damaged at"),
-    ],
-)
-def test_a_bad_fit_file_is_a_clear_error(content: str | None, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "fit.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(FitError, match=message):
-        load_fit(path)
-
-
-@pytest.mark.parametrize(
-    ("keys", "value", "message"),
-    [
-        (("coefficients", "weights"), float("nan"), "coefficients.weights"),
-        (("coefficients", "weights"), float("inf"), "coefficients.weights"),
-        (("coefficients", "weights"), -1, "coefficients.weights"),
-        (("coefficients", "weights"), 0, "coefficients.weights"),
-        (("coefficients", "luck"), 1, "coefficients of unknown causes: luck"),
-        (("constant_bytes", "full"), -1, "constant_bytes.full"),
-        (("num_records",), 0, "num_records"),
-        (("ranges", "num_params"), [0, 5], "ranges.num_params"),
-        (("ranges", "seq_len"), [1, -5], "ranges.seq_len"),
-        (("ranges", "batch_size"), [5, 1], "the smallest, 5, is above the largest, 1"),
-        (("ranges", "num_tokens"), [1, 10**400], "ranges.num_tokens"),
-        (("residuals",), {}, "residuals have no 'overall'"),
-        (("interval", "half_width", "full"), -0.1, "interval.half_width.full"),
-        (("interval", "half_width", "full"), float("inf"), "interval.half_width.full"),
-        (("interval", "from_bytes"), 0, "interval.from_bytes"),
-        (("interval", "power"), 1.5, "interval.power"),
-        (("interval", "growth_per_doubling"), float("nan"), "interval.growth_per_doubling"),
-        (("interval", "covariance"), {"luck": {}}, "covariance of unknown causes: luck"),
-        (("interval",), None, "interval"),
-        (("residuals", "overall", "worst_absolute"), -1, "residuals.overall.worst_absolute"),
-        (("reserved_over_allocated",), {"value": 1.0, "low": 1.1, "high": 1.2}, "must be in this order"),
-        (("reserved_over_allocated",), {"value": 1.0, "low": -1.1, "high": 1.2}, "must be above 0"),
-    ],
-)
-def test_a_damaged_fit_is_refused_when_it_is_read(
-    keys: tuple[str, ...], value: Any, message: str, model: MemoryModel, tmp_path: Path
-) -> None:
-    data = model.model_dump(mode="json")
-    place = data
-    for key in keys[:-1]:
-        place = place[key]
-    place[keys[-1]] = value
-    path = tmp_path / "fit.json"
-    path.write_text(json.dumps(data))
-    with pytest.raises(FitError, match=f"is damaged.*{re.escape(message)}.*fit the records again"):
-        load_fit(path)
-
-
-def test_an_unwritable_path_is_a_clear_error(model: MemoryModel, tmp_path: Path) -> None:
-    with pytest.raises(FitError, match="cannot write the fit"):
-        save_fit(model, tmp_path / "no such folder" / "fit.json")
+        fit([peaked(one), make_record(other, outcome=Timeout(limit_seconds=1))], expect)

@@ -24,8 +24,8 @@ from tests.oracles import oracles
 from tests.oracles.inverse import answered, asked
 from vramprobe.architecture import RunFails, UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
-from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.model.memory_model import shipped_fit
+from vramprobe.errors import VramprobeError
+from vramprobe.model.card_fit import shipped_fit
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.questions import predicted
 from vramprobe.predict.verdict import verdict
@@ -67,12 +67,8 @@ def today(spec: CellSpec, gpu: str | None) -> Row:
 
 def _predicted(spec: CellSpec, card: Any) -> Prediction:
     """By arithmetic."""
-    words: Row = {"gpu": card, "allow_extrapolation": False}
     fit = shipped_fit(spec.device, card) if spec.sharding is None else None
-    try:
-        return predicted(spec, fit, engine="formula", replays=True, retries=True, **words)
-    except OutOfRange:
-        return predicted(spec, None, engine="formula", **words)
+    return predicted(spec, fit, engine="formula", gpu=card, replays=True, retries=True)
 
 
 def _load_bytes(spec: CellSpec, card: Any) -> int | None:

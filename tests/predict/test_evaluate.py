@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import CONSTANT_BYTES, TRUE, make_oom, make_record, make_spec, specs, synthetic
+from factories import TRUE, make_oom, make_record, make_spec, specs, synthetic
 from typer.testing import CliRunner
 
 from vramprobe import api
 from vramprobe.cli.verbs import app
 from vramprobe.errors import FitError, IncomparableRecords, SpecError, VramprobeError
-from vramprobe.model.fit import fit
 from vramprobe.predict.evaluate import evaluate
+from vramprobe.predict.expected import fit_records
 from vramprobe.records import store
 from vramprobe.records.condition import parse_condition
 from vramprobe.records.record import RunRecord
@@ -110,14 +110,14 @@ def test_each_is_left_out_in_turn(leave_out: Any, num_folds: int, records: list[
 
 def test_a_given_fit_is_judged_by_what_it_has_not_seen(records: list[RunRecord]) -> None:
     some = [record for record in records if record.spec.model != "gpt2" and not record.held_out]
-    found = evaluate(records, model=fit(some))
+    found = evaluate(records, model=fit_records(some))
     assert "gpt2" in {score.record.spec.model for score in found.scores}
     assert not {score.record.fingerprint for score in found.scores} & {record.fingerprint for record in some}
 
 
 def test_a_fold_never_sees_what_it_is_judged_by() -> None:
     """A record made absurd is badly predicted when it is held out, and spoils nothing but its own score."""
-    synthetics = [synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()]
+    synthetics = [synthetic(spec, TRUE) for spec in specs()]
     victim = synthetics[3]
     doubled = victim.peak.model_copy(update={"allocated_bytes": 2 * victim.peak.allocated_bytes})
     synthetics[3] = victim.model_copy(update={"peak": doubled})
@@ -150,7 +150,7 @@ def test_one_model_cannot_be_left_out(records: list[RunRecord]) -> None:
 def test_a_fit_that_has_seen_everything_cannot_be_judged(records: list[RunRecord]) -> None:
     seen = [record for record in records if not record.held_out]
     with pytest.raises(FitError, match="seen every record"):
-        evaluate(seen, model=fit(seen))
+        evaluate(seen, model=fit_records(seen))
 
 
 def test_records_of_two_devices_are_not_mixed(records: list[RunRecord]) -> None:
@@ -192,7 +192,7 @@ def test_sums_are_those_of_the_scores(records: list[RunRecord]) -> None:
 
 def test_verdicts_on_cards(records: list[RunRecord]) -> None:
     """Of cells of three sizes on a 16 GB card: a right one, a false fit and a false refusal."""
-    synthetics = [synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()]
+    synthetics = [synthetic(spec, TRUE) for spec in specs()]
     held = synthetics[-3:]
     for record in held:
         assert record.peak.allocated_bytes < 14 * GIB

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 from command_line import vramprobe
-from factories import CONSTANT_BYTES, TRUE, specs, synthetic
+from factories import TRUE, specs, synthetic
 
 from vramprobe import api
 from vramprobe.catalog import find_gpu
-from vramprobe.errors import OutOfRange, SpecError, VramprobeError
-from vramprobe.model.fit import fit
-from vramprobe.model.memory_model import MemoryModel, shipped_fit
+from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.model.card_fit import CardFit, shipped_fit
 from vramprobe.predict import recorded
-from vramprobe.predict.largest import Judged, Largest, _last, _near, largest_count
+from vramprobe.predict.expected import fit_records
+from vramprobe.predict.largest import Largest, _last, _near
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
-from vramprobe.predict.verdict import Verdict, usable_bytes, verdict
+from vramprobe.predict.verdict import usable_bytes, verdict
 from vramprobe.recipe.recorder import CannotRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB
@@ -29,13 +29,13 @@ QLORA_8B = {"model": "llama-3.1-8b", "method": "qlora", "gradient_checkpointing"
 
 
 @pytest.fixture(scope="module")
-def model() -> MemoryModel:
-    return fit([synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()])
+def model() -> CardFit:
+    return fit_records([synthetic(spec, TRUE) for spec in specs()])
 
 
-def answer(gpu: str, fit: MemoryModel | None = None, **words: Any) -> str:
+def answer(gpu: str, fit: CardFit | None = None, **words: Any) -> str:
     spec, card = resolve(device="cuda", **words), find_gpu(gpu)
-    return verdict(predict(spec, fit, gpu=card, allow_extrapolation=True), card).verdict
+    return verdict(predict(spec, fit, gpu=card), card).verdict
 
 
 def values(found: Largest) -> tuple[int | str | None, int | str | None]:
@@ -178,61 +178,6 @@ def test_only_tight_is_an_answer() -> None:
     found = api.max_batch_size(gpu="RTX-4090", model="mistral-7b-v0.3", method="lora", seq_len=1024)
     assert values(found) == (None, 1)
     assert answer("RTX-4090", model="mistral-7b-v0.3", method="lora", seq_len=1024, batch_size=1) == "tight"
-
-
-def test_a_fit_bounds_the_answer_by_what_it_vouches_for(model: MemoryModel) -> None:
-    words = {"model": "pythia-70m", "method": "lora", "seq_len": 128}
-    found = api.max_batch_size(gpu="H200", fit=model, **words)
-    tokens = 30 * model.ranges.num_tokens[1]
-    assert values(found) == (tokens // 128, None)
-    assert f"vouches for {tokens:,} tokens" in found.notes[0]
-    further = api.max_batch_size(gpu="H200", fit=model, allow_extrapolation=True, **words)
-    assert further.fits.value > found.fits.value
-    assert answer("H200", model, **words, batch_size=further.fits.value + 1) == "tight"
-
-
-def test_the_nearest_of_several_bounds_is_the_one_named(model: MemoryModel) -> None:
-    found = api.max_seq_len(gpu="H200", fit=model, model="opt-125m", method="lora", batch_size=1)
-    assert (values(found), found.notes) == ((2048, None), ["opt-125m has 2048 learned positions"])
-
-
-def test_a_fit_that_refuses_the_model_refuses_the_question(model: MemoryModel) -> None:
-    with pytest.raises(OutOfRange, match="num_params"):
-        api.max_batch_size(gpu="H200", fit=model, model="llama-2-7b", method="lora", seq_len=512)
-
-
-def judged_as(says: Any, needed: Interval) -> Judged:
-    prediction = predict(resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=64))
-    return Judged(prediction, Verdict(gpu="card", verdict=says, needed_bytes=needed, usable_bytes=100, reason=""))
-
-
-def test_intervals_that_narrow_towards_the_fitted_range_are_no_trap(model: MemoryModel) -> None:
-    """One sequence is far below the range and so only tight; two are nearer to it, and fit; many do not."""
-    spec = resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=64)
-
-    def judge(one: CellSpec) -> Judged:
-        n = one.batch_size
-        high = {1: 99, 2: 90, 3: 97}.get(n, 60 + 5 * n)
-        needed = Interval(value=50 + n, low=0, high=high)
-        says = "fits" if high <= 95 else "tight" if needed.value <= 100 else "does not fit"
-        return judged_as(says, needed)
-
-    ranges = model.ranges.model_copy(update={"batch_size": (1, 100), "num_tokens": (256, 10**6)})
-    found = largest_count("batch_size", spec, judge, model=model.model_copy(update={"ranges": ranges}))
-    assert values(found) == (7, 50)
-
-
-def test_below_the_range_each_count_is_looked_at(model: MemoryModel) -> None:
-    spec = resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=64)
-
-    def judge(one: CellSpec) -> Judged:
-        high = {2: 90}.get(one.batch_size, 99)
-        needed = Interval(value=50 + one.batch_size, low=0, high=high)
-        return judged_as("tight", needed)
-
-    ranges = model.ranges.model_copy(update={"batch_size": (1, 100), "num_tokens": (256, 10**6)})
-    found = largest_count("batch_size", spec, judge, model=model.model_copy(update={"ranges": ranges}))
-    assert values(found) == (2, 50)
 
 
 def test_the_largest_model_is_the_largest_that_fits() -> None:

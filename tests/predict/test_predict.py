@@ -1,25 +1,27 @@
-"""Predictions: they add up, say what they rest on, widen outside the fitted range and refuse far outside it."""
+"""Predictions: they add up, say what they rest on, and widen outside of what was fitted."""
 
 from __future__ import annotations
 
 import re
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
-from factories import CONSTANT_BYTES, TRUE, make_spec, specs, synthetic
+from factories import TRUE, make_environment, make_spec, specs, synthetic
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
-from vramprobe.errors import OutOfRange, VramprobeError
-from vramprobe.model.fit import fit
-from vramprobe.model.memory_model import MemoryModel, Spread, is_same_gpu
+from vramprobe.errors import VramprobeError
+from vramprobe.model.card_fit import CardFit, Ratio
+from vramprobe.predict.expected import fit_records
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import ALONE, Interval, Prediction
 from vramprobe.predict.uncertainty import interval_around
 from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, usable_bytes, verdict
 from vramprobe.spec import resolve
+from vramprobe.terms.replayed import replayed
 from vramprobe.units import GIB
 
 
@@ -34,11 +36,11 @@ class Card:
 
 
 @pytest.fixture(scope="module")
-def model() -> MemoryModel:
-    return fit([synthetic(spec, TRUE, CONSTANT_BYTES) for spec in specs()])
+def model() -> CardFit:
+    return fit_records([synthetic(spec, TRUE) for spec in specs()])
 
 
-def test_terms_and_constant_add_up_to_the_value(model: MemoryModel) -> None:
+def test_terms_and_constant_add_up_to_the_value(model: CardFit) -> None:
     for given in (None, model):
         prediction = predict(specs()[0], given)
         assert sum(prediction.terms.values()) + prediction.constant_bytes == prediction.peak_allocated_bytes.value
@@ -53,55 +55,62 @@ def test_arithmetic_alone_says_so_and_has_an_interval() -> None:
     assert peak.low < peak.value < peak.high
 
 
-def test_a_held_out_model_is_predicted_from_the_others(model: MemoryModel) -> None:
+def test_a_held_out_model_is_predicted_from_the_others(model: CardFit) -> None:
     spec = resolve(model="smollm2-360m", method="lora", device="cpu", batch_size=2, seq_len=512)
-    truth = synthetic(spec, TRUE, CONSTANT_BYTES).peak.allocated_bytes
+    truth = synthetic(spec, TRUE).peak.allocated_bytes
     prediction = predict(spec, model)
     assert prediction.peak_allocated_bytes.value == pytest.approx(truth, rel=0.01)
     assert prediction.peak_allocated_bytes.low <= truth <= prediction.peak_allocated_bytes.high
     assert prediction.fit.data_fingerprint == model.data_fingerprint
-    assert any("num_params 361,821,120 is outside the fitted range" in warning for warning in prediction.warnings)
+    assert any("362M parameters (fitted: 70.4M to 135M)" in warning for warning in prediction.warnings)
 
 
-def test_inside_the_range_there_is_no_warning_and_the_interval_is_narrow(model: MemoryModel) -> None:
-    prediction = predict(specs()[0].model_copy(update={"seq_len": 256}), model)
+def test_inside_of_what_was_fitted_there_is_no_warning_and_the_interval_is_the_fit_s(model: CardFit) -> None:
+    spec = specs()[0].model_copy(update={"seq_len": 256})
+    prediction, alone = predict(spec, model), predict(spec).peak_allocated_bytes.value
     assert prediction.warnings == []
+    ratio = model.overall.allocated_of(spec.method)
+    ends = (round(alone * end) for end in (ratio.low, ratio.value, ratio.high))
     peak = prediction.peak_allocated_bytes
-    assert (peak.high - peak.low) / peak.value < 0.05
+    assert (peak.low, peak.value, peak.high) == tuple(ends)
+    assert prediction.constant_bytes == peak.value - alone
 
 
-def test_outside_the_range_the_interval_widens(model: MemoryModel) -> None:
-    def width(seq_len: int) -> float:
-        spec = resolve(model="smollm2-135m", method="lora", device="cpu", batch_size=2, seq_len=seq_len)
-        peak = predict(spec, model).peak_allocated_bytes
-        return (peak.high - peak.low) / peak.value
-
-    assert width(2048) < width(4096) < width(8192)  # fitted up to 2048
-
-
-def test_a_choice_never_seen_warns(model: MemoryModel) -> None:
-    spec = resolve(model="pythia-70m", method="full", optim="adafactor", device="cpu", batch_size=2, seq_len=128)
-    assert predict(spec, model).warnings == ["optim adafactor was never seen; the fit knows adamw_torch_fused"]
-
-
-def test_far_outside_is_refused_with_the_number_on_the_exception(model: MemoryModel) -> None:
-    spec = resolve(model="llama-2-7b", method="lora", device="cpu", batch_size=2, seq_len=512)
-    with pytest.raises(OutOfRange, match=r"num_params 6,738,415,616 .* untrusted number is [\d.]+ GiB") as refused:
-        predict(spec, model)
-    allowed = predict(spec, model, allow_extrapolation=True)
-    assert refused.value.prediction == allowed
-    assert allowed.peak_allocated_bytes.value > 13 * 10**9
-
-
-def test_a_method_never_seen_is_refused() -> None:
-    only_lora = fit([synthetic(spec, {}) for spec in specs() if spec.method == "lora"])
-    with pytest.raises(OutOfRange, match="method full was never seen; the fit knows lora"):
-        predict(specs()[0], only_lora)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seq_len": 2049}, "4,098 tokens (fitted: up to 4,096)"),
+        ({"optim": "adafactor"}, "optim adafactor"),
+        ({"model": "llama-2-7b"}, "6.74B parameters"),
+    ],
+)
+def test_outside_one_warning_says_so_and_the_interval_is_wider(
+    options: dict[str, Any], words: str, model: CardFit
+) -> None:
+    spread = Ratio(value=1.0, low=0.97, high=1.002)
+    spec = resolve(
+        **{"model": "pythia-70m", "method": "full", "device": "cpu", "batch_size": 2, "seq_len": 64} | options
+    )
+    gaps = model.overall.model_copy(update={"allocated": spread, "by_method": {}})
+    choices = model.choices | {"model_type": ["gpt_neox", "llama"]}
+    prediction = predict(spec, model.model_copy(update={"overall": gaps, "by_card": {}, "choices": choices}))
+    warning = prediction.warnings[0]
+    assert "outside" not in "".join(prediction.warnings[1:])
+    assert warning.startswith("outside of what was fitted: ")
+    assert words in warning
+    assert warning.endswith("; intervals are 2 times as wide, and 1 % to each side at least")
+    peak = prediction.peak_allocated_bytes
+    assert (peak.low, peak.high) == (round(0.94 * peak.value), round(1.01 * peak.value))
 
 
-def test_a_fit_from_another_device_is_named(model: MemoryModel) -> None:
+def test_a_fit_from_another_device_is_not_used(model: CardFit) -> None:
     spec = resolve(model="pythia-70m", method="full", device="cuda", batch_size=2, seq_len=128)
-    assert "the fit comes from cpu (Test CPU @ 2.00GHz), the cell is for cuda" in predict(spec, model).warnings
+    found = predict(spec, model)
+    assert found.warnings[:2] == [
+        "the fit is of cpu (Test CPU @ 2.00GHz), and the cell for cuda: it is not used",
+        ALONE,
+    ]
+    assert found.peak_allocated_bytes == predict(spec).peak_allocated_bytes
 
 
 def test_unsupported_architecture_is_an_error() -> None:
@@ -109,31 +118,62 @@ def test_unsupported_architecture_is_an_error() -> None:
         predict(resolve(model="t5-small", method="full", device="cpu", batch_size=1, seq_len=8))
 
 
-def test_reserved_and_device_tiers_build_on_allocated(model: MemoryModel) -> None:
-    tiers = model.model_copy(
-        update={
-            "reserved_over_allocated": Spread(value=1.1, low=1.0, high=1.2),
-            "device_over_reserved_bytes": Spread(value=5e8, low=4e8, high=6e8),
-        }
+@pytest.fixture(scope="module")
+def on_cuda() -> CardFit:
+    """A fit of an H100, measured."""
+    machine = make_environment(device_name="NVIDIA H100 80GB HBM3")
+    peak = {"reserved_bytes": 3 * GIB, "device_bytes": 3 * GIB + 600_000_000}
+    cells = specs("cuda", ("pythia-70m",))[:4]
+    found = fit_records([synthetic(one, instrument="cuda", environment=machine, peak=peak) for one in cells])
+    ratio, share = Ratio(value=1.01, low=0.99, high=1.05), Ratio(value=1.1, low=1.0, high=1.2)
+    update = {"allocated": ratio, "reserved": ratio, "reserved_over_allocated": share, "by_method": {}}
+    return found.model_copy(update={"overall": found.overall.model_copy(update=update)})
+
+
+def test_both_tiers_are_the_replays_times_the_fit(on_cuda: CardFit) -> None:
+    spec, gpu = specs("cuda")[0], find_gpu("H100-SXM")
+    prediction, played = predict(spec, on_cuda, gpu=gpu, replays=True), replayed(spec, gpu)
+    for found, held in zip((prediction.peak_allocated_bytes, prediction.reserved_bytes), played[:2], strict=True):
+        assert (found.low, found.value, found.high) == (round(0.99 * held), round(1.01 * held), round(1.05 * held))
+    assert sum(prediction.terms.values()) + prediction.constant_bytes == prediction.peak_allocated_bytes.value
+    assert prediction.device_bytes.value == prediction.reserved_bytes.value + 600_000_000
+    assert prediction.warnings == []
+
+
+def test_without_a_replay_reserved_memory_is_a_share(on_cuda: CardFit) -> None:
+    """Of the arithmetic, which the ratios were not learnt from: its own interval stays."""
+    spec = specs("cuda")[0]
+    found, alone = predict(spec, on_cuda, gpu=find_gpu("H100-SXM")), predict(spec, gpu=find_gpu("H100-SXM"))
+    peak = found.peak_allocated_bytes
+    assert peak == alone.peak_allocated_bytes
+    assert found.reserved_bytes == Interval(value=round(peak.value * 1.1), low=peak.low, high=round(peak.high * 1.2))
+
+
+def test_a_fit_is_trusted_to_half_a_percent_at_best(on_cuda: CardFit) -> None:
+    exact = Ratio(value=1.0, low=1.0, high=1.0)
+    gaps = on_cuda.overall.model_copy(update={"allocated": exact})
+    found = predict(
+        specs("cuda")[0], on_cuda.model_copy(update={"overall": gaps}), gpu=find_gpu("H100-SXM"), replays=True
     )
-    prediction = predict(specs()[0], tiers)
-    peak = prediction.peak_allocated_bytes
-    assert prediction.reserved_bytes == Interval(
-        value=round(peak.value * 1.1), low=peak.low, high=round(peak.high * 1.2)
-    )
-    assert prediction.device_bytes.value == prediction.reserved_bytes.value + 500_000_000
+    peak = found.peak_allocated_bytes
+    assert (peak.low, peak.high) == (round(0.995 * peak.value), round(1.005 * peak.value))
+
+
+def test_another_card_than_the_measured_one_is_outside(on_cuda: CardFit) -> None:
+    found = predict(specs("cuda")[0], on_cuda, gpu=find_gpu("T4"), replays=True)
+    assert found.warnings[0].startswith("outside of what was fitted: card T4;")
 
 
 @pytest.mark.parametrize("with_fit", [False, True])
 @pytest.mark.parametrize("batch_size", [10**23, 10**155, 10**400])
-def test_absurd_sizes_are_arithmetic_or_a_clear_error(with_fit: bool, batch_size: int, model: MemoryModel) -> None:
+def test_absurd_sizes_are_arithmetic_or_a_clear_error(with_fit: bool, batch_size: int, model: CardFit) -> None:
     spec = resolve(model="pythia-70m", method="full", device="cpu", batch_size=1, seq_len=128)
     absurd = spec.model_copy(update={"batch_size": batch_size})
     if batch_size > 10**200:
         with pytest.raises(VramprobeError, match=r"more than 10\^300 bytes"):
-            predict(absurd, model if with_fit else None, allow_extrapolation=True)
+            predict(absurd, model if with_fit else None)
         return
-    prediction = predict(absurd, model if with_fit else None, allow_extrapolation=True)
+    prediction = predict(absurd, model if with_fit else None)
     assert prediction.peak_allocated_bytes.value > 10**6 * batch_size
 
 
@@ -214,34 +254,9 @@ def test_without_a_fit_the_one_that_ships_for_the_device_predicts_and_says_so() 
     assert api.predict(**words, gpu="MI300X").fit is None
 
 
-def test_beyond_the_fit_that_ships_arithmetic_alone_answers_and_says_why() -> None:
+def test_beyond_the_fit_that_ships_it_answers_and_says_so() -> None:
     words = {"model": "llama-3.1-70b", "method": "lora", "batch_size": 1, "seq_len": 64, "device": "cpu"}
-    alone = api.predict(**words)
-    assert alone.fit is None
-    assert alone.warnings[-1].startswith("arithmetic alone: the fit that ships for cpu does not reach so far")
-    assert ALONE not in alone.warnings, "a fit ships, and is not used"
-    assert api.predict(**words, allow_extrapolation=True).fit is not None
-
-
-def test_a_gpus_fit_is_for_that_gpu_alone(model: MemoryModel) -> None:
-    h100 = model.model_copy(update={"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3"})
-    assert is_same_gpu(h100, find_gpu("H100-SXM"))
-    assert not is_same_gpu(h100, find_gpu("A100-80GB"))
-    assert not is_same_gpu(h100.model_copy(update={"device_name": "Some Card"}), find_gpu("H100-SXM"))
-
-
-def test_a_gpu_that_shares_the_cpu_s_memory_leaves_it_a_part() -> None:
-    spark = find_gpu("GB10")
-    assert spark.total_bytes == 122570 * 2**20
-    assert usable_bytes(spark, device_is_known=False) == spark.total_bytes - 16 * GIB - spark.context_bytes
-    told = verdict(predict(make_spec(device="cuda")), spark).reason
-    assert "16.00 GiB for the CPU, which shares this memory" in told
-
-
-def test_fp16_eager_attention_takes_its_softmax_in_one_kernel() -> None:
-    """Emulated on a T4 under torch 2.13: 1,638,923,776 bytes allocated, 2,214,592,512 reserved; bf16 copies more."""
-    words = {"model": "smollm2-135m", "method": "lora", "batch_size": 1, "seq_len": 2048, "gpu": "T4", "attn": "eager"}
-    words |= {"gradient_checkpointing": True, "autocast": "none"}
-    half, other = (api.predict(dtype=dtype, **words) for dtype in ("fp16", "bf16"))
-    assert (half.peak_allocated_bytes.value, half.reserved_bytes.value) == (1_638_923_776, 2_214_592_512)
-    assert other.reserved_bytes.value > half.reserved_bytes.value
+    found = api.predict(**words)
+    assert found.fit is not None
+    assert found.warnings[0].startswith("outside of what was fitted: ")
+    assert "70.6B parameters" in found.warnings[0]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from factories import OUTCOMES, make_record, make_spec, make_started
+from factories import OUTCOMES, make_environment, make_record, make_spec, make_started
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store
@@ -368,6 +368,12 @@ def test_a_finished_attempt_counts_more_than_a_later_failure() -> None:
     failed = make_record(attempt_id="3", started_at="2026-03-03T00:00:00Z", outcome=Timeout(limit_seconds=1))
     assert store.latest_by_fingerprint([new, failed, old]) == {old.fingerprint: new}
     assert store.latest_by_fingerprint([failed]) == {old.fingerprint: failed}
+
+
+def test_one_cell_on_two_devices_counts_twice() -> None:
+    here, there = make_record(), make_record(environment=make_environment(device_name="Other CPU"))
+    assert store.latest_by_device([here, there]) == [here, there]
+    assert len(store.latest_by_fingerprint([here, there])) == 1
 
 
 def test_an_older_records_name_of_a_field_is_read() -> None:

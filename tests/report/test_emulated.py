@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import CONSTANT_BYTES, TRUE, make_environment, make_record, make_spec, specs, synthetic
+from factories import TRUE, make_environment, make_record, make_spec, specs, synthetic
 
 from vramprobe import api
 from vramprobe.check import check
 from vramprobe.cli import display
 from vramprobe.errors import IncomparableRecords
 from vramprobe.literature.claims.cells import Cells
-from vramprobe.model import memory_model
-from vramprobe.model.fit import fit
+from vramprobe.model import card_fit
+from vramprobe.predict.expected import fit_records
 from vramprobe.predict.predict import predict
 from vramprobe.records import store
 from vramprobe.records.record import Composition, Emulation, RunRecord, Timing
@@ -46,9 +46,9 @@ _KEYS = re.compile(
 _CLAIM = re.compile(r"\bmeasured\b|\bmeasurement", re.IGNORECASE)
 
 
-def emulated(spec: Any, coefficients: dict[str, float] = TRUE, **more: Any) -> RunRecord:
+def emulated(spec: Any, ratio: float = TRUE, **more: Any) -> RunRecord:
     machine = make_environment(device_name=CARD, emulator="abc", num_threads=None)
-    made = synthetic(spec, coefficients, CONSTANT_BYTES, instrument="emulated", environment=machine, **more)
+    made = synthetic(spec, ratio, instrument="emulated", environment=machine, **more)
     size = made.peak.allocated_bytes
     none = dict.fromkeys(Composition.model_fields, 0)
     alive = Composition(**(none | {"total_bytes": size, "weights_bytes": size // 2, "batch_bytes": size - size // 2}))
@@ -87,7 +87,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, drawn: list[str]) -> dict[st
         from vramprobe.literature import claims
 
         patch.setattr(claims, "judge_claims", lambda records: [])
-        return build(saved(folder, some), folder / "out", model=fit(some[::2]))
+        return build(saved(folder, some), folder / "out", model=fit_records(some[::2]))
 
 
 def said(name: str, content: bytes) -> str:
@@ -197,8 +197,8 @@ def test_an_evaluations_page_says_emulated(tmp_path: Path) -> None:
 
 def test_a_prediction_by_an_emulated_fit_says_so() -> None:
     some = records()
-    model = fit(some)
-    note = f"fitted to emulated runs: {CARD} itself was not measured"
+    model = fit_records(some)
+    note = "fitted to emulated runs: H100-SXM itself was not measured"
     assert note in predict(some[0].spec, model).warnings
     assert note not in predict(some[0].spec, model.model_copy(update={"instrument": "cuda"})).warnings
 
@@ -210,14 +210,14 @@ def test_a_shipped_fit_of_a_real_card_goes_before_an_emulated_one(
 
     folder = tmp_path / "data" / "fits"
     folder.mkdir(parents=True)
-    model = fit(records())
+    model = fit_records(records())
     (folder / "a.json").write_text(model.model_dump_json())
-    monkeypatch.setattr(memory_model, "data_file", lambda name: tmp_path / "data" / name)
-    monkeypatch.setattr(memory_model, "shipped_fits", memory_model.shipped_fits.__wrapped__)
-    assert memory_model.shipped_fit("cuda", find_gpu("H100-SXM")) == model
+    monkeypatch.setattr(card_fit, "data_file", lambda name: tmp_path / "data" / name)
+    monkeypatch.setattr(card_fit, "shipped_fits", card_fit.shipped_fits.__wrapped__)
+    assert card_fit.shipped_fit("cuda", find_gpu("H100-SXM")) == model
     real = model.model_copy(update={"instrument": "cuda"})
     (folder / "b.json").write_text(real.model_dump_json())
-    assert memory_model.shipped_fit("cuda", find_gpu("H100-SXM")) == real
+    assert card_fit.shipped_fit("cuda", find_gpu("H100-SXM")) == real
 
 
 def test_a_claims_figure_from_an_emulated_record_says_so() -> None:

@@ -57,7 +57,7 @@ def by_python(entry: page_book.PageRecipe, shape: tuple[int, int]) -> dict[str, 
     cell = spec.resolve(model=entry.model, device="cuda", batch_size=shape[0], seq_len=shape[1], **dict(entry.options))
     replay = recorded._replay(entry.recipe, cell, shape)
     notes = (*replay.notes, *Shipped(entry.recipe, tuple(entry.shapes)).notes(shape))
-    found = recorded._predicted(dataclasses.replace(replay, notes=notes), cell, None)
+    found = recorded._predicted(dataclasses.replace(replay, notes=notes), cell, None, None)
     gpus = [gpu for gpu in catalog.list_gpus() if CARD_OF_CAPABILITY.get(gpu.compute_capability) == entry.card]
     assert len(gpus) > 5
     return {

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from factories import make_record, make_spec
 
-from vramprobe.errors import OutOfRange
-from vramprobe.model.memory_model import load_fit
+from vramprobe.model.card_fit import load_fit
 from vramprobe.records import store
 from vramprobe.records.record import Peak
 from vramprobe.report.cells import Cell, cells_of
@@ -116,21 +115,6 @@ def test_the_lengths_are_of_the_largest_model_with_most_methods(cells: list[Cell
         ((at, size, phase),) = line.measured
         assert [point[1:] for point in line.predicted if point[0] == at] == [(pytest.approx(size, rel=1e-3), phase)]
         assert [size for _, size, _ in line.predicted] == sorted(size for _, size, _ in line.predicted)
-
-
-def test_a_line_ends_where_the_fit_does(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
-    from vramprobe.predict import predict as module
-
-    real = module.predict
-
-    def predict(spec: Any, model: Any) -> Any:
-        if spec.seq_len > 100:
-            raise OutOfRange("far", None)
-        return real(spec, model)
-
-    monkeypatch.setattr(module, "predict", predict)
-    lines = length.lines_of(cells, load_fit(QUICKSTART / "fit.json"))
-    assert {max(at for at, *_ in line.predicted) for line in lines} == {64}
 
 
 def test_positions_that_a_model_has_not_are_not_drawn() -> None:

@@ -19,7 +19,7 @@ import pytest
 from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spec, unpadded
 from PIL.PngImagePlugin import PngInfo
 
-from vramprobe.errors import FitError, IncomparableRecords, OutOfRange, StaleReport, StoreError
+from vramprobe.errors import FitError, IncomparableRecords, StaleReport, StoreError
 from vramprobe.records import store
 from vramprobe.records.record import Oom, Peak, RunRecord, Timeout
 from vramprobe.records.whole import read_whole
@@ -54,13 +54,13 @@ class FakeModel:
 
 
 def test_the_stand_ins_have_the_real_shape() -> None:
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.prediction import Interval, Prediction
 
     assert Prediction.model_fields["peak_allocated_bytes"].annotation is Interval
     assert set(FakeRange.__dataclass_fields__) <= set(Interval.model_fields)
     assert set(FakePrediction.__dataclass_fields__) <= set(Prediction.model_fields)
-    assert set(FakeModel.__dataclass_fields__) <= set(MemoryModel.model_fields)
+    assert set(FakeModel.__dataclass_fields__) <= set(CardFit.model_fields)
 
 
 def report(results: Path, out: Path, *, model: FakeModel | None = None, fit_path: str | None = None) -> list[Path]:
@@ -243,9 +243,9 @@ def test_large_amounts_are_in_gib(tmp_path: Path) -> None:
     assert "| 10.25 |" in text
 
 
-def test_a_prediction_outside_the_range_or_refused_is_said(tmp_path: Path, predictor) -> None:
+def test_why_there_is_no_prediction_is_said(tmp_path: Path, predictor) -> None:
     predictor |= {
-        8: OutOfRange("8 tokens is below the fit's 64", prediction(103, 90, 110)),
+        8: prediction(103, 90, 110),
         16: FitError("no terms for t5"),
     }
     records = [with_peak(make_spec(seq_len=length), 100 * MIB) for length in (8, 16)]
@@ -254,7 +254,6 @@ def test_a_prediction_outside_the_range_or_refused_is_said(tmp_path: Path, predi
     held_out, remarks = section(text, "Held out of the fit"), section(text, "About the predictions")
     assert "| 100.0 | 103.0 | 90.0 | 110.0 | +3.00 |" in held_out
     assert "| 100.0 | – | – | – | – |" in held_out
-    assert "8 tokens is below the fit's 64" in remarks
     assert "no terms for t5" in remarks
     assert "No cell: the fit was made from other records." in section(text, "In the fit")
 
@@ -374,7 +373,7 @@ def test_what_the_fit_predicts_is_marked_and_what_it_refuses_is_not_printed(pred
     assert {line["low_bytes"] for line in measured} == {""}
     assert len(measured) == 4
     assert {line["peak_allocated_bytes"] for line in lines if line["is_measured"] == "false"} == {str(2 * GIB)}
-    predictor[16] = OutOfRange("far", prediction(1, 1, 1))
+    predictor[16] = FitError("no terms")
     shown = {row[0]: row[2:] for row in by_size(cells_of(records, None), model, [], "x").tables[0].texts()}
     assert shown["gpt2"] == ["–", "1.00"]
     assert LADDER[-1] not in shown

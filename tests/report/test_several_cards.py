@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import CONSTANT_BYTES, TRUE, make_environment, specs, synthetic, unpadded
+from factories import TRUE, make_environment, specs, synthetic, unpadded
 
 from vramprobe import api, catalog
 from vramprobe.errors import IncomparableRecords, VramprobeError
-from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.card_fit import shipped_fit
 from vramprobe.records import store
 from vramprobe.records.record import Emulation, Oom, RunRecord
 from vramprobe.report import build, card_fits, card_largest, cards
@@ -27,7 +27,7 @@ MODELS = ("pythia-70m", "llama-3.1-8b")
 
 def emulated(spec: Any, card: str, **more: Any) -> RunRecord:
     machine = make_environment(device_name=NAMES[card], emulator="abc", num_threads=None)
-    made = synthetic(spec, TRUE, CONSTANT_BYTES, instrument="emulated", environment=machine)
+    made = synthetic(spec, TRUE, instrument="emulated", environment=machine)
     peak = made.peak.model_copy(update={"reserved_bytes": made.peak.allocated_bytes + 2**20})
     emulation = Emulation(
         card=card,

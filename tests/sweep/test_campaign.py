@@ -1,6 +1,6 @@
 """Campaigns: files and their mistakes, stages in their order, boundaries found with few cells, kills, one budget.
 
-Cells are played: their peak is the arithmetic under hidden coefficients, and what is above the card runs out of memory.
+Cells are played: their peak is a hidden multiple of what is predicted, and what is above the card runs out of memory.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Killed(BaseException):
 
 
 class Played:
-    """Runs sweeps as api.run does, on a card of 8 GiB whose cells take what ``true`` makes of the arithmetic."""
+    """Runs sweeps as api.run does, on a card of 8 GiB whose cells take ``true`` times what is predicted."""
 
     num_slots = 1
 
     def __init__(self, dies: Callable[[], bool] = lambda: False, true: float = 1.03) -> None:
         self.ran: list[CellSpec] = []
-        self._dies, self._true = dies, {"saved_activations": true, "logits": true}
+        self._dies, self._true = dies, true
         self.seconds_each = 0.0
 
     def __call__(

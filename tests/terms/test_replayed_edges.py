@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vramprobe import api, catalog
-from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.card_fit import shipped_fit
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.replay import with_retries

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vramprobe.literature.calibrate import Calibration
     from vramprobe.literature.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.evaluate import Evaluation
     from vramprobe.predict.largest import Largest
     from vramprobe.predict.prediction import Prediction
@@ -90,11 +90,11 @@ def print_prediction(
     if largest_part:
         console.print(f"largest part: {escape(largest_part)}")
     if (fit := prediction.fit) is not None:
-        mean = fit.mean_absolute_error
-        error = "" if mean is None else f", {_percent(mean)} off on a model left out"
+        from vramprobe.report.fit_table import in_percent
+
         console.print(
-            f"fit: {fit.num_records} records of {len(fit.models)} models on {fit.device_name} ({fit.instrument})"
-            f"{error}",
+            f"fit: {fit.num_records} records of {plural(len(fit.models), 'model')} on {fit.device_name} "
+            f"({fit.instrument}), {in_percent(fit.allocated_over_predicted)} of what is predicted without it",
         )
     for warning in prediction.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}")
@@ -178,32 +178,20 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def print_fit(model: MemoryModel, path: Path) -> None:
-    """Print a fit: its records, its accuracy, and its file."""
-    from rich.table import Table as RichTable
+def print_fit(model: CardFit, path: Path) -> None:
+    """Print a fit: its records, a table of what each card adds to a prediction, what was left out, and its file."""
+    from vramprobe.report.fit_table import fit_table
 
     console = Console(highlight=False)
+    cards = ", ".join(f"{count} on {card}" for card, count in model.cards.items())
     console.print(
-        f"{model.num_records} records of {len(model.models)} models ({escape(', '.join(model.models))}), "
-        f"{model.instrument} instrument, {escape(model.device_name)}",
+        f"{model.num_records} records of {plural(len(model.models), 'model')} ({escape(', '.join(model.models))}), "
+        f"{model.instrument} instrument: {escape(cards)}",
         soft_wrap=True,
     )
-    if model.num_lower_bounds:
-        console.print(f"{model.num_lower_bounds} out-of-memory records as lower bounds")
+    _print_tables([fit_table(model)])
     for reason, count in model.left_out.items():
         console.print(f"[yellow]left out[/] {count}: {escape(reason)}", soft_wrap=True)
-    table = RichTable(box=None, pad_edge=False)
-    for title in ("relative error", "records", "mean", "worst"):
-        table.add_column(title, justify="left" if title == "relative error" else "right")
-    groups = dict(model.residuals)
-    if model.leave_one_model_out is not None:
-        groups["on a model left out"] = model.leave_one_model_out.overall
-    for name, errors in groups.items():
-        table.add_row(name, str(errors.num_records), _percent(errors.mean_absolute), _percent(errors.worst_absolute))
-    console.print(table)
-    coefficients = ", ".join(f"{term} {value:.4f}" for term, value in model.coefficients.items())
-    constants = ", ".join(f"{method} {format_bytes(size)}" for method, size in model.constant_bytes.items())
-    console.print(f"coefficients: {coefficients}; constants: {constants}", soft_wrap=True)
     for warning in model.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     console.print(f"written to {escape(str(path))}", soft_wrap=True)
@@ -300,7 +288,3 @@ def print_gpus(gpus: Sequence[catalog.Gpu]) -> None:
         Column("usd_per_hour", "from $/h", cheapest, "{:.2f}".format, is_number=True),
     ]
     _print_tables([Table(title="GPUs", columns=columns, rows=gpus)])
-
-
-def _percent(share: float) -> str:
-    return f"{share:.3%}" if share >= 1e-5 or share == 0 else "≤ 0.001%"

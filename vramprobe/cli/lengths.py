@@ -62,7 +62,7 @@ def of_data(
     if num_steps:
         from vramprobe.lengths.fragmentation import reserved_over_steps
 
-        own = {name: value for name, value in words.items() if name not in ("fit", "allow_extrapolation")}
+        own = {name: value for name, value in words.items() if name != "fit"}
         with display.working(f"replaying {num_steps:,} steps"):
             courses = reserved_over_steps([batch.shape for batch in batches], num_steps, gpu=gpu, **own)
     return Varied(found, courses, gpu)

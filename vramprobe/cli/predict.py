@@ -96,9 +96,6 @@ def predict(
             help="Play so many steps of the batches of --lengths through the allocator, under several settings.",
         ),
     ] = 0,
-    allow_extrapolation: Annotated[
-        bool, typer.Option(help="Predict even far outside the range of the fit's records.")
-    ] = False,
     from_run: Annotated[
         Path | None,
         typer.Option(
@@ -127,7 +124,6 @@ def _one_cell(
     stack: str | None,
     timeline: Path | None,
     changes: bool,
-    allow_extrapolation: bool,
     exit_zero: bool,
     json_output: bool,
 ) -> None:
@@ -135,7 +131,7 @@ def _one_cell(
         raise typer.BadParameter("--stack is of one prediction; drop it, or --changes.")
     if python is not None and (changes or timeline is not None):
         raise typer.BadParameter("--changes and --timeline record with the usual libraries; drop them, or --python.")
-    words = _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
+    words = _words(cell, gpu, fit)
     if timeline is not None:
         engine = _drawn(cell, ranks, gpu, engine, timeline)
     words |= {"python": python} if python is not None else {}
@@ -167,11 +163,10 @@ def _of_data(
     fit: Path | None,
     engine: str,
     changes: bool,
-    allow_extrapolation: bool,
     exit_zero: bool,
     json_output: bool,
 ) -> None:
-    words = _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
+    words = _words(cell, gpu, fit)
     order = {"sampler": sampler, "pad_to_multiple_of": pad_to_multiple_of}
     varied = lengths_option.of_data(lengths, order, replay_steps, words | ranks, gpu=gpu, engine=engine)
     words |= varied.worst_batch
@@ -189,7 +184,6 @@ def _largest(
     gpu: str | None,
     fit: Path | None,
     engine: str,
-    allow_extrapolation: bool,
     json_output: bool,
 ) -> None:
     from vramprobe import api
@@ -202,7 +196,7 @@ def _largest(
         "--largest-model": (largest_model, api.largest_model),
     }
     asked, ask = next((name, ask) for name, (is_asked, ask) in questions.items() if is_asked)
-    card, words = _card(gpu, asked), _words(cell, gpu, fit, allow_extrapolation=allow_extrapolation)
+    card, words = _card(gpu, asked), _words(cell, gpu, fit)
     with display.working("predicting"):
         largest = ask(gpu=card, engine=engine, say=say, **ranks, **words)
     if json_output:
@@ -223,8 +217,7 @@ def _fewest(
     json_output: bool,
 ) -> None:
     card = _card(gpu, "--min-gpus")
-    words = _words(cell, gpu, fit, allow_extrapolation=False)
-    del words["allow_extrapolation"]
+    words = _words(cell, gpu, fit)
     _show_min_gpus(*_min_gpus(card, sharding, engine, words, offload), as_json=json_output)
 
 
@@ -324,14 +317,14 @@ def _card(gpu: str | None, asked: str) -> str:
     return gpu
 
 
-def _words(cell: Mapping[str, Any], gpu: str | None, fit: Path | None, *, allow_extrapolation: bool) -> dict[str, Any]:
+def _words(cell: Mapping[str, Any], gpu: str | None, fit: Path | None) -> dict[str, Any]:
     """A cell's words with what predicts it; on a GPU for CUDA."""
     from vramprobe.catalog import gpu_or_size
 
     if gpu is not None:
         gpu_or_size(gpu)
     device = {"device": "cuda"} if gpu is not None else {}
-    return device | dict(cell) | {"fit": fit, "allow_extrapolation": allow_extrapolation}
+    return device | dict(cell) | {"fit": fit}
 
 
 def _show(

@@ -40,7 +40,7 @@ def fit(
     """Fit the memory model to measured records; cells that a sweep holds out are not used."""
     from vramprobe import api
     from vramprobe.cli import display
-    from vramprobe.model.memory_model import save_fit
+    from vramprobe.model.card_fit import save_fit
 
     model = api.fit(results)
     save_fit(model, out)

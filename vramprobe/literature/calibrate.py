@@ -19,7 +19,7 @@ from vramprobe.errors import FitError, VramprobeError
 from vramprobe.kernels.chip import chip_like
 from vramprobe.literature.formulas import FORMULAS, Facts, facts_of
 from vramprobe.literature.recalibrate import Constant, constants_of
-from vramprobe.model.memory_model import MemoryModel
+from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.predict import predict
 from vramprobe.records import store
 from vramprobe.records.frozen import FrozenModel
@@ -88,7 +88,7 @@ class _Row:
     reasons: dict[str, str] = field(default_factory=dict)
 
 
-def calibrate(records: Iterable[RunRecord], model: MemoryModel | None = None) -> Calibration:
+def calibrate(records: Iterable[RunRecord], model: CardFit | None = None) -> Calibration:
     """Score all formulas and our engine on these records, and recalibrate the formulas' constants to them.
 
     Raises FitError where no record can be used, IncomparableRecords where those that can were measured differently.
@@ -119,7 +119,7 @@ def recipe_of(spec: CellSpec) -> str:
     return f"{spec.method}{quant} {precision}, {spec.optim}{', checkpointing' if spec.gradient_checkpointing else ''}"
 
 
-def _rows(records: Sequence[RunRecord], model: MemoryModel | None) -> tuple[list[_Row], Counter[str]]:
+def _rows(records: Sequence[RunRecord], model: CardFit | None) -> tuple[list[_Row], Counter[str]]:
     """(rows, reason → number of records left out): every formula and ours stand before the same rows."""
     rows, left_out = [], Counter()
     for record in records:
@@ -137,7 +137,7 @@ def _rows(records: Sequence[RunRecord], model: MemoryModel | None) -> tuple[list
     return rows, left_out
 
 
-def _row(record: RunRecord, facts: Facts, model: MemoryModel | None) -> _Row:
+def _row(record: RunRecord, facts: Facts, model: CardFit | None) -> _Row:
     measured: dict[Quantity, int] = {"peak": record.peak.allocated_bytes}
     if record.ledger.saved_activations_bytes > 0:
         measured["saved"] = record.ledger.saved_activations_bytes
@@ -151,7 +151,7 @@ def _row(record: RunRecord, facts: Facts, model: MemoryModel | None) -> _Row:
         "device": {},
     }
     if model is not None:
-        fitted = predict(record.spec, model, allow_extrapolation=True, gpu=gpu)
+        fitted = predict(record.spec, model, gpu=gpu, replays=True)
         for who in [OURS_FITTED, *([OURS_FITTED_UNSEEN] if record.fingerprint not in model.fingerprints else [])]:
             said["peak"][who] = fitted.peak_allocated_bytes.value
             if fitted.device_bytes is not None:

@@ -23,7 +23,7 @@ MEANINGS: dict[str, str] = {
     "workspaces": "cuBLAS's, one for each thread that calls it",
     "block_remainders": "what the allocator rounds up",
     "other": "what no cause was found for",
-    "constant": "what the fit found beside the terms",
+    "constant": "what the fit has beside the terms",
     "allocator": "reserved by torch, not handed out",
     "context": "CUDA context and libraries",
 }

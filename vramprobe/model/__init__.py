@@ -1,5 +1,5 @@
-"""The memory model: arithmetic's terms with coefficients learnt from records, and how far it may be off.
+"""The fit: what a card adds to what is predicted of a cell, learnt from records alone.
 
-In: rows of records and the terms of their cells. Out: a MemoryModel with intervals, saved as JSON. It stays this side
-of the torch line, is where the two sides of the independence line meet, as numbers, and never predicts (predict/ does).
+In: records, and what is predicted of their cells (by whoever asks: predict/ lies above). Out: a CardFit, saved as JSON.
+It knows no arithmetic, never predicts and never imports torch or numpy.
 """

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from vramprobe import catalog
-from vramprobe.errors import FitError, OutOfRange, SpecError, VramprobeError
-from vramprobe.model.fit import RANKS, fit
-from vramprobe.model.memory_model import MemoryModel
+from vramprobe.errors import FitError, SpecError, VramprobeError
+from vramprobe.model.card_fit import CardFit
+from vramprobe.model.fit import NO_BYTES, RANKS, card_of
+from vramprobe.predict.expected import fit_records
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.verdict import usable_bytes, verdict
@@ -55,7 +56,7 @@ class Score:
     measured_bytes: int
     predicted: Interval
     predicted_phase: PhaseName
-    is_extrapolated: bool  # so far outside the fit that it would be refused unless told
+    is_outside: bool  # no record of the fit is like it
 
     @property
     def error(self) -> float:
@@ -108,7 +109,7 @@ class Evaluation:
 
 class _Fold(NamedTuple):
     name: str
-    model: MemoryModel
+    model: CardFit
     records: list[RunRecord]
 
 
@@ -117,7 +118,7 @@ def evaluate(
     *,
     hold_out: str | None = None,
     leave_out: LeaveOut | None = None,
-    model: MemoryModel | None = None,
+    model: CardFit | None = None,
 ) -> Evaluation:
     """Fit without the held-out records and predict them.
 
@@ -141,12 +142,12 @@ def evaluate(
     for fold in folds:
         for record in fold.records:
             try:
-                prediction, is_extrapolated = predicted(record, fold.model)
+                prediction = predicted(record, fold.model)
             except VramprobeError as error:
                 left_out[str(error)] += 1
                 continue
             predictions.append((record, prediction))
-            scores += _scores(record, prediction, fold.name, is_extrapolated)
+            scores += _scores(record, prediction, fold)
     bounds = [(record, found) for record, found in predictions if record.outcome.kind == "oom"]
     return Evaluation(
         folds=tuple(fold.name for fold in folds),
@@ -167,14 +168,14 @@ def _says_nothing(record: RunRecord) -> str | None:
         return RANKS
     if record.outcome.kind not in ("ok", "oom"):
         return f"outcome {record.outcome.kind}"
-    return "a peak of 0 bytes, which nothing has" if record.peak and not record.peak.allocated_bytes else None
+    return NO_BYTES if record.peak and not record.peak.allocated_bytes else None
 
 
 # -- what is held out --------------------------------------------------------------------------------------------------
 
 
 def _folds(
-    records: Sequence[RunRecord], hold_out: str | None, leave_out: LeaveOut | None, model: MemoryModel | None
+    records: Sequence[RunRecord], hold_out: str | None, leave_out: LeaveOut | None, model: CardFit | None
 ) -> list[_Fold]:
     if model is not None:
         unseen = [record for record in records if record.fingerprint not in model.fingerprints]
@@ -197,7 +198,7 @@ def _fold(name: str, records: Sequence[RunRecord], is_held_out: Callable[[CellSp
     """A fit of the rest. A sweep's own mark counts only through ``is_held_out``."""
     held_out = _some([record for record in records if is_held_out(record.spec)], f"{name}: nothing is held out")
     rest = [record.model_copy(update={"held_out": False}) for record in records if not is_held_out(record.spec)]
-    return _Fold(name, fit(rest), held_out)
+    return _Fold(name, fit_records(rest), held_out)
 
 
 def _some(records: list[RunRecord], complaint: str) -> list[RunRecord]:
@@ -212,16 +213,17 @@ def _some(records: list[RunRecord], complaint: str) -> list[RunRecord]:
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def predicted(record: RunRecord, model: MemoryModel) -> tuple[Prediction, bool]:
-    """Predict a record's cell by the fit; return True beside it if that is far outside the fitted range."""
-    try:
-        gpu = catalog.gpu_seen(record.environment.device_name)
-        return predict(record.spec, model, gpu=gpu, replays=True), False
-    except OutOfRange as error:
-        return error.prediction, True
+def predicted(record: RunRecord, model: CardFit) -> Prediction:
+    """Predict a record's cell by the fit."""
+    return predict(record.spec, model, gpu=catalog.gpu_seen(record.environment.device_name), replays=True)
 
 
-def _scores(record: RunRecord, prediction: Prediction, fold: str, is_extrapolated: bool) -> list[Score]:
+def is_outside(record: RunRecord, model: CardFit) -> bool:
+    """Return True if no record of the fit is like this one."""
+    return bool(model.outside(record.spec, record.facts and record.facts.num_params, card_of(record)))
+
+
+def _scores(record: RunRecord, prediction: Prediction, fold: _Fold) -> list[Score]:
     if record.outcome.kind != "ok" or record.peak is None:
         return []
     tiers: dict[Tier, tuple[int | None, Interval | None]] = {
@@ -232,13 +234,13 @@ def _scores(record: RunRecord, prediction: Prediction, fold: str, is_extrapolate
     return [
         Score(
             record=record,
-            fold=fold,
+            fold=fold.name,
             tier=tier,
             num_params=record.facts.num_params if record.facts else 0,
             measured_bytes=measured,
             predicted=predicted,
             predicted_phase=prediction.peak_phase,
-            is_extrapolated=is_extrapolated,
+            is_outside=is_outside(record, fold.model),
         )
         for tier, (measured, predicted) in tiers.items()
         if measured is not None and predicted is not None

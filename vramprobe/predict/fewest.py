@@ -17,7 +17,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import text_config
 from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.model.memory_model import MemoryModel
+from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.bisection import first_of
 from vramprobe.predict.shares import near
 from vramprobe.predict.verdict import Verdict, verdict
@@ -51,7 +51,7 @@ class MinGpus(BaseModel):
 
 
 def min_gpus(
-    spec: CellSpec, gpu: Gpu, model: MemoryModel | None = None, say: Callable[[str], None] = lambda words: None
+    spec: CellSpec, gpu: Gpu, model: CardFit | None = None, say: Callable[[str], None] = lambda words: None
 ) -> MinGpus:
     """The least power of two of ``gpu`` on which the first rank's verdict is ``fits``, by a recording of each number
     that is looked at: two to five of :data:`RECORDED_NUMBERS`. ``say`` hears of the progress.

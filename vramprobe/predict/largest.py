@@ -12,10 +12,8 @@ from typing import Literal, NamedTuple
 
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_model
-from vramprobe.errors import OutOfRange, SpecError, VramprobeError
-from vramprobe.model.memory_model import MemoryModel
+from vramprobe.errors import VramprobeError
 from vramprobe.predict.prediction import Frozen, Prediction
-from vramprobe.predict.uncertainty import FAR
 from vramprobe.predict.verdict import TIGHT_SHARE, Verdict
 from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes
@@ -26,11 +24,10 @@ _TRAINED_LENGTH = "max_position_embeddings"
 
 
 class Judged(NamedTuple):
-    """A prediction, what it means on the GPU, and why predict refuses to vouch for it, if it does."""
+    """A prediction, and what it means on the GPU."""
 
     prediction: Prediction
     verdict: Verdict
-    refusal: OutOfRange | None = None
 
 
 Judge = Callable[[CellSpec], Judged]
@@ -61,29 +58,19 @@ def largest_count(
     spec: CellSpec,
     judge: Judge,
     *,
-    model: MemoryModel | None = None,
-    allow_extrapolation: bool = False,
     least: int = 1,
 ) -> Largest:
     """The largest batch or length of ``spec``, whose own is not looked at, from ``least`` on.
 
-    Raises VramprobeError where not even ``least`` fits, and OutOfRange far outside the range of ``model`` unless
-    ``allow_extrapolation``; an answer is no larger than what that range vouches for.
+    Raises VramprobeError where not even ``least`` fits.
     """
-    most, notes = _bounds(question, spec, None if allow_extrapolation else model)
+    most, notes = _bounds(question, spec)
     seen: dict[int, Judged] = {}
     judged = _once(question, spec, judge, seen)
     tight = _last(lambda count: _over_tight(judged(count)), least, most)
     if tight is None:
         raise VramprobeError(_nothing_fits(question, spec, judged(least).verdict, least))
-    # Below the fitted range the interval narrows as the cell comes nearer to it, so that less may be tight where more
-    # fits: bisect from where the range begins, and look at each below it only if that does not fit.
-    start = min(tight, max(least, _start_of_range(question, spec, model)))
-    fits = _last(lambda count: _over_fits(judged(count)), start, tight)
-    if fits is None:
-        fits = next((count for count in range(start - 1, least - 1, -1) if _over_fits(judged(count)) <= 0), None)
-    if not allow_extrapolation:
-        _refuse(judged, fits, tight)
+    fits = _last(lambda count: _over_fits(judged(count)), least, tight)
     return _found(question, spec, judged, fits, tight, notes if tight == most else [], len(seen))
 
 
@@ -93,15 +80,13 @@ def largest_replayed(
     judge: Judge,
     rough: Judge,
     *,
-    model: MemoryModel | None,
-    allow_extrapolation: bool = False,
     least: int = 1,
 ) -> Largest:
     """As largest_count, where ``judge`` replays the allocator: few of its answers, near what ``rough`` says at once.
 
     What is kept in reserve may fall from one count to the next: the answer has the verdict, and the next larger not.
     """
-    most, notes = _bounds(question, spec, None if allow_extrapolation else model)
+    most, notes = _bounds(question, spec)
     seen: dict[int, Judged] = {}
     judged, roughly = _once(question, spec, judge, seen), _once(question, spec, rough, {})
 
@@ -112,8 +97,6 @@ def largest_replayed(
     if tight is None:
         raise VramprobeError(_nothing_fits(question, spec, judged(least).verdict, least))
     fits = _near(lambda count: _over_fits(judged(count)), guess, least, tight)
-    if not allow_extrapolation:
-        _refuse(judged, fits, tight)
     return _found(question, spec, judged, fits, tight, notes if tight == most else [], len(seen))
 
 
@@ -136,13 +119,6 @@ def _over_tight(found: Judged) -> int:
 
 def _over_fits(found: Judged) -> float:
     return found.verdict.needed_bytes.high - TIGHT_SHARE * found.verdict.usable_bytes
-
-
-def _refuse(judged: Callable[[int], Judged], fits: int | None, tight: int) -> None:
-    """Raises OutOfRange where predict refuses to vouch for an answer."""
-    for count in (fits, tight):
-        if count is not None and (refusal := judged(count).refusal) is not None:
-            raise refusal
 
 
 def _found(
@@ -185,10 +161,7 @@ def largest_model(
             not_judged[name] = str(error)
             unknown.append((name, spec))
             continue
-        if found.refusal is not None:
-            not_judged[name] = str(found.refusal)
-        else:
-            judged[name] = architecture(spec.architecture).num_params, found
+        judged[name] = architecture(spec.architecture).num_params, found
     if record is not None:
         _record_larger(unknown, record, judged, not_judged)
 
@@ -326,29 +299,11 @@ def _near(over: Callable[[int], float], rough: Callable[[int], float], first: in
     return _between(over, *low, *high)
 
 
-def _bounds(question: Question, spec: CellSpec, model: MemoryModel | None) -> tuple[int | None, list[str]]:
+def _bounds(question: Question, spec: CellSpec) -> tuple[int | None, list[str]]:
     """(largest count there may be, why) beside memory."""
-    bounds = []
-    if question == "seq_len" and spec.learned_positions is not None:
-        bounds.append((spec.learned_positions, f"{spec.model} has {spec.learned_positions} learned positions"))
-    if model is not None:
-        tokens = math.floor(FAR * model.ranges.num_tokens[1])
-        other = spec.seq_len if question == "batch_size" else spec.batch_size
-        text = f"the fit vouches for {tokens:,} tokens of a batch at most; --allow-extrapolation looks further"
-        bounds.append((tokens // other, text))
-    if not bounds:
+    if question != "seq_len" or spec.learned_positions is None:
         return None, []
-    most, note = min(bounds)
-    if most < 1:
-        raise SpecError(f"{question}: none is possible here: {note}")
-    return most, [note]
-
-
-def _start_of_range(question: Question, spec: CellSpec, model: MemoryModel | None) -> int:
-    if model is None:
-        return 1
-    other = spec.seq_len if question == "batch_size" else spec.batch_size
-    return max(getattr(model.ranges, question)[0], -(-model.ranges.num_tokens[0] // other))
+    return spec.learned_positions, [f"{spec.model} has {spec.learned_positions} learned positions"]
 
 
 def _made_for(question: Question, spec: CellSpec, count: int) -> list[str]:

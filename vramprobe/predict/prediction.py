@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.choices import PhaseName
+from vramprobe.model.card_fit import Ratio
 from vramprobe.terms.step.workspaces import DecidesMemory
 
 #: The warning of a prediction that rests on no run.
@@ -48,14 +49,14 @@ class FitProvenance(Frozen):
     models: list[str]
     instrument: str
     device_name: str
-    mean_absolute_error: float | None  # on models left out of the fit; null where there was only one, and by a replay
+    allocated_over_predicted: Ratio  # measured memory over what is predicted without the fit
     vramprobe_version: str
 
 
 class Prediction(Frozen):
     """The peak of one cell; ``terms`` (bytes at the peak moment) and ``constant_bytes`` add up to the value.
 
-    ``constant_bytes``: what the fit found beside the terms.
+    ``constant_bytes``: what the fit, or the replay, has beside the terms; negative where it has less.
     """
 
     cell_id: str
@@ -99,4 +100,10 @@ class HasMemory(Protocol):
 
 
 class HasKernels(DecidesMemory, HasMemory, Protocol):
-    """A GPU, as far as attention's kernels depend on it, its name and its size."""
+    """A GPU, as far as attention's kernels depend on it, its names and its size."""
+
+    @property
+    def short_name(self) -> str: ...
+
+    @property
+    def is_size(self) -> bool: ...

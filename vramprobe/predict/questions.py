@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from vramprobe import catalog, spec
 from vramprobe.architecture.images import has_images
 from vramprobe.choices import CpRotation, Offload, Sharding, meant
-from vramprobe.errors import OutOfRange, SpecError, VramprobeError
+from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.rules.sharding import HYBRID, reasons_not_run, with_group_size
 from vramprobe.trainers import COMMONEST_OTHER, USUAL_LOOP, other_loop
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.changes import Change, Options
     from vramprobe.predict.prediction import Engine, Prediction
     from vramprobe.predict.unknowns import Unknown
@@ -92,10 +92,10 @@ def one_gpu_alone(one: spec.CellSpec) -> str | None:
     return f"{one.model} has a vision tower, which is predicted on one GPU" if has_images(one.architecture) else None
 
 
-def given_fit(fit: str | Path | MemoryModel | None) -> MemoryModel | None:
+def given_fit(fit: str | Path | CardFit | None) -> CardFit | None:
     """The fit that is meant: a file is read, None stays None. Raises FitError for a file that is none."""
     if isinstance(fit, str | Path):
-        from vramprobe.model.memory_model import load_fit
+        from vramprobe.model.card_fit import load_fit
 
         return load_fit(fit)
     return fit
@@ -103,11 +103,10 @@ def given_fit(fit: str | Path | MemoryModel | None) -> MemoryModel | None:
 
 def predict(
     *,
-    fit: str | Path | MemoryModel | None = None,
+    fit: str | Path | CardFit | None = None,
     device: str | None = None,
     engine: Engine | Literal["auto", "measured"] = "auto",
     gpu: str | None = None,
-    allow_extrapolation: bool = False,
     replays: bool = True,
     stack: str | None = None,
     python: str | Path | None = None,
@@ -126,8 +125,7 @@ def predict(
     cell is recorded. ``engine`` measured: a recording on this machine's own GPU. ``open_words``: a list that takes what
     the words leave open (unknowns.py); no interval holds that.
     """
-    from vramprobe.model.memory_model import shipped_fit
-    from vramprobe.predict.prediction import ALONE
+    from vramprobe.model.card_fit import shipped_fit
 
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell_on_ranks(device=device or (model.device if model else "cuda"), **options)
@@ -145,18 +143,9 @@ def predict(
     beyond = shipped_fit(spec.device, card, of_one_card=not replays) if fit is None else model
     if spec.num_gpus == 1:
         model = beyond
-    words = {"engine": engine, "gpu": card, "allow_extrapolation": allow_extrapolation, "say": say, "beyond": beyond}
+    words = {"engine": engine, "gpu": card, "say": say, "beyond": beyond}
     words["where"] = where
-    try:
-        found = predicted(spec, model, **words, replays=replays, retries=replays)
-    except OutOfRange as error:
-        if fit is not None:
-            raise
-        model, replays = None, False
-        found = predicted(spec, None, **words)
-        why = f"the fit that ships for {spec.device} does not reach so far: {error.prediction.warnings[0]}"
-        notes = [one for one in found.warnings if one != ALONE]  # a fit ships, and is not used
-        found = found.model_copy(update={"warnings": [*notes, f"arithmetic alone: {why}"]})
+    found = predicted(spec, model, **words, replays=replays, retries=replays)
     if open_words is not None:
         from vramprobe.predict.unknowns import unknowns
 
@@ -195,9 +184,8 @@ def _outputs_bytes(one: spec.CellSpec, engine: Engine) -> int:
 def changes(
     *,
     gpu: str | None = None,
-    fit: str | Path | MemoryModel | None = None,
+    fit: str | Path | CardFit | None = None,
     device: str | None = None,
-    allow_extrapolation: bool = False,
     replays: bool = True,
     engine: Literal["formula", "recipe", "near"] = "formula",
     say: Callable[[str], None] = lambda words: None,
@@ -214,7 +202,7 @@ def changes(
 
     words, num_gpus = _without_recipe(options) | {"device": device}, options.get("num_gpus") or 1
     # What is compared is of one tier.
-    own = {"fit": fit, "gpu": gpu, "say": say, "allow_extrapolation": allow_extrapolation, "replays": False}
+    own = {"fit": fit, "gpu": gpu, "say": say, "replays": False}
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
 
     def with_options(others: Options) -> Prediction:
@@ -264,14 +252,13 @@ def engine_for(engine: str, options: dict[str, Any]) -> Any:
 
 def predicted(
     one: spec.CellSpec,
-    model: MemoryModel | None,
+    model: CardFit | None,
     *,
     engine: str,
     gpu: catalog.Gpu | None,
-    allow_extrapolation: bool,
     replays: bool = False,
     retries: bool = False,
-    beyond: MemoryModel | None = None,
+    beyond: CardFit | None = None,
     where: Surroundings | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> Prediction:
@@ -289,9 +276,7 @@ def predicted(
 
             from vramprobe.predict.predict import predict as predict_cell
 
-            return predict_cell(
-                one, model, allow_extrapolation=allow_extrapolation, gpu=gpu, replays=replays, retries=retries
-            )
+            return predict_cell(one, model, gpu=gpu, replays=replays, retries=retries)
         except UnsupportedArchitecture as error:
             if engine == "formula" or isinstance(error, RunFails):
                 raise
@@ -313,7 +298,7 @@ def _least_bytes(one: spec.CellSpec, gpu: catalog.Gpu | None) -> int:
 
 def _recorded(
     one: spec.CellSpec,
-    model: MemoryModel | None,
+    model: CardFit | None,
     gpu: catalog.Gpu | None,
     say: Callable[[str], None],
     missing: VramprobeError | None,

@@ -30,7 +30,7 @@ ALLOCATED_RATIOS, RESERVED_RATIOS = (0.995, 1.005), (0.965, 1.035)
 class Replay:
     """A recording as the allocator's counters would stand; ``at_peak``: bytes alive there, by cause.
 
-    ``stack``: package → version. ``provenance``: how it was recorded, in words.
+    ``stack``: package → version. ``provenance``: how it was recorded, in words. ``num_params``: null where not said.
     """
 
     phases: list[PhaseMemory]
@@ -40,6 +40,7 @@ class Replay:
     stack: dict[str, str]
     provenance: str = ""
     notes: tuple[str, ...] = ()
+    num_params: int | None = None
 
     @property
     def loads_most(self) -> bool:
@@ -90,6 +91,7 @@ def replay_recipe(
         peak=peak,
         at_peak=max(highest, key=lambda one: one[0])[1],
         stack=stack,
+        num_params=recipe.facts.get("num_params"),
     )
 
 

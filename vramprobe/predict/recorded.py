@@ -17,10 +17,10 @@ from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.emulate.toolchain import BuildError, NoCompiler
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.shapes import Shape
-from vramprobe.model.memory_model import MemoryModel
+from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.recipe_replay import RESERVED_RATIOS, Replay, replay_recipe, with_retries
-from vramprobe.predict.uncertainty import device_tier, interval_around
+from vramprobe.predict.uncertainty import interval_around, with_fit
 from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe
@@ -47,15 +47,15 @@ def predict(
     spec: CellSpec,
     *,
     gpu: catalog.Gpu | None = None,
-    model: MemoryModel | None = None,
+    model: CardFit | None = None,
     say: Callable[[str], None] = lambda words: None,
     where: Surroundings = USUAL,
 ) -> Prediction:
     """The peaks of ``spec`` from its recipe, recorded now if it is not at hand; ``say`` hears of the progress.
 
-    Of ``model`` only what it knows of the device beyond the allocator is used. ``where``: the libraries to record with,
-    and an emulated GPU or this machine's own. Raises NotEmulatable where no GPU can be emulated here, CannotRecord for
-    a cell that does not run, NoRecipe for one that is not recorded at all.
+    ``model``: a fit of measured records; one of emulated records says nothing that a recording does not. ``where``: the
+    libraries to record with, and an emulated GPU or this machine's own. Raises NotEmulatable where no GPU can be
+    emulated here, CannotRecord for a cell that does not run, NoRecipe for one that is not recorded at all.
     """
     return predict_replay(replay_of(spec, gpu=gpu, say=say, where=where), spec, gpu=gpu, model=model)
 
@@ -67,7 +67,7 @@ def predict_and_count(
     recorded here, since what ships has no launches."""
     require_recordable(spec, gpu)
     recipe = find_recipe(spec, _card(gpu), say, counted=True)
-    return _predicted(_replay(recipe, spec), spec, None), _launches_of(recipe, spec)
+    return _predicted(_replay(recipe, spec), spec, None, gpu), _launches_of(recipe, spec)
 
 
 def _launches_of(recipe: Recipe, spec: CellSpec) -> Launches:
@@ -123,7 +123,7 @@ def predict_many(
     stop: Callable[[], bool] = lambda: False,
     *,
     gpu: catalog.Gpu | None = None,
-    model: MemoryModel | None = None,
+    model: CardFit | None = None,
 ) -> list[Prediction | str]:
     """One for each spec, in order; text where there is none, and why.
 
@@ -145,7 +145,7 @@ def over_shapes(
     question: Literal["batch_size", "seq_len"],
     *,
     gpu: catalog.Gpu,
-    model: MemoryModel | None = None,
+    model: CardFit | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> Callable[[CellSpec], Prediction]:
     """Return what predicts ``spec`` with any other value of ``question``, from one recipe of a few batch shapes.
@@ -153,7 +153,7 @@ def over_shapes(
     Near, not exact: another value may be in another branch, so that its own recording decides. Raises as
     :func:`predict`, and CannotRecord where already the recorded shapes are in two branches.
     """
-    return _over(_recipe_over(spec, question, gpu, say), model)
+    return _over(_recipe_over(spec, question, gpu, say), model, gpu)
 
 
 def over_rows(
@@ -162,7 +162,7 @@ def over_rows(
     """Return what predicts ``spec`` with any number of rows from two on, and, of so many rows, what a step launches;
     raises as :func:`over_shapes` and :func:`predict_and_count`."""
     recipe = _recipe_over(spec, "batch_size", gpu, say, counted=True)
-    return _over(recipe, None), _COUNTS["batch_size"][0], _launches_of(recipe, spec)
+    return _over(recipe, None, gpu), _COUNTS["batch_size"][0], _launches_of(recipe, spec)
 
 
 def _recipe_over(
@@ -177,15 +177,15 @@ def _recipe_over(
     return find_recipe(cells[0], _card(gpu), say, shapes=shapes[1:], counted=counted)
 
 
-def _over(recipe: Recipe, model: MemoryModel | None) -> Callable[[CellSpec], Prediction]:
-    return lambda one: _predicted(_replay(recipe, one, (one.batch_size, one.seq_len)), one, model)
+def _over(recipe: Recipe, model: CardFit | None, gpu: catalog.Gpu) -> Callable[[CellSpec], Prediction]:
+    return lambda one: _predicted(_replay(recipe, one, (one.batch_size, one.seq_len)), one, model, gpu)
 
 
 def predict_replay(
-    replay: Replay, spec: CellSpec, *, gpu: catalog.Gpu | None = None, model: MemoryModel | None = None
+    replay: Replay, spec: CellSpec, *, gpu: catalog.Gpu | None = None, model: CardFit | None = None
 ) -> Prediction:
-    """The Prediction of a replayed recipe: with the device's tier by ``model``, retries on ``gpu``, and reasons."""
-    found = _predicted(replay, spec, model)
+    """The Prediction of a replayed recipe: corrected by ``model``, with retries on ``gpu``, and reasons."""
+    found = _predicted(replay, spec, model, gpu)
     found = found.model_copy(update={"warnings": [*found.warnings, *_reasons(spec, found)]})
     return found if gpu is None else with_retries(found, replay.log, parse_alloc_conf(spec.alloc_conf or ""), gpu)
 
@@ -201,16 +201,17 @@ def _reasons(spec: CellSpec, found: Prediction) -> list[str]:
         return []
 
 
-def _predicted(replay: Replay, spec: CellSpec, model: MemoryModel | None) -> Prediction:
+def _predicted(replay: Replay, spec: CellSpec, model: CardFit | None, gpu: catalog.Gpu | None) -> Prediction:
     found = replay.prediction(spec.cell_id, [*_of_rank(spec), replay.provenance, *replay.notes])
     loads = (
         replay.peak.load_allocated_bytes if spec.num_gpus > 1 else 0
     )  # weights that are whole before they are divided
     if loads > (found.reserved_bytes or found.peak_allocated_bytes).value:
         found = found.model_copy(update={"reserved_bytes": interval_around(loads, RESERVED_RATIOS)})
-    gap = model.device_over_reserved_bytes if model and model.device == spec.device else None
-    beyond = {"device_bytes": device_tier(found.reserved_bytes, gap)} | _on_host(spec, found)
-    return found.model_copy(update=beyond | {"num_gpus": spec.num_gpus, "sharding": spec.sharding})
+    if model is not None and not model.is_emulated:
+        found = with_fit(found, spec, model, gpu, num_params=replay.num_params)
+    ranks = {"num_gpus": spec.num_gpus, "sharding": spec.sharding}
+    return found.model_copy(update=ranks | _on_host(spec, found))
 
 
 def _on_host(spec: CellSpec, found: Prediction) -> dict[str, Any]:

@@ -1,52 +1,37 @@
 """Replay: a prediction by arithmetic -> the same with both tiers as the caching allocator's replay has them.
 
-In: a prediction, its cell, a fit and the GPU. Out: a Prediction; unchanged where the fit does not know how far the
-replay is off.
+In: a prediction, its cell and the GPU. Out: a Prediction. What a fit knows of the replay is added afterwards
+(uncertainty.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vramprobe.model.memory_model import MemoryModel, peak_moment
 from vramprobe.predict.prediction import HasKernels, Prediction, Within
-from vramprobe.predict.uncertainty import device_tier, outside, provenance, times
+from vramprobe.predict.uncertainty import ARITHMETIC_SPREAD, interval_around
 from vramprobe.predict.verdict import usable_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment
 from vramprobe.terms.replayed import num_alloc_retries, replayed
-from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
+from vramprobe.terms.step.workspaces import highest_moment, with_workspaces, workspaces_bytes
 
 
-def with_replay(
-    found: Prediction, spec: CellSpec, moments: Sequence[Moment], model: MemoryModel | None, gpu: HasKernels | None
-) -> Prediction:
-    """``found`` with allocated and reserved memory by replay; ``moments`` are those that it was made of.
-
-    The terms are then the arithmetic's own, and what is left over is the blocks'.
+def with_replay(found: Prediction, spec: CellSpec, moments: Sequence[Moment], gpu: HasKernels | None) -> Prediction:
+    """``found``, of a cell on CUDA, with allocated and reserved memory by replay; ``moments`` are those that it was
+    made of. Bytes of the replay beside their terms are the blocks'.
     """
-    if spec.device != "cuda" or model is None:
-        return found
-    ratios = model.allocated_over_replayed, model.reserved_over_replayed
-    if ratios[0] is None or ratios[1] is None:
-        return found
-    *_, doublings, widening = outside(spec, model)
-    growth, played = 1 + model.interval.growth_per_doubling * doublings, replayed(spec, gpu)
-    allocated = times(played.allocated_bytes, ratios[0], growth, widening)
-    reserved = times(played.reserved_bytes, ratios[1], growth, widening)
-    moment = peak_moment(with_workspaces(moments, workspaces_bytes(spec, gpu)), {})
-    left = allocated.value - moment.total_bytes + moment.terms.get("block_remainders", 0)
+    played = replayed(spec, gpu)
+    moment = highest_moment(with_workspaces(moments, workspaces_bytes(spec, gpu)))
+    left = played.allocated_bytes - moment.total_bytes + moment.terms.get("block_remainders", 0)
     terms = {cause: size for cause, size in (moment.terms | {"block_remainders": max(left, 0)}).items() if size}
+    spread = ARITHMETIC_SPREAD[spec.device]
     return found.model_copy(
         update={
-            "peak_allocated_bytes": allocated,
-            "peak_phase": moment.phase,
-            "peak_label": moment.label,
+            "peak_allocated_bytes": interval_around(played.allocated_bytes, spread),
             "terms": terms,
             "constant_bytes": min(left, 0),
-            "reserved_bytes": reserved,
-            "device_bytes": device_tier(reserved, model.device_over_reserved_bytes),
-            "fit": provenance(model).model_copy(update={"mean_absolute_error": None}),  # it is of the terms alone
+            "reserved_bytes": interval_around(played.reserved_bytes, spread),
         }
     )
 

@@ -1,19 +1,16 @@
-"""Uncertainty: how far a prediction may be off, and what lies outside of what a fit has seen.
+"""Uncertainty: how far a prediction may be off, by itself and by a fit.
 
-In: a cell and a fit, or none. Out: factors of an interval's ends, warnings, reasons to refuse.
+In: a Prediction of a cell, and a fit. Out: the same with what the fit says of its card: ratios, intervals, the device's
+memory. What no record of the fit is like makes the intervals wider, and says so in one warning.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
-from vramprobe.architecture import architecture
-from vramprobe.model.memory_model import CHOICES, MemoryModel, Spread
-from vramprobe.predict.prediction import ALONE, FitProvenance, Interval
+from vramprobe.model.card_fit import CardFit, Ratio, Spread
+from vramprobe.predict.prediction import ALONE, FitProvenance, HasKernels, Interval, Prediction
 from vramprobe.spec import CellSpec
-from vramprobe.terms.step.versions import is_fourth
 
 #: (low, high) of measured / predicted without a fit. CPU: the spread over this project's own cells. CUDA: rounding to
 #: 512 bytes and most kernels' scratch are not in the arithmetic, so it may read low.
@@ -21,14 +18,9 @@ ARITHMETIC_SPREAD = {"cpu": (0.98, 1.02), "cuda": (0.95, 1.10)}
 #: No fit is trusted to less than this, relative to the value: what the caching allocator does not split off depends on
 #: all that ran before. The CPU's allocator hands out what was asked for.
 MIN_HALF_WIDTH = {"cpu": 0.0, "cuda": 0.005}
-#: A number beyond the fitted range by this factor is refused.
-FAR = 30.0
-#: The numbers that are refused so far out; others only widen.
-LIMIT_NAMES = ("num_params", "num_tokens")
-#: Each choice never seen widens the interval by this much of the value.
-WIDENING = 0.02
-#: Nor is a cell under transformers 4, of which no fit is made; emulated runs were within 0.3 %.
-FOURTH_WIDENING = 0.005
+#: Outside of what was fitted an interval reaches so many times as far from its value, and so far at least, relative to
+#: it: no record can say more.
+OUTSIDE_TIMES, OUTSIDE_HALF_WIDTH = 2, 0.01
 
 
 def interval_around(value: int, ratios: tuple[float, float]) -> Interval:
@@ -36,87 +28,69 @@ def interval_around(value: int, ratios: tuple[float, float]) -> Interval:
     return Interval(value=value, low=round(value * ratios[0]), high=round(value * ratios[1]))
 
 
-def times(value: int, ratio: Spread, growth: float, widening: float) -> Interval:
-    """An interval that is nowhere narrower than MIN_HALF_WIDTH: the ratio's own is of emulated runs alone."""
-    least = MIN_HALF_WIDTH["cuda"]
-    low = ratio.value - max((ratio.value - ratio.low) * growth, least) - widening
-    high = ratio.value + max((ratio.high - ratio.value) * growth, least) + widening
-    return Interval(value=round(value * ratio.value), low=round(value * max(low, 0.0)), high=round(value * high))
+def with_fit(
+    found: Prediction,
+    spec: CellSpec,
+    model: CardFit,
+    gpu: HasKernels | None,
+    *,
+    num_params: int | None,
+    also_outside: Sequence[str] = (),
+) -> Prediction:
+    """Return ``found``, which rests on no fit, with what ``model`` learnt of the card; ``also_outside``: further
+    reasons why no record is like this cell.
 
-
-#: Warnings, reasons to refuse, doublings beyond the fitted range, widening as a share of the value.
-Outside = tuple[list[str], list[str], float, float]
-
-
-def outside(spec: CellSpec, model: MemoryModel | None) -> Outside:
-    """For what lies outside the fitted range."""
-    if model is None:
-        return [ALONE], [], 0.0, 0.0
-    warnings, refusals, doublings, widening = [], [], 0.0, 0.0
-    numbers = {
-        "num_params": architecture(spec.architecture).num_params,
-        "num_tokens": spec.num_tokens,
-        "seq_len": spec.row_tokens,
-        "batch_size": spec.batch_size,
-    }
-    for name, value in numbers.items():
-        low, high = getattr(model.ranges, name)
-        factor = max(low / value, value / high)
-        if factor > 1:
-            text = f"{name} {value:,} is outside the fitted range {low:,} to {high:,}"
-            (refusals if factor > FAR and name in LIMIT_NAMES else warnings).append(text)
-            doublings += math.log2(factor)
-    if model.is_emulated:
-        warnings.append(f"fitted to emulated runs{basis_of(model)}")
-    unseen, refused = unseen_choices(spec, model)
-    for name, text in unseen.items():
-        (refusals if refused and name == "method" else warnings).append(text)
-        widening += widening_of(name, model)
-    if is_fourth(spec):
-        warnings.append(
-            "under transformers 4 by arithmetic: the fit is of transformers 5, and emulated runs were within 0.3 % "
-            "(benchmarks/versions/versions.md)"
-        )
-        widening += FOURTH_WIDENING
-    if spec.device != model.device:
-        warnings.append(f"the fit comes from {model.device} ({model.device_name}), the cell is for {spec.device}")
-        widening += ARITHMETIC_SPREAD[spec.device][1] - 1
-    return warnings, refusals, doublings, widening
-
-
-def basis_of(model: MemoryModel) -> str:
-    """Return the basis of an emulated fit's runs, after a comma."""
-    return f", {model.basis}" if model.basis else f": {model.device_name} itself was not measured"
-
-
-def widening_of(choice: str, model: MemoryModel) -> float:
-    """Share of the value that a value of ``choice`` that the fit has not seen adds to the half-width."""
-    return model.interval.unseen_family if choice == "model_type" else WIDENING
-
-
-def unseen_choices(spec: CellSpec, model: MemoryModel) -> tuple[dict[str, str], bool]:
-    """(choice → what to say of it, for each that the fit has not seen; whether predict refuses over them)."""
-    found = {}
-    for name in CHOICES:
-        value, seen = str(getattr(spec, name)), model.ranges.choices.get(name, [])
-        if value not in seen:
-            found[name] = f"{name} {value} was never seen; the fit knows {', '.join(seen)}"
-    return found, "method" in found
-
-
-def bounds(device: str, half_width: Any, widening: float, larger: Callable[..., Any] = max) -> tuple[Any, Any]:
-    """(low, high) of measured / predicted; of arrays with ``larger`` NumPy's maximum. Without a fit ``half_width`` is
-    None, and ARITHMETIC_SPREAD holds; ``widening`` is a share of the value.
+    Allocated and reserved memory are multiplied by the fit's ratios where both are what these were learnt from: on the
+    CPU, and where the allocator was replayed. Else only reserved memory is added, by the fit's share of allocated. Of
+    several GPUs, of which no fit is made, only the device's memory is added.
     """
-    if half_width is None:
-        low, high = ARITHMETIC_SPREAD[device]
-        return low - widening, high + widening
-    half = larger(half_width, MIN_HALF_WIDTH[device]) + widening
-    return 1 - half, 1 + half
+    if spec.device != model.device:
+        note = f"the fit is of {model.device} ({model.device_name}), and the cell for {spec.device}: it is not used"
+        return found.model_copy(update={"warnings": [note, *found.warnings]})
+    card = gpu.short_name if gpu is not None and not gpu.is_size else None
+    gaps = model.gaps_of(card)
+    if spec.num_gpus > 1:
+        return found.model_copy(
+            update={"device_bytes": _device_tier(found.reserved_bytes, gaps.device_over_reserved_bytes)}
+        )
+    beyond = [*model.outside(spec, num_params, card), *also_outside]
+    allocated, reserved = found.peak_allocated_bytes, found.reserved_bytes
+    if reserved is not None or spec.device == "cpu":
+        allocated = _times(allocated.value, gaps.allocated_of(spec.method), spec.device, is_outside=bool(beyond))
+        if reserved is not None:
+            reserved = gaps.reserved and _times(reserved.value, gaps.reserved, spec.device, is_outside=bool(beyond))
+    elif (ratio := gaps.reserved_over_allocated) is not None:
+        reserved = Interval(
+            value=round(allocated.value * ratio.value),
+            low=round(allocated.low * max(ratio.low, 0.0)),
+            high=round(allocated.high * ratio.high),
+        )
+    return found.model_copy(
+        update={
+            "peak_allocated_bytes": allocated,
+            "constant_bytes": found.constant_bytes + allocated.value - found.peak_allocated_bytes.value,
+            "reserved_bytes": reserved,
+            "device_bytes": _device_tier(reserved, gaps.device_over_reserved_bytes),
+            "fit": _provenance(model, gaps.allocated_of(spec.method)),
+            "warnings": [*_notes(model, beyond), *(one for one in found.warnings if one != ALONE)],
+        }
+    )
 
 
-def device_tier(reserved: Interval | None, gap: Spread | None) -> Interval | None:
-    """Bytes that NVML would show: reserved memory and a fit's constant over it; None where one of them is not known."""
+def _times(value: int, ratio: Ratio, device: str, *, is_outside: bool) -> Interval:
+    """An interval around value times ratio, nowhere narrower than MIN_HALF_WIDTH; wider outside of what was fitted."""
+    sides = [max(side, MIN_HALF_WIDTH[device]) for side in (ratio.value - ratio.low, ratio.high - ratio.value)]
+    if is_outside:
+        sides = [max(OUTSIDE_TIMES * side, OUTSIDE_HALF_WIDTH) for side in sides]
+    return Interval(
+        value=round(value * ratio.value),
+        low=round(value * max(ratio.value - sides[0], 0.0)),
+        high=round(value * (ratio.value + sides[1])),
+    )
+
+
+def _device_tier(reserved: Interval | None, gap: Spread | None) -> Interval | None:
+    """Bytes that NVML would show: reserved memory and what a card adds; None where one of them is not known."""
     if reserved is None or gap is None:
         return None
     return Interval(
@@ -124,15 +98,26 @@ def device_tier(reserved: Interval | None, gap: Spread | None) -> Interval | Non
     )
 
 
-def provenance(model: MemoryModel) -> FitProvenance:
-    """Return the provenance of the fit for a prediction."""
-    held_out = model.leave_one_model_out
+def _notes(model: CardFit, outside: Sequence[str]) -> list[str]:
+    notes = []
+    if outside:
+        notes.append(
+            f"outside of what was fitted: {', '.join(outside)}; intervals are {OUTSIDE_TIMES} times as wide, and "
+            f"{100 * OUTSIDE_HALF_WIDTH:g} % to each side at least"
+        )
+    if model.is_emulated:
+        basis = f", {model.basis}" if model.basis else f": {model.device_name} itself was not measured"
+        notes.append(f"fitted to emulated runs{basis}")
+    return notes
+
+
+def _provenance(model: CardFit, allocated: Ratio) -> FitProvenance:
     return FitProvenance(
         data_fingerprint=model.data_fingerprint,
         num_records=model.num_records,
         models=model.models,
         instrument=model.instrument,
         device_name=model.device_name,
-        mean_absolute_error=held_out.overall.mean_absolute if held_out else None,
+        allocated_over_predicted=allocated,
         vramprobe_version=model.vramprobe_version,
     )

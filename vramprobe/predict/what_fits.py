@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from vramprobe import catalog, spec
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.choices import Offload, Sharding, meant
-from vramprobe.errors import OutOfRange, SpecError
+from vramprobe.errors import SpecError
 from vramprobe.predict.questions import SHARDING, cell, cell_on_ranks, engine_for, given_fit, one_gpu_alone, predicted
 from vramprobe.rules.images import BESIDE_AN_IMAGE
 from vramprobe.rules.sharding import SHARDINGS, cannot_shard, rules_of
@@ -20,7 +20,7 @@ from vramprobe.rules.sharding import SHARDINGS, cannot_shard, rules_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.fewest import MinGpus
     from vramprobe.predict.largest import Judge, Largest
 
@@ -96,7 +96,7 @@ def min_gpus(
     *,
     gpu: str,
     sharding: Sharding,
-    fit: str | Path | MemoryModel | None = None,
+    fit: str | Path | CardFit | None = None,
     offload: Offload | None = None,
     engine: Literal["auto", "recipe"] = "auto",
     say: Callable[[str], None] = lambda words: None,
@@ -176,7 +176,7 @@ def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options:
 def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: int, **options: Any) -> Largest:
     from vramprobe.predict import largest
 
-    allow, engine = options.get("allow_extrapolation", False), engine_for(options.get("engine", "auto"), options)
+    engine = engine_for(options.get("engine", "auto"), options)
     asked = _asked(gpu, options, engine="formula" if engine == "auto" else engine)
     one = cell_on_ranks(**asked.words)
     if engine == "auto" and _engine_of(one) == "recipe":
@@ -184,21 +184,8 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
     if engine == "recipe":
         return _largest_recorded(question, one, gpu, asked, options.get("say", lambda words: None))
     if asked.replay is not None:
-        try:
-            return largest.largest_replayed(
-                question, one, asked.replay, asked.judge, model=asked.replays, allow_extrapolation=allow, least=least
-            )
-        except OutOfRange:
-            if options.get("fit") is not None:
-                raise  # the fit that ships does not reach so far, and arithmetic does
-    return largest.largest_count(
-        question,
-        one,
-        asked.judge,
-        model=asked.model,
-        allow_extrapolation=allow,
-        least=least,
-    )
+        return largest.largest_replayed(question, one, asked.replay, asked.judge, least=least)
+    return largest.largest_count(question, one, asked.judge, least=least)
 
 
 def _largest_recorded(
@@ -218,13 +205,13 @@ def _largest_recorded(
         rough = recorded.over_shapes(one, question, gpu=card, model=asked.model, say=say)
     except (CannotRecord, *recorded.CANNOT_EMULATE):  # other events from shape to shape, or what ships knows shapes
         least = _least_that_ships(one, asked.judge) if question == "batch_size" else 1
-        return largest.largest_count(question, one, asked.judge, allow_extrapolation=True, least=least)
+        return largest.largest_count(question, one, asked.judge, least=least)
 
     def judge(other: spec.CellSpec) -> largest.Judged:
         prediction = rough(other)
         return largest.Judged(prediction, verdict(prediction, card))
 
-    return largest.largest_replayed(question, one, asked.judge, judge, model=None, allow_extrapolation=True)
+    return largest.largest_replayed(question, one, asked.judge, judge)
 
 
 def _least_that_ships(one: spec.CellSpec, judge: Judge) -> int:
@@ -239,18 +226,17 @@ def _least_that_ships(one: spec.CellSpec, judge: Judge) -> int:
 
 
 class _Asked(NamedTuple):
-    """Basis of an inverse question; ``replay`` is null where nothing is replayed, ``replays`` without a fit."""
+    """Basis of an inverse question; ``replay`` is null where nothing is replayed."""
 
     words: dict[str, Any]  # of the cell
     judge: Judge
-    model: MemoryModel | None
+    model: CardFit | None
     replay: Judge | None = None
-    replays: MemoryModel | None = None
 
 
 def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     """Build the functions that judge a cell on ``gpu`` from predict's options."""
-    from vramprobe.model.memory_model import shipped_fit
+    from vramprobe.model.card_fit import shipped_fit
     from vramprobe.predict.largest import Judged
     from vramprobe.predict.verdict import verdict
 
@@ -261,23 +247,18 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
         model, replays = shipped_fit("cuda", card, of_one_card=True), shipped_fit("cuda", card)
     words.pop("engine", None)
     say = words.pop("say", lambda words: None)
-    allow = words.pop("allow_extrapolation", False)
     sharding, words["device"] = words.get("sharding"), words.get("device") or "cuda"
     engine_for(engine, words)
 
-    def judge_by(model: MemoryModel | None, *, replays: bool) -> Judge:
+    def judge_by(model: CardFit | None, *, replays: bool) -> Judge:
         def judge(one: spec.CellSpec) -> Judged:
-            try:
-                asked = {"engine": engine, "gpu": card, "allow_extrapolation": allow, "say": say}
-                prediction, refusal = predicted(one, model, **asked, replays=replays), None
-            except OutOfRange as error:
-                prediction, refusal = error.prediction, error
-            return Judged(prediction, verdict(prediction, card), refusal)
+            prediction = predicted(one, model, engine=engine, gpu=card, say=say, replays=replays)
+            return Judged(prediction, verdict(prediction, card))
 
         return judge
 
     is_replayed = engine == "formula" and words["device"] != "cpu"
-    by_fit = sharding is None and replays is not None and replays.reserved_over_replayed is not None
+    by_fit = sharding is None and replays is not None and replays.device == "cuda"
     if not (is_replayed and by_fit):
         return _Asked(words, judge_by(model, replays=False), model)
-    return _Asked(words, judge_by(model, replays=False), model, judge_by(replays, replays=True), replays)
+    return _Asked(words, judge_by(model, replays=False), model, judge_by(replays, replays=True))

@@ -8,8 +8,7 @@ by shares of one GPU's.
 from __future__ import annotations
 
 from vramprobe.catalog import Gpu
-from vramprobe.errors import OutOfRange
-from vramprobe.model.memory_model import MemoryModel, shipped_fit
+from vramprobe.model.card_fit import CardFit, shipped_fit
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.shares import near
@@ -26,14 +25,11 @@ def replayed_on(spec: CellSpec, gpu: Gpu) -> Prediction:
     return _of_one(spec, gpu, _fit_of(gpu), replays=True)
 
 
-def _of_one(spec: CellSpec, gpu: Gpu, fit: MemoryModel | None, *, replays: bool) -> Prediction:
-    try:
-        return predict(spec, fit, gpu=gpu, replays=replays, retries=replays)
-    except OutOfRange:
-        return predict(spec, None, gpu=gpu)
+def _of_one(spec: CellSpec, gpu: Gpu, fit: CardFit | None, *, replays: bool) -> Prediction:
+    return predict(spec, fit, gpu=gpu, replays=replays, retries=replays)
 
 
-def _fit_of(gpu: Gpu, *, of_one_card: bool = False) -> MemoryModel | None:
+def _fit_of(gpu: Gpu, *, of_one_card: bool = False) -> CardFit | None:
     return shipped_fit("cuda", gpu, of_one_card=of_one_card)
 
 

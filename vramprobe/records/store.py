@@ -124,6 +124,14 @@ def read(path_or_folder: str | Path, *, allow_empty: bool = False) -> StoreConte
     )
 
 
+def latest_by_device(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """The attempts that count for each cell on each device; raises as :func:`latest_by_fingerprint`."""
+    by_device: dict[str | None, list[RunRecord]] = {}
+    for record in records:
+        by_device.setdefault(record.environment.device_name, []).append(record)
+    return [one for group in by_device.values() for one in latest_by_fingerprint(group).values()]
+
+
 def latest_by_fingerprint(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     """The attempt that counts for each cell: the latest finished one, or the latest at all where none finished.
 

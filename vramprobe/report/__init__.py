@@ -1,6 +1,6 @@
 """Results, and a fit when there is one → tables (Markdown, CSV, LaTeX, HTML), plots and a page with a calculator.
 
-In: a results file or folder, of cells, profiles or both, and a MemoryModel. Out: files, the same bytes each time, each
+In: a results file or folder, of cells, profiles or both, and a CardFit. Out: files, the same bytes each time, each
 with the command that rebuilds it. Never measures or fits, stays this side of the torch line, and hides nothing
 measured: failures have their own table.
 """
@@ -21,7 +21,7 @@ from vramprobe.records.whole import read_whole
 from vramprobe.units import word_for
 
 if TYPE_CHECKING:
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
     from vramprobe.records.record import RunRecord
     from vramprobe.report.cells import Cell
     from vramprobe.report.definition import Document
@@ -35,7 +35,7 @@ class Material:
 
     cells: Sequence[Cell]
     records: Sequence[RunRecord]  # measured ones, every attempt
-    model: MemoryModel | None
+    model: CardFit | None
     origin: Sequence[str]
     command: str
 
@@ -44,7 +44,7 @@ def build(
     results_path: str | Path,
     out_dir: str | Path,
     *,
-    model: MemoryModel | None = None,
+    model: CardFit | None = None,
     fit_path: str | Path | None = None,
     claims_path: str | Path | None = None,
 ) -> dict[str, bytes]:
@@ -83,7 +83,7 @@ def _of_several_cards(
     contents: store.StoreContents,
     out_dir: str | Path,
     command: str,
-    model: MemoryModel | None,
+    model: CardFit | None,
     claim_rows: Sequence[Mapping[str, str]],
 ) -> dict[str, bytes]:
     """The pages of emulated records of several cards, which no table or plot of one card can show; else none."""
@@ -104,7 +104,7 @@ def _of_several_cards(
 def command_of(
     results_path: str | Path,
     out_dir: str | Path,
-    model: MemoryModel | None = None,
+    model: CardFit | None = None,
     fit_path: str | Path | None = None,
     claims_path: str | Path | None = None,
 ) -> str:
@@ -140,9 +140,7 @@ def _page(
     return page(content).encode()
 
 
-def gather(
-    contents: store.StoreContents, results_path: str | Path, command: str, model: MemoryModel | None
-) -> Material:
+def gather(contents: store.StoreContents, results_path: str | Path, command: str, model: CardFit | None) -> Material:
     """Collect the records, cells and fit of a report; raises as :func:`build` does."""
     from vramprobe.report.cells import cells_of
     from vramprobe.report.columns import provenance

@@ -1,7 +1,7 @@
 """Cells → the table that every guide prints: memory by size of the model and by method, under conditions that are said.
 
 In: cells, and a fit if there is one. Out: a Document: a table per batch, length and checkpointing; measured amounts,
-and what the fit predicts where nobody measured, marked as that. Never prints what the fit would refuse.
+and what the fit predicts where nobody measured, marked as that.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vramprobe.spec import CellSpec, Method, resolve
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
 
-#: The sizes that guides print; a fit's table goes on with them behind the measured models, as far as the fit reaches.
+#: The sizes that guides print; a fit's table goes on with them behind the measured models.
 LADDER = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-2-13b", "qwen2.5-32b", "llama-3.1-70b")
 #: Of the spec: the model, how it is observed, and what the table's conditions say. The rest is the method.
 _NOT_THE_METHOD = (
@@ -67,7 +67,7 @@ _DATA = (
 )
 
 
-def by_size(cells: Sequence[Cell], model: MemoryModel | None, origin: Sequence[str], command: str) -> Document:
+def by_size(cells: Sequence[Cell], model: CardFit | None, origin: Sequence[str], command: str) -> Document:
     """by_size: a row per model, a column per method; the CSV has a row per amount."""
     groups: dict[Conditions, list[RunRecord]] = {}
     for cell in cells:
@@ -96,7 +96,7 @@ def by_size(cells: Sequence[Cell], model: MemoryModel | None, origin: Sequence[s
 class _Setting:
     """The cells of one table: ``amounts`` has a row per model, small ones first, and method."""
 
-    def __init__(self, conditions: Conditions, records: Sequence[RunRecord], model: MemoryModel | None) -> None:
+    def __init__(self, conditions: Conditions, records: Sequence[RunRecord], model: CardFit | None) -> None:
         self.conditions = conditions
         by_way: dict[_Way, list[RunRecord]] = {}
         for record in sorted(records, key=lambda record: get_args(Method).index(record.spec.method)):
@@ -127,7 +127,7 @@ class _Setting:
         rows = rows_of(rows.reset_index())
         return Table(title=self.conditions.in_words(), columns=columns, rows=rows, note=f"{details}.")
 
-    def _amounts(self, model: MemoryModel | None) -> pd.DataFrame:
+    def _amounts(self, model: CardFit | None) -> pd.DataFrame:
         """Return a row for each measured model, then for each larger one of the ladder."""
         import pandas as pd
 
@@ -142,7 +142,7 @@ class _Setting:
         frame = pd.DataFrame(rows).convert_dtypes()
         return frame.sort_values(["num_params", "model"], kind="stable")
 
-    def _measured(self, one: RunRecord, model: MemoryModel | None) -> Iterator[dict[str, Any]]:
+    def _measured(self, one: RunRecord, model: CardFit | None) -> Iterator[dict[str, Any]]:
         """A measured model: its records, and predictions for the methods that it was not measured with."""
         label, num_params = one.spec.model_label, one.facts.num_params if one.facts else 0
         own = {name: getattr(one.spec, name) for name in ("model", "architecture", "num_layers")}
@@ -153,7 +153,7 @@ class _Setting:
             elif model is not None:
                 yield from self._predicted(way, records[0].spec.model_copy(update=own), num_params, model)
 
-    def _predicted_of(self, name: str, model: MemoryModel) -> Iterator[dict[str, Any]]:
+    def _predicted_of(self, name: str, model: CardFit) -> Iterator[dict[str, Any]]:
         """A model of the ladder."""
         from vramprobe.architecture import architecture
 
@@ -161,12 +161,12 @@ class _Setting:
             spec = resolve(model=name, **one.model_dump(exclude={"model", "architecture", "num_layers"}))
             yield from self._predicted(way, spec, architecture(spec.architecture).num_params, model)
 
-    def _predicted(self, way: _Way, spec: CellSpec, num_params: int, model: MemoryModel) -> Iterator[dict[str, Any]]:
-        """Nothing where the fit has no arithmetic for it, or would refuse."""
+    def _predicted(self, way: _Way, spec: CellSpec, num_params: int, model: CardFit) -> Iterator[dict[str, Any]]:
+        """Nothing where there is no arithmetic for it."""
         from vramprobe.predict.predict import predict
 
         try:
-            peak = predict(spec, model).peak_allocated_bytes
+            peak = predict(spec, model, replays=True).peak_allocated_bytes
         except VramprobeError:
             return
         yield self._amount(way, spec, num_params, peak.value, peak.low, peak.high)

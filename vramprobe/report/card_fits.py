@@ -1,7 +1,7 @@
 """A fit and emulated records of several cards → what fits where: each model of the catalog on each card.
 
 In: the records by card, the cards and the fit for CUDA. Out: a Document. What was run on an emulated card goes before
-what is predicted, which has a mark; what the fit refuses to vouch for is a dash.
+what is predicted, which has a mark.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
-from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.errors import SpecError
 from vramprobe.recommend.recipes import without_bf16
 from vramprobe.records.record import RunRecord
 from vramprobe.report.by_size import details_in_words, params_in_words
 from vramprobe.report.columns import ByteUnit
-from vramprobe.report.definition import UNKNOWN, Column, Document, Table, rows_of
+from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.spec import CellSpec, Method, resolve
 from vramprobe.units import GIB
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.prediction import Prediction
 
 #: The cell whose verdicts and largest sizes are tabled: what most guides assume.
@@ -50,7 +50,7 @@ def standard_cell(model: str, method: Method, gpu: Gpu, **sizes: int) -> CellSpe
     return resolve(model=model, device="cuda", **({"batch_size": BATCH_SIZE, "seq_len": SEQ_LEN} | sizes), **words)
 
 
-def fits(ran: ByCard, cards: Sequence[Gpu], model: MemoryModel, where: dict[str, Any]) -> Document:
+def fits(ran: ByCard, cards: Sequence[Gpu], model: CardFit, where: dict[str, Any]) -> Document:
     """fits: a table per method, a row per model that the arithmetic knows, a column per card."""
     import pandas as pd
 
@@ -84,8 +84,8 @@ def fits(ran: ByCard, cards: Sequence[Gpu], model: MemoryModel, where: dict[str,
             "well (fits) or ran out of memory (no). Predicted: fits, where the upper end of the interval leaves room; "
             "tight, where only the value does, or cached blocks have to go back; no. By arithmetic where that is "
             "plain, else by the fit to emulated runs, which replays the allocator. Allocated is what tensors take at "
-            f"the highest moment on the largest card. A dash ({UNKNOWN}): the fit refuses to vouch for it. Models that "
-            "the arithmetic does not know, or that have fewer learned positions, have no row.",
+            "the highest moment on the largest card. Models that the arithmetic does not know, or that have fewer "
+            "learned positions, have no row.",
         ],
         tables=tables,
         data=Table(title="What fits where", columns=[Column(name) for name in _DATA], rows=rows_of(frame)),
@@ -102,7 +102,7 @@ def _by_card(found: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _verdicts(
-    entry: catalog.ModelEntry, method: Method, cards: Sequence[Gpu], model: MemoryModel, ran: ByCard
+    entry: catalog.ModelEntry, method: Method, cards: Sequence[Gpu], model: CardFit, ran: ByCard
 ) -> list[dict[str, Any]]:
     """A row per card; none without arithmetic for the cell, or where the model has fewer positions than it tokens."""
     from vramprobe.architecture import UnsupportedArchitecture, architecture
@@ -117,43 +117,31 @@ def _verdicts(
         tensors(specs[0], architecture(entry.config))
     except (UnsupportedArchitecture, SpecError):
         return []
-    replayed: dict[tuple, Prediction | None] = {}
+    replayed: dict[tuple, Prediction] = {}
     rows = []
     for gpu, spec in zip(cards, specs, strict=True):
-        found: Prediction | None = predict(spec, gpu=gpu)
+        found = predict(spec, gpu=gpu)
         judged = verdict(found, gpu)
         is_plain = judged.verdict == "fits" or found.peak_allocated_bytes.value > judged.usable_bytes
         if not is_plain:  # only the fit, which replays the allocator, knows
             sizes = (gpu.total_bytes, gpu.cuda_total_bytes, gpu.context_bytes)
             key = (spec.fingerprint, chip_like(gpu), gpu.blas_workspace_bytes, gpu.num_sms, *sizes)
             if key not in replayed:
-                replayed[key] = _replayed(spec, model, gpu)
+                replayed[key] = predict(spec, model, gpu=gpu, replays=True, retries=True)
             found = replayed[key]
-        said, basis = None, None
-        if found is not None:
-            said, basis = verdict(found, gpu).verdict.replace("does not fit", NO), "predicted"
+        said, basis = verdict(found, gpu).verdict.replace("does not fit", NO), "predicted"
         record = ran.get(gpu.short_name, {}).get(spec.fingerprint)
         if record is not None and record.outcome.kind in ("ok", "oom"):
             said, basis = "fits" if record.outcome.kind == "ok" else NO, "emulated"
-        allocated, reserved = (found.peak_allocated_bytes, found.reserved_bytes) if found else (None, None)
+        allocated, reserved = found.peak_allocated_bytes, found.reserved_bytes
         values = (
             *(entry.name, num_params, method, gpu.short_name, said, basis),
-            *(allocated and allocated.value, allocated and allocated.high),
+            *(allocated.value, allocated.high),
             *(reserved and reserved.value, reserved and reserved.high),
         )
         shown = f"{_MARK}{said}" if basis == "predicted" else said
         rows.append(dict(zip(_DATA, values, strict=True)) | {"shown": shown})
     return rows
-
-
-def _replayed(spec: CellSpec, model: MemoryModel, gpu: Gpu) -> Prediction | None:
-    """Return the fit's prediction; null where it refuses."""
-    from vramprobe.predict.predict import predict
-
-    try:
-        return predict(spec, model, gpu=gpu, replays=True, retries=True)
-    except VramprobeError:
-        return None
 
 
 def conditions(method: Method, cards: Sequence[Gpu]) -> str:

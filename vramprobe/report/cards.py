@@ -1,7 +1,7 @@
 """Emulated records of several cards → three pages: memory by card, what fits where, the largest batch and length.
 
 In: emulated records of more than one card, and the fit for CUDA. Out: Documents. What was run on an emulated card is
-shown as that; what the fit predicts has a mark, and what it refuses to vouch for is a dash. Never measures or fits.
+shown as that; what the fit predicts has a mark. Never measures or fits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vramprobe.units import GIB
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
 
 _GIB = ByteUnit("GiB", GIB, 2)
 
@@ -36,7 +36,7 @@ def are_of_several_cards(records: Sequence[RunRecord]) -> bool:
 
 
 def card_documents(
-    records: Sequence[RunRecord], model: MemoryModel | None, origin: Sequence[str], command: str
+    records: Sequence[RunRecord], model: CardFit | None, origin: Sequence[str], command: str
 ) -> list[Document]:
     """memory; with a ``model`` fits and largest, too."""
     cards, by_card = _cards(records), _by_card(records)

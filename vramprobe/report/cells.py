@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vramprobe.errors import OutOfRange, VramprobeError
+from vramprobe.errors import VramprobeError
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.units import word_for
@@ -17,7 +17,7 @@ from vramprobe.units import word_for
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Cell:
     predicted_bytes: int | None = None
     low_bytes: int | None = None
     high_bytes: int | None = None
-    remark: str = ""  # what to know about the prediction, e.g. why there is none
+    remark: str = ""  # why there is no prediction
 
     @property
     def measured_bytes(self) -> int | None:
@@ -54,7 +54,7 @@ def word_of(cells: Sequence[Cell]) -> str:
     return word_for(cells[0].record.instrument)
 
 
-def cells_of(records: Iterable[RunRecord], model: MemoryModel | None) -> list[Cell]:
+def cells_of(records: Iterable[RunRecord], model: CardFit | None) -> list[Cell]:
     """The attempt that counts for each cell that was measured, small models first; with a ``model``, predicted."""
     latest = store.latest_by_fingerprint(records).values()
     return [_cell(record, model) for record in sorted(latest, key=_reading_order)]
@@ -88,18 +88,15 @@ def summaries(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: not row["group"].startswith("held out"))
 
 
-def _cell(record: RunRecord, model: MemoryModel | None) -> Cell:
+def _cell(record: RunRecord, model: CardFit | None) -> Cell:
     if model is None:
         return Cell(record=record, held_out=None)
     from vramprobe.catalog import gpu_seen
     from vramprobe.predict.predict import predict
 
     held_out = record.fingerprint not in model.fingerprints
-    remark = ""
     try:
         prediction = predict(record.spec, model, gpu=gpu_seen(record.environment.device_name), replays=True)
-    except OutOfRange as error:
-        prediction, remark = error.prediction, str(error)
     except VramprobeError as error:
         return Cell(record=record, held_out=held_out, remark=str(error))
     peak = prediction.peak_allocated_bytes
@@ -109,7 +106,6 @@ def _cell(record: RunRecord, model: MemoryModel | None) -> Cell:
         predicted_bytes=peak.value,
         low_bytes=peak.low,
         high_bytes=peak.high,
-        remark=remark,
     )
 
 

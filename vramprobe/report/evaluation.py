@@ -65,9 +65,9 @@ def remarks(found: Evaluation) -> list[str]:
     if right := [card for card in found.cards if not _is_wrong(card)]:
         sizes = f"{plural(len(right), 'size')} of GPU"
         lines.append(f"Every verdict is right for {sizes}, {right[0].gpu} the smallest.")
-    num_extrapolated = sum(score.is_extrapolated and score.tier == "allocated" for score in found.scores)
-    if num_extrapolated:
-        lines.append(f"{num_extrapolated} are so far outside their fit that predict would refuse them unless told.")
+    num_outside = sum(score.is_outside and score.tier == "allocated" for score in found.scores)
+    if num_outside:
+        lines.append(f"{num_outside} are outside of what was fitted, so that their intervals are wider.")
     if found.num_lower_bounds:
         lines.append(
             f"{found.num_lower_bounds} held-out cells ran out of memory; {found.num_below_bound} of them were "
@@ -107,7 +107,7 @@ def _scores(scores: Sequence[Score]) -> pd.DataFrame:
             "low_bytes": score.predicted.low,
             "high_bytes": score.predicted.high,
             "error": score.error,
-            "is_extrapolated": score.is_extrapolated,
+            "is_outside": score.is_outside,
         }
         for score in scores
     ]
@@ -169,5 +169,5 @@ _SCORE_COLUMNS = [
     Column("low_bytes"),
     Column("high_bytes"),
     Column("error", "error, %", text=percent, is_number=True),
-    Column("is_extrapolated"),
+    Column("is_outside"),
 ]

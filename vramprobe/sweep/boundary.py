@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from vramprobe.model.memory_model import MemoryModel
+from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.bisection import bisected
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
@@ -65,7 +65,7 @@ def with_count(spec: CellSpec, question: Question, count: int) -> CellSpec:
     return CellSpec.model_validate(spec.model_dump() | {question: count})
 
 
-def predicted_counts(spec: CellSpec, question: Question, step: int, card: Card, fit: MemoryModel | None) -> Predicted:
+def predicted_counts(spec: CellSpec, question: Question, step: int, card: Card, fit: CardFit | None) -> Predicted:
     """Predict the largest count that runs, by three bisections: memory grows with the count."""
     most = _MOST
     if question == "seq_len" and spec.learned_positions is not None:
@@ -76,7 +76,7 @@ def predicted_counts(spec: CellSpec, question: Question, step: int, card: Card, 
     @functools.cache
     def at(steps: int) -> Prediction:
         cell = spec.model_copy(update={question: step * steps})
-        return predict(cell, fit, gpu=card.gpu, replays=True, retries=True, allow_extrapolation=True)
+        return predict(cell, fit, gpu=card.gpu, replays=True, retries=True)
 
     def last(fits: Callable[[Prediction], bool]) -> int:
         return (most and bisected(lambda steps: fits(at(steps)), most, least=1)) or 0

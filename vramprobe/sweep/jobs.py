@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError
-from vramprobe.model.memory_model import shipped_fit
+from vramprobe.model.card_fit import shipped_fit
 from vramprobe.predict.questions import given_fit
 
 if TYPE_CHECKING:
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
     from vramprobe.sweep import definition
     from vramprobe.sweep.card import Card, Rate
     from vramprobe.sweep.on_data import Data
@@ -34,7 +34,7 @@ class Job(NamedTuple):
     sweep: definition.Sweep
     folder: Path
     card: Card | None
-    fit: MemoryModel | None
+    fit: CardFit | None
     rate: Rate | None
 
     def recording(self, engine: PlanEngine) -> Recording | None:
@@ -53,7 +53,7 @@ def job_of(
     out: str | Path | None,
     device: str,
     gpu: str | None,
-    fit: str | Path | MemoryModel | None,
+    fit: str | Path | CardFit | None,
     usd_per_hour: float | None,
     provider: str | None,
     only: str | Sequence[str],
@@ -88,7 +88,7 @@ def job_of(
     return Job(chosen, folder, card, _fit_of(fit, folder, card), hourly_rate(card, usd_per_hour, provider))
 
 
-def _fit_of(fit: str | Path | MemoryModel | None, folder: Path, card: Card | None) -> MemoryModel | None:
+def _fit_of(fit: str | Path | CardFit | None, folder: Path, card: Card | None) -> CardFit | None:
     """The fit that is given, or lies beside the results, or ships for the card; ``none``: arithmetic alone."""
     if fit is not None:
         return None if str(fit) == "none" else given_fit(fit)

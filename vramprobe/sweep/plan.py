@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vramprobe.architecture import RunFails, UnsupportedArchitecture
-from vramprobe.errors import OutOfRange, VramprobeError
+from vramprobe.errors import VramprobeError
 from vramprobe.lengths.padding import PaddedData
-from vramprobe.model.memory_model import MemoryModel
+from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.shares import near
@@ -93,7 +93,7 @@ class Plan:
     rows: tuple[PlanRow, ...]
     card: Card | None
     rate: Rate | None
-    fit: MemoryModel | None
+    fit: CardFit | None
     ooms: tuple[RunRecord, ...] = ()  # of this very card, which the verdicts rest on
     num_slots: int = 1  # cells that run at once
     data: Mapping[str, PaddedData] = field(default_factory=dict)  # by fingerprint, of a sweep on a data set
@@ -128,7 +128,7 @@ def plan_sweep(
     *,
     card: Card | None,
     context_of: Callable[[CellSpec], Environment | None],
-    fit: MemoryModel | None = None,
+    fit: CardFit | None = None,
     policy: SweepPolicy | None = None,
     rate: Rate | None = None,
     recording: Recording | None = None,
@@ -183,7 +183,7 @@ def make_plan(
     cells: Sequence[ResumedCell],
     *,
     card: Card | None,
-    fit: MemoryModel | None = None,
+    fit: CardFit | None = None,
     pace: Pace | None = None,
     ooms: Iterable[RunRecord] = (),
     policy: SweepPolicy | None = None,
@@ -272,7 +272,7 @@ def _row(
 def _predictions(
     specs: Sequence[CellSpec],
     card: Card | None,
-    fit: MemoryModel | None,
+    fit: CardFit | None,
     recording: Recording | None,
     stop: Callable[[], bool],
 ) -> dict[str, Prediction | str]:
@@ -286,24 +286,19 @@ def _predictions(
             found[spec.fingerprint] = str(error)
             is_soon = spec.num_gpus == 1 or spec.sharding == "tp"  # a rank under others may take minutes
             left += [spec] if is_soon and not isinstance(error, RunFails) else []
-        except VramprobeError as error:  # far outside the fit
+        except VramprobeError as error:
             found[spec.fingerprint] = str(error)
     if recording is not None and left:
         found |= dict(zip((spec.fingerprint for spec in left), recording(left, stop), strict=True))
     return found
 
 
-def _predicted(spec: CellSpec, fit: MemoryModel | None, card: Card | None) -> Prediction:
+def _predicted(spec: CellSpec, fit: CardFit | None, card: Card | None) -> Prediction:
     """As predict has it, by the allocator's replay where it knows one; of several GPUs near."""
     gpu = card and card.gpu
     if spec.num_gpus > 1:
         return near(spec, gpu)
-    try:
-        return predict(spec, fit, gpu=gpu, replays=True)
-    except OutOfRange:
-        if fit is None or len(fit.cards) < 2:
-            raise
-        return predict(spec, gpu=gpu)  # the fit that ships does not reach so far
+    return predict(spec, fit, gpu=gpu, replays=True)
 
 
 def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int | None) -> PlanVerdict:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramprobe.emulate import require_emulated
-from vramprobe.errors import SpecError, require_extra
+from vramprobe.errors import SpecError
 from vramprobe.sweep.jobs import Job, Load, PlanEngine, job_of
 
 if TYPE_CHECKING:
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
     from vramprobe.sweep.campaign import Campaign
     from vramprobe.sweep.definition import Sweep
     from vramprobe.sweep.fleet import Fleet
@@ -35,7 +35,7 @@ def plan(
     out: str | Path | None = None,
     device: str = "auto",
     gpu: str | None = None,
-    fit: str | Path | MemoryModel | None = None,
+    fit: str | Path | CardFit | None = None,
     usd_per_hour: float | None = None,
     provider: str | None = None,
     only: str | Sequence[str] = (),
@@ -81,7 +81,7 @@ def run(
     choose: Callable[[Job], Sweep] = lambda job: job.sweep,
     out: str | Path | None = None,
     device: str = "auto",
-    fit: str | Path | MemoryModel | None = None,
+    fit: str | Path | CardFit | None = None,
     usd_per_hour: float | None = None,
     provider: str | None = None,
     only: str | Sequence[str] = (),
@@ -173,8 +173,6 @@ def campaign(path: str | Path | Campaign, *, out: str | Path | None = None, **wo
     limits = {name: words.pop(name) for name in ("max_seconds", "max_dollars", "max_cells") if name in words}
     shown = {name: words.pop(name) for name in ("on_stage", "on_result") if name in words}
     asked = _campaign(path, words)
-    if any(stage.fit for stage in asked.stages.values()):
-        require_extra("report", "a fit")
     if out is None:
         if words.get("on", "here") != "here":
             raise SpecError(f"a campaign on {words['on']} needs a folder for its results: --out FOLDER")

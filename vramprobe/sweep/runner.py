@@ -13,7 +13,7 @@ from pathlib import Path
 from vramprobe.errors import StoreError
 from vramprobe.measure.isolation import new_ticket, require_packages, run_isolated, scratch_folder
 from vramprobe.measure.launcher import Spawner, worker_environment
-from vramprobe.model.memory_model import MemoryModel
+from vramprobe.model.card_fit import CardFit
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
@@ -54,7 +54,7 @@ def run(
     folder: Path,
     *,
     card: Card | None = None,
-    fit: MemoryModel | None = None,
+    fit: CardFit | None = None,
     rate: Rate | None = None,
     policy: SweepPolicy | None = None,
     limits: SweepLimits | None = None,

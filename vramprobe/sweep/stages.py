@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vramprobe.errors import SpecError
-from vramprobe.model.fit import fit as fit_records
-from vramprobe.model.memory_model import MemoryModel, save_fit
+from vramprobe.model.card_fit import CardFit, save_fit
+from vramprobe.predict.expected import fit_records
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.records.whole_file import replacing
@@ -56,7 +56,7 @@ class StageResult:
 
     name: str
     summary: RunSummary | None = None  # of the last sweep that was run
-    fit: MemoryModel | None = None
+    fit: CardFit | None = None
     errors: dict[str, float] = field(default_factory=dict)
     inside: int = 0
     boundaries: list[Boundary] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Cells and a fit → one plot, the peak against the sequence length, each point marked with the phase that is the peak.
 
-In: cells, a MemoryModel. Out: file name → image bytes, or none where no cell was measured that the fit can follow.
-Lines are predicted, as far as the fit reaches; filled marks are measured.
+In: cells, a CardFit. Out: file name → image bytes, or none where no cell was measured that the fit can follow.
+Lines are predicted; filled marks are measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.units import unit_of
 
 if TYPE_CHECKING:
-    from vramprobe.model.memory_model import MemoryModel
+    from vramprobe.model.card_fit import CardFit
 
 LENGTHS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _PHASES = {"forward": "v", "backward": "o", "optimizer_step": "s", "zero_grad": "D"}
@@ -33,7 +33,7 @@ class Line:
     measured: list[tuple[int, int, str]]
 
 
-def plot(cells: Sequence[Cell], model: MemoryModel) -> dict[str, bytes]:
+def plot(cells: Sequence[Cell], model: CardFit) -> dict[str, bytes]:
     """peak_by_length.svg and .png: the largest model that was measured with most methods, at the batch of its cells."""
     lines = lines_of(cells, model)
     if not lines:
@@ -41,7 +41,7 @@ def plot(cells: Sequence[Cell], model: MemoryModel) -> dict[str, bytes]:
     return files("peak_by_length", (7.0, 4.2), lambda figure: _draw(figure, lines, word_of(cells)))
 
 
-def lines_of(cells: Sequence[Cell], model: MemoryModel) -> list[Line]:
+def lines_of(cells: Sequence[Cell], model: CardFit) -> list[Line]:
     """A line for each way in which the model was measured that arithmetic can follow, full fine-tuning first."""
     known = [cell for cell in cells if cell.predicted_bytes is not None and cell.measured_bytes is not None]
     of_model: dict[str, list[Cell]] = {}
@@ -61,7 +61,7 @@ def lines_of(cells: Sequence[Cell], model: MemoryModel) -> list[Line]:
     return [line for line in found if len(line.predicted) > 2][:_MOST_LINES]
 
 
-def _line(cells: Sequence[Cell], model: MemoryModel) -> Line:
+def _line(cells: Sequence[Cell], model: CardFit) -> Line:
     """The first cell's spec at every length; of the others those that differ from it in their length alone."""
     from vramprobe.predict.predict import predict
 
@@ -71,7 +71,7 @@ def _line(cells: Sequence[Cell], model: MemoryModel) -> Line:
     for length in LENGTHS:
         if length <= longest:
             try:
-                found = predict(spec.model_copy(update={"seq_len": length}), model)
+                found = predict(spec.model_copy(update={"seq_len": length}), model, replays=True)
             except VramprobeError:
                 continue
             predicted.append((length, found.peak_allocated_bytes.value, found.peak_phase))

@@ -42,3 +42,8 @@ def with_workspaces(found: Sequence[Moment], workspaces: int) -> list[Moment]:
     if not workspaces:
         return list(found)
     return [Moment(one.phase, one.label, one.terms | {"workspaces": workspaces}) for one in found]
+
+
+def highest_moment(found: Sequence[Moment]) -> Moment:
+    """Return the moment with the most bytes, the first of equal ones."""
+    return max(found, key=lambda moment: moment.total_bytes)

@@ -1,0 +1,132 @@
+"""CardFit: what is outside of it, its file, and which one ships for a card."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_spec
+
+from vramprobe.catalog import find_gpu
+from vramprobe.errors import FitError
+from vramprobe.model import card_fit
+from vramprobe.model.card_fit import CardFit, load_fit, save_fit, shipped_fit
+
+RATIO = {"value": 1.0, "low": 0.9, "high": 1.2}
+WHOLE: dict[str, Any] = {
+    "instrument": "cuda",
+    "device": "cuda",
+    "cards": {"H100-SXM": 9},
+    "overall": {"num_records": 9, "allocated": RATIO, "reserved": RATIO},
+    "models": ["gpt2"],
+    "num_params": {"low": 10**8, "high": 10**9},
+    "num_tokens": {"low": 32, "high": 64},
+    "choices": {"method": ["full"], "optim": ["adamw_torch", "sgd"]},
+    "left_out": {},
+    "data_fingerprint": "0123",
+    "versions": {},
+    "vramprobe_version": "0.1.0",
+}
+
+
+@pytest.fixture
+def model() -> CardFit:
+    return CardFit.model_validate(WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_params", "card", "words"),
+    [
+        ({}, 10**8, "H100-SXM", []),
+        ({}, None, None, []),
+        ({"seq_len": 2}, 10**8, "H100-SXM", []),  # fewer tokens: an interval's end never falls as a cell grows
+        ({"seq_len": 33}, 10**8, "H100-SXM", ["66 tokens (fitted: up to 64)"]),
+        ({}, 99_000_000, "H100-SXM", ["99M parameters (fitted: 100M to 1B)"]),
+        ({}, 2 * 10**9, "H100-SXM", ["2B parameters (fitted: 100M to 1B)"]),
+        ({}, 10**8, "T4", ["card T4"]),
+        (
+            {"method": "lora", "optim": "adafactor"},
+            10**8,
+            "H100-SXM",
+            ["method lora", "optim adafactor"],
+        ),
+    ],
+)
+def test_what_no_record_is_like_is_named(
+    options: dict[str, Any], num_params: int | None, card: str | None, words: list[str], model: CardFit
+) -> None:
+    spec = make_spec(**{"device": "cuda", "optim": "adamw_torch"} | options)
+    assert model.outside(spec, num_params, card) == words
+
+
+def test_emulated_cards_differ_by_what_a_prediction_knows(model: CardFit) -> None:
+    emulated = model.model_copy(update={"instrument": "emulated"})
+    assert emulated.outside(make_spec(device="cuda", optim="sgd"), 10**8, "T4") == []
+
+
+def test_a_saved_fit_reads_back_the_same(model: CardFit, tmp_path: Path) -> None:
+    path = tmp_path / "fit.json"
+    save_fit(model, path)
+    assert load_fit(path) == model
+    with pytest.raises(FitError, match="cannot write the fit"):
+        save_fit(model, tmp_path / "no such folder" / "fit.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read the fit"),
+        ("{", "not JSON"),
+        ('{"a": 1}', "no fit"),
+        ('{"overall": {}, "format": 99}', "format 99"),
+        ('{"coefficients": {}, "format": 2}', "has format 2, this vramprobe reads 3; fit again: vramprobe fit RESULTS"),
+        ('{"overall": {}, "format": 3}', "damaged at"),
+    ],
+)
+def test_a_bad_fit_file_is_a_clear_error(content: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "fit.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(FitError, match=message):
+        load_fit(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (("overall", "allocated", "value"), float("nan"), "overall.allocated.value"),
+        (("overall", "allocated", "high"), float("inf"), "overall.allocated.high"),
+        (("overall", "allocated", "low"), 1.1, "must be in this order"),
+        (("overall", "reserved"), {"value": -1.0, "low": -1.1, "high": 1.2}, "a ratio of -1.0"),
+        (("overall", "num_records"), 0, "overall.num_records"),
+        (("num_tokens", "high"), 10**400, "num_tokens.high"),
+        (("cards",), None, "cards"),
+        (("luck",), 1, "luck"),
+    ],
+)
+def test_a_damaged_fit_is_refused_when_it_is_read(
+    keys: tuple[str, ...], value: Any, message: str, tmp_path: Path
+) -> None:
+    data = json.loads(json.dumps(WHOLE | {"format": card_fit.FORMAT}))
+    place = data
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    path = tmp_path / "fit.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(FitError, match=f"is damaged.*{re.escape(message)}.*fit again"):
+        load_fit(path)
+
+
+def test_a_fit_of_several_cards_ships_for_those_that_have_none_of_their_own(
+    model: CardFit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = model.model_copy(update={"cards": {"A100-80GB-SXM": 9, "H100-SXM": 9}, "instrument": "emulated"})
+    monkeypatch.setattr(card_fit, "shipped_fits", lambda: (model, both))
+    assert shipped_fit("cuda", find_gpu("H100-SXM")) is model
+    assert shipped_fit("cuda", find_gpu("T4")) is shipped_fit("cuda") is both
+    assert shipped_fit("cuda", find_gpu("T4"), of_one_card=True) is None
+    assert shipped_fit("cuda", find_gpu("MI300X")) is None

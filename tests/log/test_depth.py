@@ -118,8 +118,10 @@ def test_the_cache_is_emptied_where_the_log_says() -> None:
         events += [Event(1024, 2 * large, 3), Event(1024, -2 * large, 4)]
         mark = PhaseMark("forward", 2, 1, range(0, len(events)))
         log = log_of(events, [mark], [])
-        script = scripts_of([log])[0]
-        return reserve(log_and_phases([mark], script).phases, log)[0].reserved_peak_bytes
+        deep = log_and_phases([mark], scripts_of([log])[0])
+        (own,), (again,) = (reserve(deep.phases, one) for one in (log, deep.log))
+        assert own == again
+        return own.reserved_peak_bytes
 
     assert reserved(False) == 3 * large
     assert reserved(True) == 2 * large

@@ -169,11 +169,11 @@ def _blocks(script: Script) -> np.ndarray:
     blocks: list[int] = []
     alive: list[list[int]] = [[] for _ in range(int(np.abs(script.codes).max(initial=0)) + 1)]
     count = 0
-    for code, rank in zip(script.codes.tolist(), script.ranks.tolist(), strict=True):
+    for code, rank, size in zip(script.codes.tolist(), script.ranks.tolist(), script.size_bytes.tolist(), strict=True):
         if code > 0:
             count += 1
             alive[code].append(count)
-            blocks.append(count)
+            blocks.append(count if size else 0)  # the cache is emptied
             continue
         same = alive[-code]
         if not 0 <= rank < len(same):

@@ -8,7 +8,6 @@ const chart = (() => {
     temporaries: "M1 2h2M5 6h2", other: "M1 1h1M5 5h1", checkpoint_store: "M0 2H8M0 6H8", logits: "M0 0 8 8", cast_copies: "M2 0V8M6 0V8",
     recomputed_layer: "M0 3H8M0 4H8", optimizer_temporaries: "M3 4h2", workspaces: "M4 0V8", block_remainders: "M0 2H8M2 0V8", allocator: "M0 8 8 0",
   };
-
   function node(tag, attributes, ...children) {
     const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);

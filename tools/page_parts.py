@@ -65,8 +65,7 @@ def axes() -> dict[str, list[Any]]:
 
 
 def entries() -> Iterator[page_book.PageRecipe]:
-    """Return what ships of the sweep's cells and answers for other shapes than its own; what else ships is named and
-    left out."""
+    """Return what ships of the sweep's cells and answers for any length; what is of another cell is named."""
     packed, fields = read_book(data_file(BOOK)), list(axes())
     by_key: dict[str, list[str]] = {}
     used: set[str] = set()
@@ -76,7 +75,7 @@ def entries() -> Iterator[page_book.PageRecipe]:
         for card in sorted(set(CARD_OF_CAPABILITY.values())):
             for name in by_key.get(key := entry_key(recorded_as(cell), card), ()):
                 used.add(key)
-                if len(shapes_of(name)) == 1:
+                if len(shapes_of(name)) == 1 or cell.learned_positions is not None:
                     continue
                 recipe, words = unpack(packed[name], name), {field: getattr(cell, field) for field in fields}
                 yield page_book.PageRecipe(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
 from pathlib import Path
@@ -109,8 +110,13 @@ def test_every_recipe_of_the_book(ask: Any) -> None:
     holds(ask, page_book.BOOK.read_bytes(), entries, range(len(entries)))
 
 
+def shapes_for(entry: page_book.PageRecipe) -> Sequence[Shape]:
+    """Those of any length; of a recipe of one length, which says nothing of others, its own."""
+    return SHAPES if len({length for _, length in entry.shapes}) > 1 else entry.shapes
+
+
 def holds(ask: Any, packed: bytes, entries: list[page_book.PageRecipe], numbers: Any) -> None:
-    questions = [(number, shape, {}) for number in numbers for shape in SHAPES]
+    questions = [(number, shape, {}) for number in numbers for shape in shapes_for(entries[number])]
     for (number, shape, _), said in zip(questions, ask(packed, questions)["said"], strict=True):
         assert said == expected(entries[number].recipe, shape), (entries[number].model, shape)
 

@@ -107,6 +107,7 @@ class CardFit(FiniteModel):
 
     @property
     def num_records(self) -> int:
+        """Number of records that it was fitted on."""
         return self.overall.num_records
 
     @property

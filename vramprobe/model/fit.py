@@ -86,7 +86,7 @@ def card_of(record: RunRecord) -> str:
     """Return the short name of the record's GPU, else what its machine calls the device."""
     name = record.environment.device_name
     gpu = gpu_seen(name)
-    return gpu.short_name if gpu is not None else str(name)
+    return gpu.short_name if gpu is not None else name
 
 
 def conformal_quantile(values: Iterable[float]) -> float:

@@ -46,6 +46,7 @@ OUT_OF_MEMORY = (
 #: How a compiled module's file ends.
 BUILT = (".so", ".pyd")
 ANSWERS: list[tuple[list[str], str]] = [
+    (["fit", str(RECORDS), "--out", "own.json"], "own.json"),
     (["--help"], "Usage: vramprobe"),
     (["plan", "--help"], "or the name of one that ships: 24gb"),
     (["models"], "llama-3.1-8b"),
@@ -92,10 +93,9 @@ REPORTS: list[tuple[list[str], str]] = [
 ]
 #: A command, and the extra that it needs.
 NEEDS_EXTRA: list[tuple[list[str], str]] = [
-    *((words, "report") for words, _ in REPORTS),
+    *((words, "report") for words, _ in REPORTS if words[0] != "fit"),  # which needs none
     (["techniques", "--out", "techniques"], "report"),
     (["predict", *CELL, "--timeline", "memory.png"], "report"),
-    (["run", "edges", "--device", "cpu"], "report"),
     (["calibrate-gpu", "--no-doctor"], "report"),
     (["report", str(RECORDS), "--dataset", "data"], "report,hub"),
     (["export", str(RECORDS), "--out", "records.parquet"], "report,hub"),

@@ -15,9 +15,9 @@ from vramprobe.log.log import Log
 from vramprobe.log.reserved import num_retries, reserve
 from vramprobe.log.shapes import Shape
 from vramprobe.measure.observation import Observation, peak_of
-from vramprobe.predict.prediction import HasMemory, Prediction, Within
+from vramprobe.predict.prediction import HasMemory, Prediction
 from vramprobe.predict.uncertainty import interval_around
-from vramprobe.predict.verdict import usable_bytes
+from vramprobe.predict.verdict import within
 from vramprobe.recipe.recipe import Recipe
 from vramprobe.records.record import Peak, PhaseMemory
 from vramprobe.units import format_bytes
@@ -98,17 +98,7 @@ def replay_recipe(
 def with_retries(found: Prediction, log: Log, config: AllocatorConfig, gpu: HasMemory) -> Prediction:
     """Return ``found`` with how often the cache goes back, where ``gpu`` holds the tensors of ``log`` and not all that
     the allocator would keep."""
-    reserved, device = found.reserved_bytes, found.device_bytes
-    if reserved is None or gpu.total_bytes is None:
-        return found
-    beside = device.value - reserved.value if device is not None else 0
-    limit = usable_bytes(gpu, device_is_known=device is not None, num_gpus=found.num_gpus) - beside
-    if not found.peak_allocated_bytes.value <= limit < reserved.value:
-        return found
-    retries = num_retries(log, config, limit)
-    if retries is None:
-        return found
-    return found.model_copy(update={"within": Within(limit_bytes=limit, num_alloc_retries=retries)})
+    return within(found, gpu, lambda limit: num_retries(log, config, limit))
 
 
 def load_note(load_bytes: int) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vramprobe.predict.prediction import HasKernels, Prediction, Within
+from vramprobe.predict.prediction import HasKernels, Prediction
 from vramprobe.predict.uncertainty import ARITHMETIC_SPREAD, interval_around
-from vramprobe.predict.verdict import usable_bytes
+from vramprobe.predict.verdict import within
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment
 from vramprobe.terms.replayed import num_alloc_retries, replayed
@@ -40,14 +40,6 @@ def with_retries(found: Prediction, spec: CellSpec, gpu: HasKernels | None) -> P
     """A replayed prediction with what becomes of it where ``gpu`` can hold its tensors, but not all that the allocator
     would keep: one more replay, on a card of that size.
     """
-    allocated, reserved, device = found.peak_allocated_bytes, found.reserved_bytes, found.device_bytes
-    if reserved is None or gpu is None or gpu.total_bytes is None or spec.device != "cuda":
+    if gpu is None or spec.device != "cuda":
         return found
-    beside = device.value - reserved.value if device is not None else 0
-    limit = usable_bytes(gpu, device_is_known=device is not None) - beside
-    if not allocated.value <= limit < reserved.value:
-        return found
-    retries = num_alloc_retries(spec, gpu, limit)
-    if retries is None:
-        return found
-    return found.model_copy(update={"within": Within(limit_bytes=limit, num_alloc_retries=retries)})
+    return within(found, gpu, lambda limit: num_alloc_retries(spec, gpu, limit))

@@ -5,10 +5,11 @@ In: a Prediction, and a GPU of the catalog. Out: a Verdict with the bytes that i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from vramprobe.errors import VramprobeError
-from vramprobe.predict.prediction import Frozen, HasMemory, Interval, Prediction
+from vramprobe.predict.prediction import Frozen, HasMemory, Interval, Prediction, Within
 from vramprobe.units import GIB, format_bytes
 
 #: For the CUDA context where no card is named (an amount of memory, a claim) or the catalog has none (AMD's): more
@@ -122,6 +123,20 @@ def usable_bytes(gpu: HasMemory, *, device_is_known: bool, num_gpus: int = 1) ->
     aside = 0 if device_is_known else CONTEXT_ALLOWANCE_BYTES if gpu.context_bytes is None else gpu.context_bytes
     aside += HOST_ALLOWANCE_BYTES if gpu.shares_host_memory else 0
     return _cuda_bytes(gpu) - aside - (NCCL_ALLOWANCE_BYTES if num_gpus > 1 else 0)
+
+
+def within(found: Prediction, gpu: HasMemory, retries_at: Callable[[int], int | None]) -> Prediction:
+    """Return ``found`` with how often the cache goes back, where ``gpu`` holds its tensors and not all that the
+    allocator would keep. ``retries_at``: that number where segments may take so many bytes; None where it runs out.
+    """
+    reserved, device = found.reserved_bytes, found.device_bytes
+    if reserved is None or gpu.total_bytes is None:
+        return found
+    beside = device.value - reserved.value if device is not None else 0
+    limit = usable_bytes(gpu, device_is_known=device is not None, num_gpus=found.num_gpus) - beside
+    if not found.peak_allocated_bytes.value <= limit < reserved.value or (retries := retries_at(limit)) is None:
+        return found
+    return found.model_copy(update={"within": Within(limit_bytes=limit, num_alloc_retries=retries)})
 
 
 def _cuda_bytes(gpu: HasMemory) -> int:

@@ -150,7 +150,9 @@ class Cells:
         return _peak_of(self._predicted(options), options, aside_bytes=CONTEXT_ALLOWANCE_BYTES)
 
     def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> CellPeak:
-        """The allocated peak of one rank of several, near."""
+        """The allocated peak of one rank of several, near; of one GPU, which shards nothing, the predicted one."""
+        if num_gpus == 1:
+            return _peak_of(self._predicted(options), options, aside_bytes=0)
         ranks = {"sharding": sharding, "num_gpus": num_gpus}
         found = near(self.spec(options).model_copy(update=ranks)).peak_allocated_bytes
         words = ", ".join(f"{name}={value!r}" for name, value in ({"device": "cuda"} | dict(options) | ranks).items())

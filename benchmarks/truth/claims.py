@@ -26,7 +26,7 @@ import yaml
 from vramprobe.catalog import Claim, find_gpu, list_claims
 from vramprobe.literature.calibrate import calibrate
 from vramprobe.literature.claims import Judgement, judge, judge_claims, reading_of
-from vramprobe.literature.claims.cells import CellPeak, Cells, Options
+from vramprobe.literature.claims.cells import Cells, Fact, Options
 from vramprobe.predict.predict import predict
 from vramprobe.predict.verdict import verdict
 from vramprobe.records import store
@@ -67,8 +67,9 @@ class _Remembering(Cells):
         super().__init__()
         self.asked: dict[str, Options] = {}
 
-    def peak(self, options: Options) -> CellPeak:
+    def peak(self, options: Options) -> Fact:
         found = super().peak(options)
+        assert found.source is not None
         self.asked[found.source.command] = options
         return found
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 import ast
 import bisect
 import math
-import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from vramprobe.errors import VramprobeError
 
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.USub: operator.neg, ast.Not: operator.not_,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.In: lambda one, several: one in several,
-}  # fmt: skip
+_READ = (
+    ast.Constant, ast.Name, ast.Load, ast.Tuple, ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare,
+    ast.IfExp, ast.And, ast.Or, ast.Not, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Pow,
+    ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In,
+)  # fmt: skip
 
 
 class ExpressionError(VramprobeError):
@@ -49,92 +47,70 @@ class Expression:
     def __init__(self, line: str) -> None:
         self.line = line.strip()
         try:
-            self._tree = ast.parse(self.line, mode="eval").body
+            tree = ast.parse(self.line, mode="eval")
         except SyntaxError as error:
             raise ExpressionError(f"{line!r} is no expression: {error.msg}") from error
-        self._check(self._tree)
+        for node in ast.walk(tree.body):
+            match node:
+                case ast.Call(func=ast.Name(id=name), keywords=[]):
+                    if name not in FUNCTIONS:
+                        raise self._error(f"has no function {name!r}; there are {', '.join(sorted(FUNCTIONS))}")
+                case ast.Attribute(value=ast.Name()):  # after.peak, and no longer path
+                    pass
+                case _ if not isinstance(node, _READ):
+                    raise self._error(f"has {ast.unparse(node)!r}, which is not read: arithmetic over names alone is")
+        self._tree = _OneName().visit(tree).body
+        self._code = compile(tree, self.line, "eval")
 
     def value(self, value_of: Callable[[str], Any]) -> Any:
         """Evaluate the expression; ``value_of`` gives the value of a name such as ``params`` or ``after.peak``."""
-        return self._value(self._tree, value_of)
+        return eval(self._code, {"__builtins__": {}}, _Values(value_of))
 
     def written(self, value_of: Callable[[str], Any], text_of: Callable[[str], str]) -> str:
         """The line with each name's text in its place, of a conditional the part that counts, and no ``+ 0 * …``."""
-        return self._written(self._tree, value_of, text_of)
+        whole = self.line.encode()
 
-    def _check(self, node: ast.AST) -> None:
-        match node:
-            case ast.Constant(value=bool() | int() | float() | str() | None) | ast.Name():
-                return
-            case ast.Attribute(value=ast.Name()):
-                return
-            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-                if name not in FUNCTIONS:
-                    raise self._error(f"has no function {name!r}; there are {', '.join(sorted(FUNCTIONS))}")
-                found: list[ast.AST] = list(args)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-                found = [left, right]
-            case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _OPERATORS for op in ops):
-                found = [left, *others]
-            case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-                found = [operand]
-            case ast.BoolOp() | ast.IfExp() | ast.Tuple():
-                found = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
-            case _:
-                raise self._error(f"has {ast.unparse(node)!r}, which is not read: arithmetic over names alone is")
-        for child in found:
-            self._check(child)
+        def text(node: ast.expr) -> str:
+            match node:
+                case ast.IfExp():
+                    holds = eval(compile(ast.Expression(node.test), "", "eval"), {}, _Values(value_of))
+                    return text(node.body if holds else node.orelse)
+                case ast.Name():
+                    return text_of(node.id)
+                case ast.BinOp(op=ast.Add(), right=ast.BinOp(op=ast.Mult(), left=ast.Name(id=factor))):
+                    if value_of(factor) == 0:
+                        return text(node.left)
+            end, parts = node.col_offset, []
+            children = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
+            for child in (one for one in children if isinstance(one, ast.expr)):
+                parts += [whole[end : child.col_offset].decode(), text(child)]
+                end = child.end_col_offset or end
+            return "".join([*parts, whole[end : node.end_col_offset].decode()])
 
-    def _value(self, node: ast.AST, value_of: Callable[[str], Any]) -> Any:
-        def of(child: ast.AST) -> Any:
-            return self._value(child, value_of)
-
-        match node:
-            case ast.Constant():
-                return node.value
-            case ast.Name() | ast.Attribute():
-                return value_of(ast.unparse(node))
-            case ast.Tuple():
-                return tuple(map(of, node.elts))
-            case ast.Call(func=ast.Name(id=name)):
-                return FUNCTIONS[name](*map(of, node.args))
-            case ast.BinOp():
-                return _OPERATORS[type(node.op)](of(node.left), of(node.right))
-            case ast.UnaryOp():
-                return _OPERATORS[type(node.op)](of(node.operand))
-            case ast.IfExp():
-                return of(node.body) if of(node.test) else of(node.orelse)
-            case ast.BoolOp():
-                stops, value = isinstance(node.op, ast.Or), None
-                for child in node.values:
-                    value = of(child)
-                    if bool(value) == stops:
-                        break
-                return value
-        assert isinstance(node, ast.Compare)
-        ends = [of(child) for child in (node.left, *node.comparators)]
-        return all(_OPERATORS[type(op)](*pair) for op, *pair in zip(node.ops, ends, ends[1:], strict=False))
-
-    def _written(self, node: ast.AST, value_of: Callable[[str], Any], text_of: Callable[[str], str]) -> str:
-        match node:
-            case ast.IfExp():
-                chosen = node.body if self._value(node.test, value_of) else node.orelse
-                return self._written(chosen, value_of, text_of)
-            case ast.Name() | ast.Attribute():
-                return text_of(ast.unparse(node))
-            case ast.BinOp(op=ast.Add(), right=ast.BinOp(op=ast.Mult(), left=ast.Name() as factor)):
-                if self._value(factor, value_of) == 0:
-                    return self._written(node.left, value_of, text_of)
-        assert isinstance(node, ast.expr)
-        whole, end, parts = self.line.encode(), node.col_offset, []
-        children = [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
-        for child in children if not isinstance(node, ast.Call) else node.args:
-            parts += [whole[end : child.col_offset].decode(), self._written(child, value_of, text_of)]
-            end = child.end_col_offset or end
-        return "".join([*parts, whole[end : node.end_col_offset].decode()])
+        return text(self._tree)
 
     def _error(self, what: str) -> ExpressionError:
         return ExpressionError(f"{self.line!r} {what}")
+
+
+class _OneName(ast.NodeTransformer):
+    """A fact of a named cell, ``after.peak``, as one name."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Name:
+        return ast.copy_location(ast.Name(id=ast.unparse(node), ctx=ast.Load()), node)
+
+
+class _Values:
+    """Namespace of an evaluation: the functions, and else what ``value_of`` gives."""
+
+    def __init__(self, value_of: Callable[[str], Any]) -> None:
+        self.value_of = value_of
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return FUNCTIONS[name] if name in FUNCTIONS else self.value_of(name)
+        except KeyError as error:  # which the interpreter would take for a name that is looked for elsewhere
+            raise ExpressionError(f"unknown {error}") from error
 
 
 @cache

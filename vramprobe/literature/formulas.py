@@ -203,9 +203,8 @@ class Formula:
         def value(line: str) -> Any:
             try:
                 return expression(line).value(lambda name: found[name] if name in found else facts.named(name))
-            except (KeyError, TypeError, ValueError, ZeroDivisionError, ExpressionError) as error:
-                why = f"unknown {error}" if isinstance(error, KeyError) else error
-                raise ExpressionError(f"formulas.csv, formula {self.name!r}, {line!r}: {why}") from error
+            except (TypeError, ValueError, ZeroDivisionError, ExpressionError) as error:
+                raise ExpressionError(f"formulas.csv, formula {self.name!r}, {line!r}: {error}") from error
 
         if self.refuses and (reason := value(self.refuses)):
             return reason

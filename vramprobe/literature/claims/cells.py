@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from vramprobe import catalog
@@ -59,16 +60,6 @@ class Fact:
     source: Source | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellPeak:
-    """The peak of one cell in bytes: what tensors take, up to ``high``, which is what nvidia-smi may show for it."""
-
-    source: Source
-    low: int
-    high: int
-    engine: str
-
-
 class Cells:
     """Cells asked for their numbers, each worked out once; ``records`` that are comparable go before predictions.
 
@@ -83,15 +74,10 @@ class Cells:
             for record in usable
             if record.instrument == instrument
         }
-        self._predictions: dict[tuple[tuple[str, Any], ...], Prediction] = {}
-        self._specs: dict[tuple[tuple[str, Any], ...], CellSpec] = {}
 
     def spec(self, options: Options) -> CellSpec:
         """The cell on a GPU."""
-        key = tuple(sorted(options.items()))
-        if key not in self._specs:
-            self._specs[key] = resolve(device="cuda", **options)
-        return self._specs[key]
+        return _spec(tuple(sorted(options.items())))
 
     def fact(self, name: str, options: Options, run: Options) -> Fact:
         """A fact of the cell, on the card, the GPUs and with the kernels of ``run``. Raises KeyError for an unknown."""
@@ -102,13 +88,13 @@ class Cells:
                 arch = architecture(catalog.find_model(options["model"]).config)
                 linear = sum(p.numel * arch.num_copies(p) for p in arch.parameters if p.role == "linear")
                 return _counted(linear if name == "linear" else arch.num_params - linear)
-            case "peak" | "need":  # a need is held against memory of which the context is set aside already
+            case "peak":
+                return self.peak(options)
+            case "need":  # is held against memory of which the context is set aside already
                 peak = self.peak(options)
-                high = peak.high - (CONTEXT_ALLOWANCE_BYTES if name == "need" else 0)
-                return _known(peak.source, peak.low, high, peak.engine)
+                return replace(peak, high=peak.high - CONTEXT_ALLOWANCE_BYTES)
             case "rank":
-                peak = self.rank(options, run["num_gpus"], run["sharding"])
-                return _known(peak.source, peak.low, peak.high, None)
+                return self.rank(options, run["num_gpus"], run["sharding"])
             case "weights" | "gradients" | "optimizer_state" | "saved_activations":
                 value = self._predicted(options).terms.get(name, 0)  # 0 where it is not alive at the peak
                 source = Source(command=_predict_command(options), reads=f"terms.{name}", value=value)
@@ -134,8 +120,11 @@ class Cells:
                 return Fact(rate.value, f"{rate.value:.4g}", rate.low, rate.high, "estimate")
         raise KeyError(name)
 
-    def peak(self, options: Options) -> CellPeak:
-        """The peak: measured or emulated where a record is comparable, else by arithmetic."""
+    def peak(self, options: Options) -> Fact:
+        """The peak: what tensors take, measured or emulated where a record is comparable, else by arithmetic.
+
+        It is up to ``high``, which is what nvidia-smi may show for it.
+        """
         spec = self.spec(options)
         if (record := self._seen.get(_identity(spec))) is not None:
             found = record.peak
@@ -146,13 +135,13 @@ class Cells:
             high = found.device_bytes or found.allocated_bytes + CONTEXT_ALLOWANCE_BYTES
             device = record.environment.device_name
             engine = f"emulated {device}" if record.instrument == "emulated" else f"cuda on {device}"
-            return CellPeak(source=source, low=found.allocated_bytes, high=high, engine=engine)
-        return _peak_of(self._predicted(options), options, aside_bytes=CONTEXT_ALLOWANCE_BYTES)
+            return _known(source, found.allocated_bytes, high, engine)
+        return self._predicted_peak(options, CONTEXT_ALLOWANCE_BYTES, "formula")
 
-    def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> CellPeak:
+    def rank(self, options: Options, num_gpus: int, sharding: Sharding) -> Fact:
         """The allocated peak of one rank of several, near; of one GPU, which shards nothing, the predicted one."""
         if num_gpus == 1:
-            return _peak_of(self._predicted(options), options, aside_bytes=0)
+            return self._predicted_peak(options, 0, None)
         ranks = {"sharding": sharding, "num_gpus": num_gpus}
         found = near(self.spec(options).model_copy(update=ranks)).peak_allocated_bytes
         words = ", ".join(f"{name}={value!r}" for name, value in ({"device": "cuda"} | dict(options) | ranks).items())
@@ -161,7 +150,7 @@ class Cells:
             "print(shares.near(cell).peak_allocated_bytes.value)"
         )
         source = Source(command=f'python -c "{code}"', reads=None, value=found.value)
-        return CellPeak(source=source, low=found.low, high=found.high, engine="near")
+        return _known(source, found.low, found.high, None)
 
     def beside_states(self, options: Options) -> Source:
         """The most bytes that a moment of the step holds beside the states: no one moment's number in predict."""
@@ -177,10 +166,26 @@ class Cells:
         return Source(command=f'python -c "{code}"', reads=None, value=value)
 
     def _predicted(self, options: Options) -> Prediction:
-        key = tuple(sorted(options.items()))
-        if key not in self._predictions:
-            self._predictions[key] = predict(self.spec(options))
-        return self._predictions[key]
+        return _prediction(tuple(sorted(options.items())))
+
+    def _predicted_peak(self, options: Options, aside_bytes: int, engine: str | None) -> Fact:
+        predicted = self._predicted(options)
+        interval = predicted.peak_allocated_bytes
+        source = Source(command=_predict_command(options), reads="peak_allocated_bytes.value", value=interval.value)
+        # Weights, gradients and state are counted, not estimated: only the rest may be less than predicted.
+        counted = sum(predicted.terms.get(name, 0) for name in STATES)
+        low = counted + round(ARITHMETIC_SPREAD["cuda"][0] * (interval.value - counted))
+        return _known(source, low, interval.high + aside_bytes, engine)
+
+
+@lru_cache(maxsize=4096)
+def _spec(options: tuple[tuple[str, Any], ...]) -> CellSpec:
+    return resolve(device="cuda", **dict(options))
+
+
+@lru_cache(maxsize=4096)
+def _prediction(options: tuple[tuple[str, Any], ...]) -> Prediction:
+    return predict(_spec(options))
 
 
 def _known(source: Source, low: float, high: float, engine: str | None) -> Fact:
@@ -200,15 +205,6 @@ def _num_params(model: str) -> int:
 def _step(spec: CellSpec, run: Options) -> Estimate:
     work = work_of(spec, fused=run["fused"]) if "fused" in run else work_of(spec)
     return estimate_work(work, spec.grad_accum, run["gpu"], num_gpus=run["num_gpus"], sharding=run["sharding"])
-
-
-def _peak_of(predicted: Prediction, options: Options, *, aside_bytes: int) -> CellPeak:
-    interval = predicted.peak_allocated_bytes
-    source = Source(command=_predict_command(options), reads="peak_allocated_bytes.value", value=interval.value)
-    # Weights, gradients and state are counted, not estimated: only the rest may be less than predicted.
-    counted = sum(predicted.terms.get(name, 0) for name in STATES)
-    low = counted + round(ARITHMETIC_SPREAD["cuda"][0] * (interval.value - counted))
-    return CellPeak(source=source, low=low, high=interval.high + aside_bytes, engine="formula")
 
 
 def _predict_command(options: Options) -> str:

@@ -158,7 +158,7 @@ class _naming:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, KeyError | ValueError | TypeError | ZeroDivisionError | ExpressionError):
-            row, why = self._row, f"unknown {error}" if isinstance(error, KeyError) else error
+            row, why = self._row, f"unknown {error}" if isinstance(error, KeyError) else error  # an axis is looked up
             raise ExpressionError(
                 f"claim_rules.csv, rule {row['rule']!r}, {row['part']} {row['expression']!r}: {why}"
             ) from error

@@ -1,4 +1,4 @@
-"""Journals of runs: JSON lines, appended and never changed, of which the last of each run counts.
+"""Journals of runs: JSON lines, appended and never changed, of which the last of each run counts; one profile anew.
 
 In and out: dictionaries with ``line`` (or another key that names what was run), ``fingerprint`` and ``outcome``, or
 the profiles that ``vramprobe profile --save`` appends. A line that was torn (a full disk, a kill) is passed over, and
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +20,23 @@ from vramprobe.records.profile import ProfileRecord, read_profiles
 
 Entry = dict[str, Any]
 Row = TypeVar("Row", bound=Hashable)
+
+
+def profiled(
+    options: Sequence[str],
+    command: Sequence[str],
+    *,
+    cwd: Path | str,
+    environment: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> Entry:
+    """The profile that ``vramprobe profile OPTIONS -- COMMAND`` made, whatever the command's exit code, as JSON."""
+    with tempfile.TemporaryDirectory() as scratch:
+        saved = Path(scratch) / "profile.jsonl"
+        words = [sys.executable, "-m", "vramprobe", "profile", *options, "--save", str(saved), "--", *command]
+        out = subprocess.DEVNULL if quiet else None
+        subprocess.run(words, cwd=cwd, env=os.environ | dict(environment or {}), stdout=out, check=False)
+        return json.loads(saved.read_text().splitlines()[-1])
 
 
 def append(path: Path, entry: Entry) -> None:

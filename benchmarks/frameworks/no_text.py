@@ -11,17 +11,15 @@ rows; ``--check`` makes the page anew from the csv. Emulated: nothing was measur
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import journal
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 
 TABLE = Path(__file__).resolve().with_suffix(".csv")
@@ -76,23 +74,9 @@ Rebuild: `python benchmarks/frameworks/no_text.py FOLDER`.
 def run(program: str, gpu: str, command: str, published: str, folder: Path) -> dict[str, str]:
     """One row."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        saved = Path(scratch) / "profile.jsonl"
-        words = [
-            sys.executable,
-            "-m",
-            "vramprobe",
-            "profile",
-            "--emulate",
-            gpu,
-            "--empty-weights",
-            "--save",
-            str(saved),
-        ]
-        path = f"{folder / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        environment = os.environ | {"PATH": path}
-        subprocess.run([*words, "--", *shlex.split(command)], cwd=folder, env=environment, check=False)
-        record = json.loads(saved.read_text().splitlines()[-1])
+    path = f"{folder / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    options = ["--emulate", gpu, "--empty-weights"]
+    record = journal.profiled(options, shlex.split(command), cwd=folder, environment={"PATH": path})
     highest = max(record["ranks"], key=lambda rank: rank["peak"]["allocated_bytes"])
     step = record["step_time"]
     return {

@@ -5,7 +5,7 @@ and what lacks least of those that do not fit, run for some steps by the real so
 setting that was recommended (of several micro-batches per step two, which take as much as many). On several cards: the
 cheapest of several that fits, as rank 0 of its world, by recommended_rank.py under torchrun and accelerate. Memory
 alone: an emulated card has no times. Written: benchmarks/recommend/recommended.md; ``--several`` runs the second table
-alone. ``--replays`` runs nothing and counts what the allocator's replay says of every option that fits by arithmetic.
+alone.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vramprobe.api import predict, recommend
-from vramprobe.catalog import find_gpu
+from vramprobe.api import recommend
 from vramprobe.cli.options import CELL_OPTIONS
 from vramprobe.emulate.environment import find_environment
-from vramprobe.predict.verdict import verdict
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.options import Option
 from vramprobe.units import format_bytes
@@ -160,23 +157,7 @@ def several() -> str:
     return SEVERAL_HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def replays() -> Counter[str]:
-    """Verdicts by replay of the options of the five questions, on cards with bf16, that fit by arithmetic."""
-    found: Counter[str] = Counter()
-    for _, words in QUESTIONS:
-        told = recommend(tokens="50M", replays=False, **words)
-        assert isinstance(told, Recommendation)
-        for one in told.options:
-            if one.fits and find_gpu(one.gpu).bf16_dense_tflops is not None:
-                predicted = predict(gpu=one.gpu, device="cuda", **words, **one.setting.words())
-                found[verdict(predicted, find_gpu(one.gpu)).verdict] += 1
-    return found
-
-
 def main() -> None:
-    if "--replays" in sys.argv:
-        print(dict(replays()))
-        return
     if "--several" in sys.argv:
         OUT.write_text(OUT.read_text().partition("\n## On several cards")[0] + several())
         return

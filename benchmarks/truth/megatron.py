@@ -10,16 +10,14 @@ mem-max-allocated-bytes of the last rank, after 50 or 100 steps. Neither figure 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import journal
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 from benchmarks.truth.megatron_cases import CASES, Case
 
@@ -35,24 +33,15 @@ _ENVIRONMENT = {
 }
 
 
-def command_of(case: Case, clone: Path, saved: Path) -> list[str]:
-    """``vramprobe profile`` and the case under torchrun."""
-    words = [sys.executable, "-m", "vramprobe", "profile", "--emulate", "A100-80GB-SXM x8", "--steps-only"]
-    words += ["--save", str(saved)]
+def run(case: Case, clone: Path) -> dict[str, Any]:
+    """One row, of ``vramprobe profile`` and the case under torchrun."""
+    began = time.monotonic()
+    words = ["--emulate", "A100-80GB-SXM x8", "--steps-only"]
     if case.rank is not None:
         words += ["--only-rank", str(case.rank), "--world-size", "8"]
     launched = [str(STAND_INS)] if case.stand_ins else []
-    return [*words, "--", "torchrun", "--nproc-per-node", "8", *launched, *case.words(clone)]
-
-
-def run(case: Case, clone: Path) -> dict[str, Any]:
-    """One row."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        saved = Path(scratch) / "profile.jsonl"
-        environment = os.environ | _ENVIRONMENT | {"PYTHONPATH": str(clone)}
-        subprocess.run(command_of(case, clone, saved), cwd=clone, env=environment, check=False)
-        record = json.loads(saved.read_text().splitlines()[-1])
+    command = ["torchrun", "--nproc-per-node", "8", *launched, *case.words(clone)]
+    record = journal.profiled(words, command, cwd=clone, environment=_ENVIRONMENT | {"PYTHONPATH": str(clone)})
     return row_of(case, clone, record, time.monotonic() - began)
 
 

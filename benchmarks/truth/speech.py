@@ -7,8 +7,6 @@ nothing was measured on a GPU.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import journal
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 
 FOLDER = Path(__file__).resolve().parent
@@ -48,12 +47,9 @@ def run(gpu: str, script: str, model: str, batch: int, seconds: int) -> dict[str
 
 def profiled(gpu: str, script: Path, model: str, batch: int, *options: str) -> dict[str, Any]:
     """The record of a script that trains ``model`` on rows of 100 tokens."""
+    words = ["--emulate", gpu, "--empty-weights", "--steps-only", "--seq-len", "100", *options]
     with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "profile.jsonl"
-        words = ["profile", "--emulate", gpu, "--empty-weights", "--steps-only", "--seq-len", "100", *options]
-        command = [sys.executable, "-m", "vramprobe", *words, "--save", str(saved), "--", "python", str(script)]
-        subprocess.run([*command, model, str(batch)], check=False, cwd=folder, stdout=subprocess.DEVNULL)
-        return json.loads(saved.read_text().splitlines()[-1])
+        return journal.profiled(words, ["python", str(script), model, str(batch)], cwd=folder, quiet=True)
 
 
 def peak_of(record: dict[str, Any]) -> dict[str, str]:

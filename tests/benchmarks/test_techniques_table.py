@@ -30,11 +30,6 @@ def test_another_gpu_or_argument_is_another_run(script: Script) -> None:
     assert len(marks) == 2 * len(bases)
 
 
-def test_the_page_of_lengths_is_of_the_registry_and_the_journal(script: Script) -> None:
-    lengths = script("techniques.lengths")
-    assert lengths.PAGE.read_text() == lengths.page()
-
-
 def test_decompositions_have_the_shapes_of_torchs_own() -> None:
     torch = pytest.importorskip("torch")
     own = (torch.linalg.svd, torch.linalg.qr, torch.linalg.solve)

@@ -311,12 +311,18 @@ def faulty_interpreter(folder: Path) -> Path:
     return path
 
 
+#: A time limit must pass, or a new server load its libraries: tests/sweep/test_runner.py has a worker that hangs.
+SLOW = frozenset({"hang", "kill_the_server"})
+
+
+@pytest.mark.parametrize("slow", grid([frozenset(), SLOW], frozenset()), ids=["at once", "every way"])
 def test_workers_that_go_wrong_in_every_way_cost_their_cell_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slow: frozenset[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(launcher.sys, "executable", str(faulty_interpreter(tmp_path)))
     faults = {fault.__name__: seed for seed, fault in enumerate(faulty_worker.FAULTS, start=1)}
+    faults = {name: seed for name, seed in faults.items() if name not in SLOW - slow}
     words = {"model": str(TINY_LLAMA_PATH), "timing_steps": 0}
     cells = [make_spec(**words, seed=seed) for seed in (0, *faults.values())]
     huge = make_spec(**words, seed=faults["exhaust_host_memory"], batch_size=512, seq_len=1024)
@@ -327,7 +333,9 @@ def test_workers_that_go_wrong_in_every_way_cost_their_cell_only(
     outcomes = {(one.spec.seed, one.spec.batch_size): one.outcome for one in summary.records}
     found = {name: outcomes[seed, 2] for name, seed in faults.items() if name != "exhaust_host_memory"}
     assert outcomes[0, 2].kind == outcomes[1000, 2].kind == "ok"
-    assert found.pop("hang") == Timeout(limit_seconds=6, phase="backward")
+    if slow:
+        assert found.pop("hang") == Timeout(limit_seconds=6, phase="backward")
+        assert "SIGKILL" in found["kill_the_server"].message
     assert outcomes[faults["exhaust_host_memory"], 512].kind == "oom_host"
     assert {outcome.error_type for outcome in found.values()} == {"WorkerDied"}
     assert "exited with status 3" in found["exit_3"].message
@@ -342,7 +350,6 @@ def test_workers_that_go_wrong_in_every_way_cost_their_cell_only(
         assert "exited with status 0" in found[name].message, name
         assert "without a record" in found[name].message, name
     assert "in zero_grad of step 3" in found["leave_half_a_record"].message
-    assert "SIGKILL" in found["kill_the_server"].message
     for outcome in found.values():
         assert Path(outcome.message.rsplit("its log: ", 1)[1]).exists()
     contents = store.read(tmp_path / "out")

@@ -37,6 +37,7 @@ def asked(attempt_id: str, **more: Any) -> dict[str, Any]:
     return words | limits | {"attempt_id": attempt_id, "verify": False, "log": "a.log"} | more
 
 
+@exhaustive  # the same station as tests/sweep/test_fleet.py's, which three processes load libraries for
 def test_a_job_looks_at_its_node_runs_a_cell_and_one_that_fails_is_lost(tmp_path: Path) -> None:
     pool = SlurmPool(2, cluster="local", folder=tmp_path)
     (node,) = pool.nodes([make_spec().model_dump_json()])

@@ -19,9 +19,6 @@ defaults: {{model: {TINY_LLAMA_PATH}, batch_size: 2, seq_len: 1024, num_gpus: 2,
            device: cuda}}
 cells:
 """
-FEW = """
-  - {method: full, autocast: bf16}
-"""
 MORE = """
   - {method: full, autocast: bf16, only_rank: 1}
   - {method: full, autocast: bf16, only_rank: 0}
@@ -68,8 +65,8 @@ OWN = 2 * (2 * 2 * 2 * 512 * 16)
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
-    return swept(tmp_path_factory.mktemp("shared"), HEAD + FEW, cards="H100-SXM x2")
+def records(few_of_each: list[RunRecord]) -> list[RunRecord]:
+    return [record for record in few_of_each if record.spec.cp_size > 1]
 
 
 @pytest.fixture(scope="module")

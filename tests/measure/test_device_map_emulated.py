@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import vramprobe
-from emulated import require_emulation, swept
+from emulated import require_emulation
 from factories import TINY_LLAMA, TINY_LLAMA_PATH
 from grids import exhaustive, grid
 
@@ -15,13 +15,6 @@ from vramprobe.records.record import RunRecord
 
 METHODS = ("full", "lora", "qlora")
 SIX_LAYERS = json.dumps(TINY_LLAMA | {"num_hidden_layers": 6})
-SWEEP = """
-name: cards
-defaults: {model: six/config.json, batch_size: 2, seq_len: 32, num_gpus: 2, sharding: device-map, device: cuda}
-cells:
-  - {method: full, autocast: bf16}
-  - {method: [lora, qlora]}
-"""
 #: As a user writes it; prints the map, and in each step what both cards' tensors asked for at most.
 SCRIPT = """
 import json, os, sys
@@ -69,11 +62,8 @@ AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(s
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    folder = tmp_path_factory.mktemp("cards")
-    (folder / "six").mkdir()
-    (folder / "six" / "config.json").write_text(SIX_LAYERS)
-    return {record.spec.method: record for record in swept(folder, SWEEP, cards="H100-SXM x3")}
+def records(few_of_each: list[RunRecord]) -> dict[str, RunRecord]:
+    return {record.spec.method: record for record in few_of_each if record.spec.sharding == "device-map"}
 
 
 @pytest.fixture(scope="module")

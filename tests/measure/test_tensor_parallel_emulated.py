@@ -18,9 +18,6 @@ name: parts
 defaults: {{model: {plain}, batch_size: 2, seq_len: 32, num_gpus: 2, sharding: tp, device: cuda}}
 cells:
 """
-FEW = """
-  - {{method: full, autocast: bf16}}
-"""
 MORE = """
   - {{method: full, autocast: bf16, only_rank: 1}}
   - {{method: lora, lora_targets: q_v}}
@@ -81,9 +78,9 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], RunRecord]:
+def records(few_of_each: list[RunRecord]) -> dict[tuple[str, bool], RunRecord]:
     """By what is trained, and whether one rank ran by itself."""
-    return by_kind(tmp_path_factory.mktemp("parts"), (HEAD + FEW).format(plain=TINY_LLAMA_PATH))
+    return by_kind([record for record in few_of_each if record.spec.sharding == "tp"])
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +88,10 @@ def all_records(
     tmp_path_factory: pytest.TempPathFactory, tied: Path, records: dict[tuple[str, bool], RunRecord]
 ) -> dict[tuple[str, bool], RunRecord]:
     more = (HEAD + MORE).format(plain=TINY_LLAMA_PATH, tied=tied)
-    return records | by_kind(tmp_path_factory.mktemp("more"), more)
+    return records | by_kind(swept(tmp_path_factory.mktemp("more"), more, cards="H100-SXM x2"))
 
 
-def by_kind(folder: Path, sweep: str) -> dict[tuple[str, bool], RunRecord]:
-    found = swept(folder, sweep, cards="H100-SXM x2")
+def by_kind(found: list[RunRecord]) -> dict[tuple[str, bool], RunRecord]:
     return {
         (
             TIED if record.spec.architecture["tie_word_embeddings"] else record.spec.method,

@@ -42,7 +42,8 @@ def profiled(
     stand_ins: dict[str, Any] | None = None,
     compiles: bool = False,
 ) -> launch.Ended:
-    """Run a script under the hook; the raw files are in ``folder / "run"``. ``compiles``: it needs torch's compiler."""
+    """Run a script under the hook; the raw files are in ``folder / "run"``. ``compiles``: it needs torch's
+    compiler, as transformers and a checkpoint do."""
     python = require_emulation()
     path = folder / "script.py"
     path.write_text(_prepared(script, num_steps, compiles))

@@ -365,7 +365,7 @@ def run(tmp_path: Path, name: str, script: str, *words: str, seq_len: int = 64) 
     """A script under ``--empty-weights``; -> the folder that has its run."""
     folder = tmp_path / name
     folder.mkdir()
-    profiled(folder, script, words=words, stand_ins=stand_ins.stand_ins(seq_len))
+    profiled(folder, script, words=words, stand_ins=stand_ins.stand_ins(seq_len), compiles=True)
     return folder
 
 

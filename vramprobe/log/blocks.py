@@ -37,10 +37,13 @@ class Lives:
         """Mask of the blocks that are alive once so many events have happened."""
         return (self.starts < num_events) & (self.ends >= num_events)
 
+    def bytes_after(self, counts: np.ndarray) -> np.ndarray:
+        """Return the bytes alive after each of these numbers of events."""
+        return np.where(counts > 0, self.totals[counts - 1], 0) if self.num_events else np.zeros(len(counts), np.int64)
+
     def highest(self, counts: np.ndarray) -> int:
         """Return the first of these numbers of events after which the most bytes are alive."""
-        totals = np.where(counts > 0, self.totals[counts - 1], 0) if self.num_events else np.zeros(len(counts))
-        return int(counts[totals.argmax()])
+        return int(counts[self.bytes_after(counts).argmax()])
 
 
 def previous_at(addresses: np.ndarray) -> np.ndarray:

@@ -78,14 +78,18 @@ def _end(history_log: HistoryLog, lives: Lives, phase: RawPhase, begin: int) -> 
         return by_time, None
     low, high = max(begin, by_time - _WINDOW_EVENTS), min(lives.num_events, by_time + _WINDOW_EVENTS)
     counts = np.arange(low, high + 1)
-    near, totals = counts == by_time, np.zeros(len(counts), np.int64)
-    events = counts[counts > 0] - 1
-    totals[counts > 0] = lives.totals[events]
-    near[counts > 0] |= (np.abs(history_log.times_us[events] - phase.end_ns // 1000) <= _WINDOW_US) & (
-        history_log.log.size_bytes[events] != 0
-    )
-    near[counts == 0] = True
-    fitting = counts[(totals == wanted) & near]
+    fitting = counts[(lives.bytes_after(counts) == wanted) & _near(history_log, counts, phase.end_ns // 1000)]
     if not len(fitting):
         return by_time, False
     return int(fitting[np.abs(fitting - by_time).argmin()]), True
+
+
+def _near(history_log: HistoryLog, counts: np.ndarray, time_us: int) -> np.ndarray:
+    """Return which of these numbers of events had happened at a time, give or take what two clocks differ by: each
+    stands from its own last event until the next one, however long a loaded machine waited between them."""
+    first, last = counts[0], counts[-1]
+    times_us = history_log.times_us[max(first - 1, 0) : last + 1].astype(float)
+    begun = times_us if first else np.concatenate(([-np.inf], times_us))
+    ends = np.concatenate((begun[1:], [np.inf]))
+    size = len(counts)
+    return (begun[:size] <= time_us + _WINDOW_US) & (ends[:size] >= time_us - _WINDOW_US)

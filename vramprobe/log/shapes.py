@@ -41,6 +41,9 @@ RULES = (
     ("1", "square"),
     *(("1", f"tokens to {multiple}") for multiple in _MULTIPLES),
     ("1", "tokens", "scores"),
+    ("rows", "length"),
+    ("length", "tokens"),
+    ("1", "length", "tokens"),
     ("1", "rows", "length", "tokens"),
 )
 

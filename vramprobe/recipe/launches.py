@@ -1,22 +1,36 @@
-"""Launches of a step, from shallow runs to the whole model: calls, FLOPs and bytes by operator and shape.
+"""Launches of a step, from shallow runs to the whole model and to other batch shapes, by operator and shape.
 
-In: the counts of one step at several depths, as emulate/values/count wrote them. Out: one of the same kind at the
-cell's own depth: every figure is linear in the number of layers, and the last depth must agree. No torch.
+In: the counts of one step at several depths, and at one depth of several rows and lengths, as emulate/values/count wrote
+them. Out: one of the same kind at the cell's own depth: every figure is linear in the number of layers, and the last
+depth must agree; and LaunchRules, which give it at any rows and length in the same way as log/shapes.py does bytes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from vramprobe.log.depth import NotLinear, line_of
+from vramprobe.log.shapes import Shape, ShapeRules, shape_rules
 
 _SUMS = ("calls", "flops", "read", "written", "launches")
 #: Of other operators the bytes alone decide; the shapes of those over all weights differ from depth to depth.
 _BY_SHAPE = ("product", "attention")
 _EMBEDDING = "aten::embedding"
+#: What tells calls of one step apart, beside their shapes; at another batch shape they come in the same order. Not the
+#: line: which one a backward's call belongs to is not the same in every run.
+_SAME = ("phase", "what", "name", "dtype")
+#: Figures that follow from a batch shape. Launches do not: a kernel over more than 2^31 elements is launched in parts,
+#: a few in thousands.
+_OPEN = ("flops", "read", "written", "width")
+_NUMBER = re.compile(r"\d+")
 
 Launches = dict[str, Any]
+#: What of a step's count follows from rows and length: of each row its figures, then the numbers of its shapes.
+LaunchRules = ShapeRules
 
 
 def launches_of(counts: Sequence[Mapping[str, Any]], times: int) -> Launches | None:
@@ -45,14 +59,18 @@ def _sums(count: Mapping[str, Any]) -> dict[tuple[Any, ...], tuple[int, ...]]:
     """The figures by what they are of: rows without lines, collectives, and the driver's launches."""
     found: dict[tuple[Any, ...], tuple[int, ...]] = {}
     for row in count["rows"]:
-        shapes = row["shapes"] if row["what"] in _BY_SHAPE or row["name"] == _EMBEDDING else ""
-        key = (row["phase"], row["what"], row["name"], shapes, row["dtype"], row.get("width", 0), "is_beside" in row)
-        own = tuple(row[name] for name in _SUMS)
+        key, own = _key_of(row), tuple(row[name] for name in _SUMS)
         found[key] = tuple(map(sum, zip(found.get(key, (0,) * len(own)), own, strict=True)))
     for kind, ranks, calls, num_bytes in count["moved"]:
         found["moved", kind, ranks] = (calls, num_bytes, 0, 0, 0)
     found["driver",] = (count["num_launches"], count["num_claimed"], 0, 0, 0)
     return found
+
+
+def _key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what rows are added up by."""
+    shapes = row["shapes"] if row["what"] in _BY_SHAPE or row["name"] == _EMBEDDING else ""
+    return (row["phase"], row["what"], row["name"], shapes, row["dtype"], row.get("width", 0), bool(row.get("is_beside")))
 
 
 def _count(sums: Mapping[tuple[Any, ...], tuple[int, ...]]) -> Launches:
@@ -66,3 +84,99 @@ def _count(sums: Mapping[tuple[Any, ...], tuple[int, ...]]) -> Launches:
             rows.append(words | {"is_beside": is_beside} | dict(zip(_SUMS, own, strict=True)))
     launched, claimed, *_ = sums["driver",]
     return {"step": 2, "num_launches": launched, "num_claimed": claimed, "unclaimed": {}, "moved": moved, "rows": rows}
+
+
+def launch_rules(
+    launches: Launches, counts: Sequence[Mapping[str, Any]], by_shape: Mapping[Shape, Mapping[str, Any]], times: int
+) -> LaunchRules | None:
+    """Return how ``launches`` follow from rows and length; None where they do not.
+
+    ``counts``: of the depths that ``launches`` were made from; ``by_shape``: of one depth, the first at the cell's own
+    shape. What one call takes at another shape is taken so often as the whole model makes it.
+    """
+    own, *others = [_calls_of(count) for count in by_shape.values()]
+    if len({str(count["moved"]) for count in by_shape.values()}) > 1 or not all(_is_alike(own, one) for one in others):
+        return None
+    changed = [at for at, row in enumerate(own) if any(_figures(row) != _figures(one[at]) for one in others)]
+    depths = [{_names(row, "shapes"): row["calls"] for row in _calls_of(count)} for count in counts]
+    try:
+        calls = {at: _at_depth([one.get(_names(own[at], "shapes"), 0) for one in depths], times) for at in changed}
+    except NotLinear:
+        return None
+    vectors = [_vector(launches, own, one, calls) for one in (own, *others)]
+    if any(vector is None for vector in vectors):
+        return None
+    rules = shape_rules({shape: vector for shape, vector in zip(by_shape, vectors, strict=True) if vector is not None})
+    return None if rules.num_unexplained else rules
+
+
+def launches_at(launches: Launches, rules: LaunchRules, shape: Shape) -> Launches:
+    """Return what a step of other rows and length launches."""
+    values = iter(rules.sizes(*shape).tolist())
+    rows = []
+    for row in launches["rows"]:
+        figures = {name: next(values) for name in _OPEN}
+        rows.append(row | figures | {"shapes": _NUMBER.sub(lambda number: str(next(values)), row["shapes"])})
+    return launches | {"rows": rows}
+
+
+def _calls_of(count: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows without lines, one for each of the calls that differ otherwise, in their order."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in count["rows"]:
+        known = found.get(key := _names(row, "shapes"))
+        if known is None:
+            found[key] = {"width": 0} | row
+        else:
+            known |= {name: known[name] + row[name] for name in _SUMS}
+    return list(found.values())
+
+
+def _names(row: Mapping[str, Any], *more: str) -> tuple[Any, ...]:
+    return (*(row[name] for name in (*_SAME, *more)), bool(row.get("is_beside")))
+
+
+def _is_alike(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if the calls are the same ones, but for what their shapes decide."""
+    return len(rows) == len(others) and all(
+        _names(one, "calls") == _names(other, "calls")
+        and _NUMBER.sub("", one["shapes"]) == _NUMBER.sub("", other["shapes"])
+        for one, other in zip(rows, others, strict=True)
+    )
+
+
+def _figures(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in (*_OPEN, "shapes"))
+
+
+def _at_depth(numbers: Sequence[int], times: int) -> int:
+    """Calls of the whole model, from those at its depths. Raises NotLinear."""
+    return numbers[0] if len(numbers) == 1 else line_of(tuple(numbers[:3]), times)
+
+
+def _vector(
+    launches: Launches,
+    own: Sequence[Mapping[str, Any]],
+    there: Sequence[Mapping[str, Any]],
+    calls: Mapping[int, int],
+) -> np.ndarray | None:
+    """Figures and shapes of all rows of ``launches``, by one depth's calls at another shape; None where calls of one
+    row have two shapes there."""
+    more: dict[tuple[Any, ...], list[int]] = {}
+    shapes: dict[tuple[Any, ...], tuple[str, int]] = {}
+    for at, (before, now) in enumerate(zip(own, there, strict=True)):
+        key = _key_of(before)
+        if key[3] and shapes.setdefault(key, (now["shapes"], now["width"])) != (now["shapes"], now["width"]):
+            return None
+        if at in calls:
+            added = more.setdefault(key, [0] * len(_SUMS))
+            for place, name in enumerate(_SUMS):
+                added[place] += (now[name] - before[name]) * calls[at] // before["calls"]
+    values: list[int] = []
+    for row in launches["rows"]:
+        key = _key_of(row)
+        added = dict(zip(_SUMS, more.get(key, [0] * len(_SUMS)), strict=True))
+        text, width = shapes.get(key, (row["shapes"], row["width"]))
+        values += [width if name == "width" else row[name] + added[name] for name in _OPEN]
+        values += map(int, _NUMBER.findall(text))
+    return np.array(values, dtype=np.int64)

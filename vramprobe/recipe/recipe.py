@@ -21,7 +21,7 @@ from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.log.pairing import Kinds, Script, scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules, shape_rules
-from vramprobe.recipe.launches import Launches
+from vramprobe.recipe.launches import LaunchRules, Launches, launches_at
 from vramprobe.recipe.pattern import LayerPattern
 from vramprobe.spec import CellSpec
 
@@ -57,7 +57,8 @@ class Recipe:
     ``facts``: what was seen on the live models (records/record.py, ModelFacts), at the cell's depth. ``owned_bytes``:
     the tensors' own account by cause, there. ``stack``: package → version, with the emulator's. ``depths``: the layers
     of the runs it was made from; ``checked``: of the run that it was held against and not made from, if any.
-    ``launches``: what a step launches at the cell's depth and shape (launches.py); None where that was not recorded.
+    ``launches``: what a step launches at the cell's depth and shape (launches.py), ``launch_rules``: how that follows
+    from rows and length; None where that was not recorded, or does not follow.
     ``origin``: None in the book that ships, whose entries' names say it.
     """
 
@@ -71,7 +72,17 @@ class Recipe:
     owned_bytes: dict[str, int]
     stack: dict[str, str]
     launches: Launches | None = None
+    launch_rules: LaunchRules | None = None
     origin: Origin | None = None
+
+    def launches_at(self, shape: Shape | None = None) -> Launches | None:
+        """Return what a step launches at the cell's own depth; None where that is not known.
+
+        ``shape``: rows and length of another batch, in the branch that was recorded.
+        """
+        if shape is None or self.launches is None:
+            return self.launches
+        return None if self.launch_rules is None else launches_at(self.launches, self.launch_rules, shape)
 
     def deep(self, shape: Shape | None = None) -> Deep:
         """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth.
@@ -189,8 +200,8 @@ def pack(recipe: Recipe) -> bytes:
         "marks": [asdict(mark) | {"events": 0} for mark in recipe.marks],
         "blocks": [growth.blocks for growth in recipe.growths],
         "lengths": [len(growth.codes) for growth in recipe.growths],
-        "rules": recipe.rules
-        and [{name: str(one) for name, one in rule.items()} for rule in recipe.rules.coefficients],
+        "rules": _packed(recipe.rules),
+        "launch_rules": _packed(recipe.launch_rules),
         **{
             name: getattr(recipe, name)
             for name in ("times", "depths", "checked", "facts", "owned_bytes", "stack", "launches")
@@ -206,8 +217,9 @@ def pack(recipe: Recipe) -> bytes:
             np.int32
         ),
     }
-    if recipe.rules is not None:
-        arrays |= {"rule_of": recipe.rules.rule_of, "fallback": recipe.rules.fallback}
+    for prefix, rules in (("", recipe.rules), ("launch_", recipe.launch_rules)):
+        if rules is not None:
+            arrays |= {f"{prefix}rule_of": rules.rule_of, f"{prefix}fallback": rules.fallback}
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, words=np.array(json.dumps(words)), **arrays)
     return lzma.compress(buffer.getvalue())
@@ -224,15 +236,27 @@ def unpack(packed: bytes, name: str) -> Recipe:
             stops = np.cumsum(words.pop("lengths"))[:-1]
             codes = np.split(file["codes"].astype(np.int64), stops)
             ranks = np.split(file["ranks"].astype(np.int64), stops, axis=1)
-            rules = words.pop("rules")
-            if rules is not None:
-                exact = tuple({name: Fraction(one) for name, one in rule.items()} for rule in rules)
-                rules = ShapeRules(file["rule_of"], exact, file["fallback"])
+            rules, launch_rules = (
+                None
+                if (rules := words.pop(f"{prefix}rules", None)) is None
+                else ShapeRules(file[f"{prefix}rule_of"], _exact(rules), file[f"{prefix}fallback"])
+                for prefix in ("", "launch_")
+            )
         blocks = [tuple((at, size) for at, size in one) for one in words.pop("blocks")]
         marks = tuple(PhaseMark(**mark | {"events": range(0)}) for mark in words.pop("marks"))
         if (origin := words.get("origin")) is not None:
             words["origin"] = Origin(**origin | {"shapes": tuple(map(tuple, origin["shapes"]))})
         growths = tuple(Growth(kinds, *parts) for parts in zip(codes, blocks, ranks, strict=True))
-        return Recipe(marks=marks, growths=growths, rules=rules, **words | {"depths": tuple(words["depths"])})
+        both = {"rules": rules, "launch_rules": launch_rules}
+        return Recipe(marks=marks, growths=growths, **both, **words | {"depths": tuple(words["depths"])})
     except (lzma.LZMAError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{name} is no recipe of this vramprobe ({type(error).__name__}); delete it") from error
+
+
+def _packed(rules: ShapeRules | None) -> list[dict[str, str]] | None:
+    """The rules' coefficients as text."""
+    return rules and [{name: str(one) for name, one in rule.items()} for rule in rules.coefficients]
+
+
+def _exact(rules: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, Fraction], ...]:
+    return tuple({name: Fraction(one) for name, one in rule.items()} for rule in rules)

@@ -26,7 +26,7 @@ from vramprobe.log.refined import refined
 from vramprobe.log.shapes import Shape
 from vramprobe.measure.isolation import new_ticket, require_packages, run_isolated, scratch_folder
 from vramprobe.measure.launcher import Launchers
-from vramprobe.recipe.launches import launches_of
+from vramprobe.recipe.launches import launch_rules, launches_of
 from vramprobe.recipe.pattern import LayerPattern, layer_pattern
 from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over
 from vramprobe.records.record import Error, RunRecord
@@ -132,12 +132,19 @@ class Recording:
         if not request.shapes:
             return recipe
         times = 1 if pattern else 0
-        by_shape = {(spec.batch_size, spec.seq_len): logs[times]}
+        by_shape = {(spec.batch_size, spec.seq_len): runs[times]}
         for number, (rows, length) in enumerate(request.shapes, len(depths) + 1):
             say(f"recording {spec.model}: run {number} of {count}, {rows} x {length} tokens")
             other = spec.model_copy(update={"batch_size": rows, "seq_len": length})
-            by_shape[rows, length] = self._run(other, depths[times] if pattern else None).log
-        return replace(recipe, rules=rules_over(by_shape, recipe.growths, pattern, times))
+            by_shape[rows, length] = self._run(other, depths[times] if pattern else None)
+        logs_by_shape = {shape: run.log for shape, run in by_shape.items()}
+        counts_by_shape = {shape: run.count for shape, run in by_shape.items() if run.count is not None}
+        is_counted = recipe.launches is not None and len(counts_by_shape) == len(by_shape)
+        return replace(
+            recipe,
+            rules=rules_over(logs_by_shape, recipe.growths, pattern, times),
+            launch_rules=launch_rules(recipe.launches, counts, counts_by_shape, recipe.times) if is_counted else None,
+        )
 
     def _run(self, spec: CellSpec, depth: int | None) -> _Run:
         """One run of load and steps, with so many layers. Raises NotRecorded."""

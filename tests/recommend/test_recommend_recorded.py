@@ -15,7 +15,6 @@ from vramprobe.recommend import recorded
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.counted import time_of
 from vramprobe.speed.raw_count import count_of
-from vramprobe.speed.scaled import between
 from vramprobe.units import GIB
 
 WORDS = {"model": "glm-4-9b", "seq_len": 2048, "tokens": "10M", "global_batch": 16}
@@ -71,8 +70,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[CellSpec, str]]:
             raise CannotRecord("no packed experts")
         return predicted(one), launches(one.grad_accum)
 
-    def over_rows(one: CellSpec, *, gpu: Any, say: Any) -> tuple[Any, int, dict[str, Any]]:
-        return predicted, 8, launches(one.grad_accum, 8)
+    def over_rows(one: CellSpec, *, gpu: Any, say: Any) -> tuple[int, Any]:
+        return 8, lambda other: (predicted(other), launches(other.grad_accum, other.batch_size))
 
     monkeypatch.setattr(recorded, "predict_and_count", predict_and_count)
     monkeypatch.setattr(recorded, "over_rows", over_rows)
@@ -103,15 +102,6 @@ def test_the_fastest_micro_batch_that_fits_is_taken(asked: list[tuple[CellSpec, 
     assert (setting.batch_size, setting.grad_accum) == (rows, 16 // rows)
     each = GIB if setting.gradient_checkpointing else 6 * GIB
     assert setting.verdict.needed_bytes.value == NEEDED_BYTES["lora"] + rows * each
-
-
-def test_a_count_between_two_has_the_rows_own_work() -> None:
-    fewer, four, more = (count_of(launches(2, rows)) for rows in (1, 4, 8))
-    found = between(fewer, more, 3 / 7)
-    for name in ("flops", "read", "calls", "launches"):
-        total = sum(getattr(row, name) for row in found.rows)
-        assert total == pytest.approx(sum(getattr(row, name) for row in four.rows), abs=len(found.rows)), name
-    assert found.num_launches == four.num_launches
 
 
 @pytest.mark.parametrize(("batch_size", "accum"), [(1, 16), (8, 2), (16, 1)])

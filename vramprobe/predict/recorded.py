@@ -63,17 +63,30 @@ def predict(
 def predict_and_count(
     spec: CellSpec, *, gpu: catalog.Gpu, say: Callable[[str], None] = lambda words: None
 ) -> tuple[Prediction, Launches]:
-    """The peaks, and what a step launches (recipe/launches.py); raises as :func:`predict`, and where nothing is
-    recorded here, since what ships has no launches."""
+    """The peaks, and what a step launches (recipe/launches.py); raises as :func:`predict`.
+
+    From a recipe that ships where one was recorded around the shape, else from one that is recorded now.
+    """
     require_recordable(spec, gpu)
+    shape, shipped = (spec.batch_size, spec.seq_len), _counted_shipped(spec, gpu)
+    if shipped is not None and shipped.covers(shape):
+        launches = shipped.recipe.launches_at(shape)
+        assert launches is not None
+        return _predicted(_replay_shipped(shipped, spec), spec, None, gpu), launches
     recipe = find_recipe(spec, _card(gpu), say, counted=True)
-    return _predicted(_replay(recipe, spec), spec, None, gpu), _launches_of(recipe, spec)
+    return _predicted(_replay(recipe, spec), spec, None, gpu), _launches_of(recipe.launches, spec)
 
 
-def _launches_of(recipe: Recipe, spec: CellSpec) -> Launches:
-    if recipe.launches is None:
+def _counted_shipped(spec: CellSpec, gpu: catalog.Gpu) -> Shipped | None:
+    """The shipped recipe of the cell, if it knows what a step launches at other shapes."""
+    shipped = shipped_recipe(recorded_as(spec), _card(gpu))
+    return shipped if shipped is not None and shipped.recipe.launch_rules is not None else None
+
+
+def _launches_of(launches: Launches | None, spec: CellSpec) -> Launches:
+    if launches is None:
         raise VramprobeError(f"{spec.cell_id}: what a step launches does not repeat from layer to layer: no step time")
-    return recipe.launches
+    return launches
 
 
 def replay_of(
@@ -158,11 +171,19 @@ def over_shapes(
 
 def over_rows(
     spec: CellSpec, *, gpu: catalog.Gpu, say: Callable[[str], None] = lambda words: None
-) -> tuple[Callable[[CellSpec], Prediction], int, Launches]:
-    """Return what predicts ``spec`` with any number of rows from two on, and, of so many rows, what a step launches;
-    raises as :func:`over_shapes` and :func:`predict_and_count`."""
-    recipe = _recipe_over(spec, "batch_size", gpu, say, counted=True)
-    return _over(recipe, None, gpu), _COUNTS["batch_size"][0], _launches_of(recipe, spec)
+) -> tuple[int, Callable[[CellSpec], tuple[Prediction, Launches]]]:
+    """Return the most rows that were recorded, and what gives peaks and launches of any number from two on; raises as
+    :func:`over_shapes` and :func:`predict_and_count`."""
+    several = spec.model_copy(update={"batch_size": _COUNTS["batch_size"][1]})
+    shipped = _counted_shipped(several, gpu)
+    if shipped is not None and shipped.covers((several.batch_size, several.seq_len)):
+        recipe, most = shipped.recipe, max(rows for rows, _ in shipped.shapes)
+    else:
+        recipe, most = _recipe_over(spec, "batch_size", gpu, say, counted=True), _COUNTS["batch_size"][0]
+    predicted = _over(recipe, None, gpu)
+    return most, lambda one: (
+        predicted(one), _launches_of(recipe.launches_at((one.batch_size, one.seq_len)), one)
+    )  # fmt: skip
 
 
 def _recipe_over(

@@ -1,8 +1,8 @@
 """Launches of a step, from shallow runs to the whole model and to other batch shapes, by operator and shape.
 
-In: the counts of one step at several depths, and at one depth of several rows and lengths, as emulate/values/count wrote
-them. Out: one of the same kind at the cell's own depth: every figure is linear in the number of layers, and the last
-depth must agree; and LaunchRules, which give it at any rows and length in the same way as log/shapes.py does bytes.
+In: the counts of one step at several depths, and at one depth of several rows and lengths, as emulate/values/count
+wrote them. Out: one of the same kind at the cell's own depth: every figure is linear in the number of layers, and the
+last depth must agree; and LaunchRules, which give it at any rows and length as log/shapes.py does bytes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,15 @@ def _sums(count: Mapping[str, Any]) -> dict[tuple[Any, ...], tuple[int, ...]]:
 def _key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what rows are added up by."""
     shapes = row["shapes"] if row["what"] in _BY_SHAPE or row["name"] == _EMBEDDING else ""
-    return (row["phase"], row["what"], row["name"], shapes, row["dtype"], row.get("width", 0), bool(row.get("is_beside")))
+    return (
+        row["phase"],
+        row["what"],
+        row["name"],
+        shapes,
+        row["dtype"],
+        row.get("width", 0),
+        bool(row.get("is_beside")),
+    )
 
 
 def _count(sums: Mapping[tuple[Any, ...], tuple[int, ...]]) -> Launches:

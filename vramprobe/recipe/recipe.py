@@ -21,7 +21,7 @@ from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.log.pairing import Kinds, Script, scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules, shape_rules
-from vramprobe.recipe.launches import LaunchRules, Launches, launches_at
+from vramprobe.recipe.launches import Launches, LaunchRules, launches_at
 from vramprobe.recipe.pattern import LayerPattern
 from vramprobe.spec import CellSpec
 
@@ -255,7 +255,7 @@ def unpack(packed: bytes, name: str) -> Recipe:
 
 def _packed(rules: ShapeRules | None) -> list[dict[str, str]] | None:
     """The rules' coefficients as text."""
-    return rules and [{name: str(one) for name, one in rule.items()} for rule in rules.coefficients]
+    return None if rules is None else [{name: str(one) for name, one in rule.items()} for rule in rules.coefficients]
 
 
 def _exact(rules: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, Fraction], ...]:

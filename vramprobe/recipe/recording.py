@@ -139,12 +139,10 @@ class Recording:
             by_shape[rows, length] = self._run(other, depths[times] if pattern else None)
         logs_by_shape = {shape: run.log for shape, run in by_shape.items()}
         counts_by_shape = {shape: run.count for shape, run in by_shape.items() if run.count is not None}
-        is_counted = recipe.launches is not None and len(counts_by_shape) == len(by_shape)
-        return replace(
-            recipe,
-            rules=rules_over(logs_by_shape, recipe.growths, pattern, times),
-            launch_rules=launch_rules(recipe.launches, counts, counts_by_shape, recipe.times) if is_counted else None,
-        )
+        recipe = replace(recipe, rules=rules_over(logs_by_shape, recipe.growths, pattern, times))
+        if recipe.launches is None or len(counts_by_shape) < len(by_shape):
+            return recipe
+        return replace(recipe, launch_rules=launch_rules(recipe.launches, counts, counts_by_shape, recipe.times))
 
     def _run(self, spec: CellSpec, depth: int | None) -> _Run:
         """One run of load and steps, with so many layers. Raises NotRecorded."""

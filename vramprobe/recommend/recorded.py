@@ -23,7 +23,7 @@ from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.counted import Count, time_of
 from vramprobe.speed.rates import GPUS_PER_MACHINE
 from vramprobe.speed.raw_count import count_of
-from vramprobe.speed.scaled import between, with_micro_steps
+from vramprobe.speed.scaled import with_micro_steps
 from vramprobe.speed.step import Estimate, Figure
 
 #: Kernels of cards from Ampere on are alike but for cuBLAS's workspace: one recording answers for all that are not
@@ -108,7 +108,7 @@ def _ways(question: Question, method: str, count: int, gpu: Gpu, say: Callable[[
         own = words | {"gradient_checkpointing": one}
         try:
             found.append(first := _way_of(question, own, count, gpu, say))
-            found += _of_several_rows(question, first, gpu, say) if open_rows else []
+            found += _of_several_rows(question, first.spec, gpu, say) if open_rows else []
         except VramprobeError as error:
             if not found:
                 raise
@@ -126,19 +126,17 @@ def _way_of(question: Question, words: dict[str, Any], count: int, gpu: Gpu, say
     return _Way(spec, accum, prediction, count_of(launches))
 
 
-def _of_several_rows(question: Question, one_row: _Way, gpu: Gpu, say: Callable[[str], None]) -> list[_Way]:
-    """Two rows, four and so on, as far as the question's batch goes: memory from one recipe of several shapes, the
-    count between that of one row and the recipe's own."""
-    spec, found = one_row.spec, []
+def _of_several_rows(question: Question, spec: CellSpec, gpu: Gpu, say: Callable[[str], None]) -> list[_Way]:
+    """Two rows, four and so on, as far as the question's batch goes: all from one recipe of several shapes."""
+    found: list[_Way] = []
     rows = [2**power for power in range(1, 16) if 2**power <= question.global_batch]
     if not rows or question.words.get("grad_accum"):
         return []
-    predicted, most, launches = over_rows(spec, gpu=gpu, say=say)
-    counted = count_of(launches)
+    most, predicted = over_rows(spec, gpu=gpu, say=say)
     for number in (number for number in rows if number <= most):
         cell = spec.model_copy(update={"batch_size": number})
-        count = between(one_row.count, counted, (number - 1) / (most - 1))
-        found.append(_Way(cell, max(1, round(question.global_batch / number)), predicted(cell), count))
+        prediction, launches = predicted(cell)
+        found.append(_Way(cell, max(1, round(question.global_batch / number)), prediction, count_of(launches)))
     return found
 
 

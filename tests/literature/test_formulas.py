@@ -10,6 +10,7 @@ import pytest
 from factories import TINY_LLAMA_PARAMS, make_spec
 
 from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog.shipped import csv_rows
 from vramprobe.literature.expressions import ExpressionError
 from vramprobe.literature.formulas import CONSTANTS, FORMULAS, IN_ALL, MISSABLE, SAVED, Facts, facts_of
 from vramprobe.spec import resolve
@@ -260,6 +261,13 @@ def test_every_formula_is_complete(name: str) -> None:
     assert formula.recipe
     assert set(formula.missing) <= set(MISSABLE)
     assert formula.predicts == ("saved" if set(formula.counts) <= set(SAVED) else "peak")
+
+
+@pytest.mark.parametrize("row", csv_rows("formula_names.csv"), ids=lambda row: row["name"])
+def test_every_name_that_is_a_row_is_some_formulas(row: dict[str, str]) -> None:
+    lines = " ".join(f"{formula.refuses} {formula.terms} {formula.constants}" for formula in FORMULAS)
+    assert re.search(rf"\b{row['name']}\b", lines)
+    assert row["means"]
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -1,6 +1,6 @@
 """Formulas: every way in which people estimate the memory of a fine-tuning run, each a row with its source.
 
-In: a CellSpec, as Facts (its dimensions, and how many parameters there are of which kind), and data/formulas.csv. Out:
+In: a CellSpec, as Facts (its dimensions, how many parameters there are of which kind), and data/formula*.csv. Out:
 bytes by cause whose sum is the formula's figure, or why it has nothing to say. Ours is not among them (terms); how well
 each does on measured cells is calibrate.py's. Stays this side of the torch line.
 """
@@ -19,7 +19,6 @@ from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.spec import CellSpec
 from vramprobe.terms import CAUSES
 from vramprobe.terms.cell.parameters import tensors
-from vramprobe.terms.tape.graph import ITEMSIZE_BYTES
 
 #: Causes of memory that a formula can count or leave out: those of our own arithmetic, and the CUDA context.
 MISSABLE = (*CAUSES, "context")
@@ -45,6 +44,8 @@ CONSTANTS = {
 #: Where families write these widths; without any, the first embedding's width, and 4 × the hidden size.
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _MLP = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
+#: What formulas name that is itself an expression.
+_NAMES = {row["name"]: row["expression"] for row in csv_rows("formula_names.csv")}
 _GATED_MODULES = ("gate_proj", "gate_up_proj")
 
 
@@ -52,7 +53,7 @@ _GATED_MODULES = ("gate_proj", "gate_up_proj")
 class Facts:
     """A cell as formulas see it; widths are elements, and tied parameters count once.
 
-    A formula's expressions may name what stands here, and the fields of the cell.
+    A formula's expressions may name what stands here, the fields of the cell, and the rows of formula_names.csv.
     """
 
     spec: CellSpec
@@ -89,26 +90,6 @@ class Facts:
         return self.spec.batch_size * self.spec.seq_len**2 * self.num_heads * self.num_layers
 
     @property
-    def itemsize(self) -> int:
-        """Bytes of a weight as loaded."""
-        return ITEMSIZE_BYTES[self.spec.dtype]
-
-    @property
-    def is_mixed(self) -> bool:
-        """Return True if forward computes in 16 bit over fp32 weights: the guides' "mixed precision"."""
-        return self.spec.dtype == "fp32" and self.spec.autocast != "none"
-
-    @property
-    def is_all_fp32(self) -> bool:
-        """Return True if nothing is in 16 bits: the calculators' "full precision"."""
-        return self.spec.dtype == "fp32" and self.spec.autocast == "none"
-
-    @property
-    def has_16_bit_weights(self) -> bool:
-        """Return True if the weights are loaded in bf16 or fp16."""
-        return self.spec.dtype != "fp32"
-
-    @property
     def is_relu(self) -> bool:
         """Return True if the MLP's activation function keeps nothing but a sign."""
         config = self.spec.architecture
@@ -122,21 +103,10 @@ class Facts:
             return "adamw-8bit" if row.state == "8bit" else "adamw"
         return "sgd" if row.name == "sgd" else "other"
 
-    @property
-    def not_full_adamw(self) -> str:
-        """Return why a formula for full fine-tuning with 32-bit AdamW does not apply; empty where it does."""
-        if self.spec.method != "full":
-            return "for full fine-tuning only"
-        return "" if self.optimizer == "adamw" else f"for AdamW with 32-bit state, not {self.spec.optim}"
-
-    @property
-    def zero_stage(self) -> int:
-        """The stage of ZeRO by which ranks share the states; 0 without."""
-        sharding = self.spec.sharding or ""
-        return int(sharding[-1]) if sharding.startswith("zero") else 0
-
     def named(self, name: str) -> Any:
         """Return the value of a name in an expression. Raises KeyError for an unknown name."""
+        if name in _NAMES:
+            return expression(_NAMES[name]).value(self.named)
         if name in type(self).__dict__ or name in type(self).__dataclass_fields__:
             return getattr(self, name)
         if name in CellSpec.model_fields:

@@ -299,7 +299,7 @@ def test_a_verdict_of_does_not_fit_says_how_to_ask_for_the_fewest_gpus() -> None
     written = json.loads(vramprobe(*words, "--json").stdout)
     assert written["verdict"]["verdict"] == "does not fit"
     assert "min_gpus" not in written
-    assert "by each kind of sharding: --min-gpus" in vramprobe(*words).stdout
+    assert "How many of it hold the run: --min-gpus" in vramprobe(*words).stdout
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
 from vramprobe.recommend.memory import predict_on
 from vramprobe.recommend.options import Option
-from vramprobe.recommend.recipes import Kitchen
+from vramprobe.recommend.settings import SettingsSearch
 from vramprobe.recommend.words import limits_of
 from vramprobe.speed.measured import measured_speeds
 from vramprobe.speed.rates import shipped_speed
@@ -51,9 +51,9 @@ def most(**options: Any) -> Most:
 )
 def test_the_best_setting_is_the_best_of_all(method: str, gpu: str, num_gpus: int) -> None:
     words = {"model": "llama-3-8b", "seq_len": 2048, "method": method}
-    kitchen = Kitchen(words, global_batch=16, sharding=None, fit=shipped_speed())
+    search = SettingsSearch(words, global_batch=16, sharding=None, fit=shipped_speed())
     card = catalog.find_gpu(gpu)
-    every = [one for recipe in kitchen.recipes(num_gpus) if (one := kitchen.setting(recipe, card, num_gpus))]
+    every = [one for candidate in search.candidates(num_gpus) if (one := search.setting(candidate, card, num_gpus))]
     ranked = {word: [one for one in every if one.verdict.verdict == word] for word in ("fits", "tight")}
     able = ranked["fits"] or ranked["tight"]
     wanted = (
@@ -61,7 +61,7 @@ def test_the_best_setting_is_the_best_of_all(method: str, gpu: str, num_gpus: in
         if able
         else min(every, key=lambda one: one.verdict.needed_bytes.value)
     )
-    assert kitchen.best(card, num_gpus) == wanted
+    assert search.best(card, num_gpus) == wanted
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from vramprobe.recommend import words
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
 from vramprobe.recommend.options import Option, nearest
-from vramprobe.recommend.recipes import Setting
+from vramprobe.recommend.settings import Setting
 from vramprobe.report.definition import Column, Table
 from vramprobe.report.formats import terminal
 from vramprobe.units import format_bytes, format_hours, format_usd, short_count, short_seconds

@@ -358,7 +358,7 @@ def _show(
             print(f"--dtype fp16: {chosen}; --autocast says otherwise.")
         is_of_one = stack is None and not {"sharding", "images"} & {*ranks, *cell}
         if is_of_one and judged and judged.verdict == "does not fit":
-            print("How many of it hold the run, by each kind of sharding: --min-gpus.")
+            print("How many of it hold the run: --min-gpus (under fsdp; --sharding names another).")
     return judged.verdict if judged else None
 
 

@@ -20,7 +20,7 @@ from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.log import Log
 from vramprobe.log.shapes import Shape
 from vramprobe.predict.bisection import bisected
-from vramprobe.predict.largest import Answer, Largest
+from vramprobe.predict.largest import Largest, LargestAnswer
 from vramprobe.predict.prediction import Frozen, Prediction
 from vramprobe.predict.recipe_replay import replay_recipe, with_retries
 from vramprobe.predict.verdict import TIGHT_SHARE, Verdict, verdict
@@ -135,11 +135,11 @@ def largest_of_run(run: str | Path, question: Literal["batch_size", "seq_len"], 
 
         return within
 
-    def answer(count: int | None) -> Answer | None:
+    def answer(count: int | None) -> LargestAnswer | None:
         known = next((at for at in range(count or 0, 0, -1) if judged(at) is not None), None)
         if known is None or (found := judged(known)) is None:
             return None
-        return Answer(value=known * even, prediction=found[0], verdict=found[1])
+        return LargestAnswer(value=known * even, prediction=found[0], verdict=found[1])
 
     most = _MOST[question] // even
     tight = answer(bisected(passes(("fits", "tight")), most, least=1))

@@ -33,7 +33,7 @@ class Judged(NamedTuple):
 Judge = Callable[[CellSpec], Judged]
 
 
-class Answer(Frozen):
+class LargestAnswer(Frozen):
     """A value and what is predicted of the cell with it."""
 
     value: int | str
@@ -46,8 +46,8 @@ class Largest(Frozen):
 
     question: Question
     gpu: str
-    fits: Answer | None
-    tight: Answer | None
+    fits: LargestAnswer | None
+    tight: LargestAnswer | None
     notes: list[str] = []  # what else bounds the answer
     not_judged: dict[str, str] = {}  # model → why nothing can be said of it
     num_predictions: int
@@ -217,9 +217,9 @@ def least_weight_bytes(spec: CellSpec, num_params: int) -> int:
     return int(num_params * each * (2 if spec.method == "full" else 1)) // spec.num_gpus
 
 
-def _answer(value: int | str, judged: Callable[[int | str], Judged]) -> Answer:
+def _answer(value: int | str, judged: Callable[[int | str], Judged]) -> LargestAnswer:
     found = judged(value)
-    return Answer(value=value, verdict=found.verdict, prediction=found.prediction)
+    return LargestAnswer(value=value, verdict=found.verdict, prediction=found.prediction)
 
 
 def _last(over: Callable[[int], float], first: int, most: int | None) -> int | None:

@@ -16,7 +16,7 @@ from vramprobe.predict.prediction import Frozen
 from vramprobe.predict.verdict import Verdict
 from vramprobe.recommend.options import Limits, Option, Question, counts_of, nearest, option_of, words_of
 from vramprobe.recommend.prices import Offer
-from vramprobe.recommend.recipes import Kitchen
+from vramprobe.recommend.settings import SettingsSearch
 from vramprobe.records.shown import Shown
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit, shipped_speed
@@ -34,7 +34,7 @@ _NEAR = (
 )
 
 
-class Answer(Frozen):
+class BestOption(Frozen):
     """The option that answers one of the questions people ask; ``doubt`` says what may keep it from being so."""
 
     question: Literal["cheapest", "fastest", "within the deadline"]
@@ -60,7 +60,7 @@ class Recommendation(Frozen, Shown):
     model: str  # of a command its words
     tokens: int | None  # null of a command whose steps have no known number of them
     seq_len: int | None  # null of a command
-    answers: list[Answer]
+    answers: list[BestOption]
     options: list[Option]
     notes: list[str]
     by_method: dict[str, str | None]  # method → what keeps it from an answer; null where it has one
@@ -118,8 +118,8 @@ def recommended(
     priced = [gpu for gpu in list_gpus() if gpu.short_name in named and gpu.total_bytes is not None]
     cards = [find_gpu(name) for name in question.gpus] or priced
     options: list[Option] = []
-    kitchens = {
-        method: Kitchen(
+    searches = {
+        method: SettingsSearch(
             words_of(question, method),
             global_batch=question.global_batch,
             sharding=question.sharding,
@@ -128,15 +128,15 @@ def recommended(
         )
         for method in question.methods
     }
-    for kitchen in kitchens.values():
+    for search in searches.values():
         options += [
             one
             for gpu in cards
             for count in counts_of(question, offers, gpu.short_name)
-            if (one := option_of(question, kitchen, gpu, count, offers))
+            if (one := option_of(question, search, gpu, count, offers))
         ]
     if replays:
-        _replay(question, kitchens, options, offers)
+        _replay(question, searches, options, offers)
     answers = answers_of(question, options)
     return Recommendation(
         model=str(question.words["model"]),
@@ -144,7 +144,7 @@ def recommended(
         seq_len=question.words["seq_len"],
         answers=answers,
         options=judged(question, options, answers),
-        by_method={method: what_it_lacks([one for one in options if one.method == method]) for method in kitchens},
+        by_method={method: what_it_lacks([one for one in options if one.method == method]) for method in searches},
         old_prices=old_dates([one.option.offer for one in answers if one.option and one.option.offer], today),
         notes=[
             *_notes(question, options, offers, today, fit),
@@ -156,7 +156,7 @@ def recommended(
 
 
 def _replay(
-    question: Question, kitchens: Mapping[str, Kitchen], options: list[Option], offers: Sequence[Offer]
+    question: Question, searches: Mapping[str, SettingsSearch], options: list[Option], offers: Sequence[Offer]
 ) -> None:
     """Judge what answers by the allocator's replay, in place, until what answers has been: a setting that is found not
     to fit makes room for the next best, of this option or of another.
@@ -164,16 +164,16 @@ def _replay(
     is_open = True
     while is_open:
         shown = list(answers_of(question, options))
-        for method in kitchens:
+        for method in searches:
             shown += answers_of(question, [one for one in options if one.method == method])
         is_open = False
         for at, one in enumerate(options):
             if one.hours is None or not any(one is answer.option for answer in shown):
                 continue
-            kitchen, gpu = kitchens[one.method], find_gpu(one.gpu)
-            if kitchen.replay(one.setting.recipe, gpu, one.num_gpus):
+            search, gpu = searches[one.method], find_gpu(one.gpu)
+            if search.replay(one.setting.candidate, gpu, one.num_gpus):
                 is_open = True
-                options[at] = option_of(question, kitchen, gpu, one.num_gpus, offers) or one
+                options[at] = option_of(question, search, gpu, one.num_gpus, offers) or one
 
 
 def what_it_lacks(options: Sequence[Option]) -> str | None:
@@ -189,21 +189,21 @@ def what_it_lacks(options: Sequence[Option]) -> str | None:
     return f"nothing fits; nearest {near.num_gpus} × {near.gpu}, {verdict.verdict}: {verdict.reason}"
 
 
-def answers_of(limits: Question | Limits, options: Sequence[Option]) -> list[Answer]:
+def answers_of(limits: Question | Limits, options: Sequence[Option]) -> list[BestOption]:
     """The answers people ask for: of what fits, else of what is tight."""
     possible = [one for one in options if one.fits] or [one for one in options if one.hours is not None]
     cheapest = min([one for one in possible if one.usd is not None], key=_cost, default=None)
     fastest = min(possible, key=_time, default=None)
     answers = [
-        Answer(question="cheapest", option=cheapest, doubt=_doubt(limits, cheapest)),
-        Answer(question="fastest", option=fastest, doubt=_doubt(limits, fastest)),
+        BestOption(question="cheapest", option=cheapest, doubt=_doubt(limits, cheapest)),
+        BestOption(question="fastest", option=fastest, doubt=_doubt(limits, fastest)),
     ]
     if limits.deadline_seconds is not None:
         answers.append(_in_time(limits, possible))
     return answers
 
 
-def judged(limits: Question | Limits, options: Sequence[Option], answers: Sequence[Answer]) -> list[Option]:
+def judged(limits: Question | Limits, options: Sequence[Option], answers: Sequence[BestOption]) -> list[Option]:
     """Every option with what it has against it: the cheapest first, then those without a price, those not fitting."""
     reasons = [one.why_not or _why_not(limits, one, answers) for one in options]
     found = [
@@ -226,7 +226,7 @@ def _time(one: Option) -> float:
     return one.hours.value
 
 
-def _in_time(limits: Question | Limits, possible: list[Option]) -> Answer:
+def _in_time(limits: Question | Limits, possible: list[Option]) -> BestOption:
     """The cheapest that ends in time even at the slow end of its interval; else by its best value, with a doubt."""
     limit = (limits.deadline_seconds or 0.0) / 3600
     priced = [one for one in possible if one.usd is not None]
@@ -241,7 +241,7 @@ def _in_time(limits: Question | Limits, possible: list[Option]) -> Answer:
             if soonest is None
             else (f"none ends within {format_hours(limit)}; the fastest takes {format_hours(_time(soonest))}")
         )
-    return Answer(question="within the deadline", option=found, doubt=doubt)
+    return BestOption(question="within the deadline", option=found, doubt=doubt)
 
 
 def _doubt(limits: Question | Limits, one: Option | None) -> str:
@@ -259,7 +259,7 @@ def _doubt(limits: Question | Limits, one: Option | None) -> str:
     return "; ".join(said)
 
 
-def _why_not(limits: Question | Limits, one: Option, answers: list[Answer]) -> str:
+def _why_not(limits: Question | Limits, one: Option, answers: list[BestOption]) -> str:
     """Return the disadvantages of an option that can run, beside the answers; of an answer, only its doubts."""
     if any(one is answer.option for answer in answers):
         return _doubt(limits, one)
@@ -278,7 +278,7 @@ def _why_not(limits: Question | Limits, one: Option, answers: list[Answer]) -> s
     return "; ".join(said)
 
 
-def _doubts(answers: Sequence[Answer]) -> list[str]:
+def _doubts(answers: Sequence[BestOption]) -> list[str]:
     """Return predict's doubts about the answers' settings: that libraries do so at all, or not by default."""
     said = [warning for one in answers if one.option is not None for warning in one.option.setting.warnings]
     return [text for text in dict.fromkeys(said) if not text.startswith(_SAID_OF_ALL)]

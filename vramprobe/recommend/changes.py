@@ -16,7 +16,7 @@ from vramprobe.recommend.answer import Effect
 from vramprobe.recommend.memory import predict_on
 from vramprobe.recommend.options import Option, Question, host_of, hours_of, offers_of, usd_of, words_of
 from vramprobe.recommend.prices import Offer
-from vramprobe.recommend.recipes import Kitchen, Words, without_bf16
+from vramprobe.recommend.settings import SettingsSearch, Words, without_bf16
 from vramprobe.rules.sharding import cannot_shard
 from vramprobe.spec import RECIPES, resolve
 from vramprobe.speed.measured import Measured
@@ -44,14 +44,14 @@ def effects(
     words = words_of(question, option.method)
     words = RECIPES.get(words.get("recipe") or "", {}) | {name: v for name, v in words.items() if name != "recipe"}
     words |= (without_bf16(words) if gpu.bf16_dense_tflops is None else {}) | setting.words()
-    kitchen = Kitchen(
+    search = SettingsSearch(
         words,
         global_batch=question.global_batch,
         sharding=question.sharding,
         fit=fit or shipped_speed(),
         measured=measured or {},
     )
-    now = _run(kitchen, words, option, offers, question.tokens)
+    now = _run(search, words, option, offers, question.tokens)
     assert now is not None
     spec = resolve(**_cell(words)).model_copy(update={"num_gpus": setting.num_gpus})
     others = [
@@ -63,7 +63,7 @@ def effects(
     for one in others:
         if all(words.get(name) == value for name, value in one.items()):
             continue
-        made = _run(kitchen, words | one, option, offers, question.tokens)
+        made = _run(search, words | one, option, offers, question.tokens)
         if made is None:
             continue
         judged, hours, usd = made
@@ -94,7 +94,7 @@ def _cell(words: Words) -> Words:
 
 
 def _run(
-    kitchen: Kitchen, words: Words, option: Option, offers: Sequence[Offer], tokens: int
+    search: SettingsSearch, words: Words, option: Option, offers: Sequence[Offer], tokens: int
 ) -> tuple[Verdict, float, float | None] | None:
     """(verdict, hours, dollars) with these words; None where they cannot be or are not counted."""
     gpu = find_gpu(option.gpu)
@@ -105,7 +105,7 @@ def _run(
         if cannot_shard(spec) is not None:
             return None
         judged = verdict(predict_on(spec, gpu), gpu)
-        made = kitchen.estimate(work_of(spec), spec.grad_accum, gpu, num_gpus, sharding)
+        made = search.estimate(work_of(spec), spec.grad_accum, gpu, num_gpus, sharding)
     except VramprobeError:
         return None
     hours = hours_of(tokens, made.tokens_per_second)

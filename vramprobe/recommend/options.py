@@ -1,8 +1,8 @@
 """Options: a question about cards -> a method on so many of a card at its best setting, with its time and money.
 
-In: a Question, the cell's Kitchen, a card, offers. Out: an Option, or None where the cell runs under no sharding.
-Nothing in it was measured: memory is predict's, speed the fitted roofline's with its 80 % interval, money an offer's
-that has a date.
+In: a Question, the cell's SettingsSearch, a card, offers. Out: an Option, or None where the cell runs under no
+sharding. Nothing in it was measured: memory is predict's, speed the fitted roofline's with its 80 % interval, money an
+offer's that has a date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vramprobe.choices import Sharding
 from vramprobe.options import ADAPTER_OPTIONS
 from vramprobe.predict.verdict import Verdict
 from vramprobe.recommend.prices import Offer
-from vramprobe.recommend.recipes import Kitchen, Setting, Words
+from vramprobe.recommend.settings import Setting, SettingsSearch, Words
 from vramprobe.spec import CellSpec
 from vramprobe.speed.step import Figure
 from vramprobe.terms.cell.optimizer import state_bytes
@@ -121,15 +121,17 @@ def counts_of(question: Question, offers: Sequence[Offer], gpu: str) -> list[int
     return [count for count in few if question.gpus or offers_of(offers, gpu, count)]
 
 
-def option_of(question: Question, kitchen: Kitchen, gpu: Gpu, num_gpus: int, offers: Sequence[Offer]) -> Option | None:
-    """The cell of a kitchen on so many of a card, by its cheapest offer; None where it runs under no kind of sharding.
+def option_of(
+    question: Question, search: SettingsSearch, gpu: Gpu, num_gpus: int, offers: Sequence[Offer]
+) -> Option | None:
+    """The cell of a search on so many of a card, by its cheapest offer; None where it runs under no kind of sharding.
 
     Raises what predict raises where the model or an option has no arithmetic.
     """
-    setting = kitchen.best(gpu, num_gpus)
+    setting = search.best(gpu, num_gpus)
     if setting is None:
         return None
-    spec = kitchen.spec_of(setting.recipe, gpu)
+    spec = search.spec_of(setting.candidate, gpu)
     host, its = host_of(spec), offers_of(offers, gpu.short_name, num_gpus)
     if setting.verdict.verdict == "does not fit":
         offer = min(its, key=lambda one: one.hourly(num_gpus), default=None)

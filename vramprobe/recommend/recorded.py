@@ -18,7 +18,7 @@ from vramprobe.predict.verdict import verdict
 from vramprobe.recommend.answer import Recommendation, answers_of, judged, old_dates, price_notes, what_it_lacks
 from vramprobe.recommend.options import COUNTS, Option, Question, hours_of, nearest, offers_of, usd_of, words_of
 from vramprobe.recommend.prices import Offer
-from vramprobe.recommend.recipes import Setting
+from vramprobe.recommend.settings import Setting
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.counted import Count, time_of
 from vramprobe.speed.rates import GPUS_PER_MACHINE

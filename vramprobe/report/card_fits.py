@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.errors import SpecError
-from vramprobe.recommend.recipes import without_bf16
+from vramprobe.recommend.settings import without_bf16
 from vramprobe.records.record import RunRecord
 from vramprobe.report.by_size import details_in_words, params_in_words
 from vramprobe.report.columns import ByteUnit

@@ -1,4 +1,4 @@
-"""Recipes: a card and a number of them -> the best of the settings in which a cell can run there.
+"""Settings: a card and a number of them -> the best of those in which a cell can run there.
 
 In: a cell, how many sequences an optimizer step takes, a card. Out: a Setting with predict's verdict and the estimate
 of its speed. Settings are tried from the fastest on until one fits; predictions and counts are made once and shared by
@@ -30,7 +30,7 @@ from vramprobe.speed.work import Work, work_of
 Words = dict[str, Any]
 
 
-class Recipe(NamedTuple):
+class Candidate(NamedTuple):
     """Open settings of a cell: the micro-batch of one GPU, how many make a step, checkpointing, sharding."""
 
     batch_size: int
@@ -54,9 +54,9 @@ class Setting(BaseModel):
     warnings: list[str]
 
     @property
-    def recipe(self) -> Recipe:
+    def candidate(self) -> Candidate:
         """Open settings of the cell, as they are set."""
-        return Recipe(self.batch_size, self.grad_accum, self.gradient_checkpointing, self.sharding)
+        return Candidate(self.batch_size, self.grad_accum, self.gradient_checkpointing, self.sharding)
 
     def words(self) -> Words:
         """Options of predict that it sets."""
@@ -68,7 +68,7 @@ class Setting(BaseModel):
         return found
 
 
-class Kitchen:
+class SettingsSearch:
     """A cell's words, and every prediction and count that was made of it; one for each question."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Kitchen:
         self._specs: dict[tuple[Any, ...], CellSpec] = {}
         self._works: dict[tuple[Any, ...], Work] = {}
         self._predictions: dict[tuple[Any, ...], Prediction] = {}
-        self._replayed: dict[tuple[Recipe, str, int], Prediction] = {}
+        self._replayed: dict[tuple[Candidate, str, int], Prediction] = {}
 
     def best(self, gpu: Gpu, num_gpus: int) -> Setting | None:
         """The fastest setting that fits, else the fastest that is tight, else the one that lacks least; None where the
@@ -94,36 +94,36 @@ class Kitchen:
         Raises what predict raises where the model or an option has no arithmetic.
         """
         tried = []
-        for recipe in self.fastest_first(gpu, num_gpus):
-            prediction = self._prediction(recipe, gpu, num_gpus)
+        for candidate in self.fastest_first(gpu, num_gpus):
+            prediction = self._prediction(candidate, gpu, num_gpus)
             if prediction is None:
                 continue
             judged = verdict(prediction, gpu)
             if judged.verdict == "fits":
-                return self._setting(recipe, gpu, num_gpus, judged, prediction.warnings)
-            tried.append((recipe, judged, prediction.warnings))
+                return self._setting(candidate, gpu, num_gpus, judged, prediction.warnings)
+            tried.append((candidate, judged, prediction.warnings))
         tight = [one for one in tried if one[1].verdict == "tight"]
         found = tight[0] if tight else min(tried, key=lambda one: one[1].needed_bytes.value, default=None)
         return None if found is None else self._setting(found[0], gpu, num_gpus, found[1], found[2])
 
-    def fastest_first(self, gpu: Gpu, num_gpus: int) -> list[Recipe]:
-        """Order the recipes by the best value of their tokens per second: an interval's factor is the same for all."""
+    def fastest_first(self, gpu: Gpu, num_gpus: int) -> list[Candidate]:
+        """Order them by the best value of their tokens per second: an interval's factor is the same for all."""
         rates = self._fit.rates
         found = [
             (-tokens_per_second(self._work(one, gpu), one.grad_accum, gpu, num_gpus, one.sharding or "ddp", rates), one)
-            for one in self.recipes(num_gpus)
+            for one in self.candidates(num_gpus)
             if cannot_shard(self.on_ranks(one, gpu, num_gpus)) is None
         ]
         return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
-    def recipes(self, num_gpus: int) -> list[Recipe]:
+    def candidates(self, num_gpus: int) -> list[Candidate]:
         """All that are tried on so many; what the words give stays as it is given."""
         each = max(1, round(self._global_batch / num_gpus))  # sequences of one GPU in an optimizer step
         given, accum = self._words.get("batch_size"), self._words.get("grad_accum")
         fixed = self._words.get("gradient_checkpointing")
         sizes = [given] if given else [size for size in range(each, 0, -1) if each % size == 0]
         return [
-            Recipe(size, accum or max(1, round(each / size)), checkpointing, sharding)
+            Candidate(size, accum or max(1, round(each / size)), checkpointing, sharding)
             for sharding in self._shardings(num_gpus)
             for checkpointing in ((False, True) if fixed is None else (fixed,))
             for size in sizes
@@ -136,22 +136,22 @@ class Kitchen:
             return [self._sharding]
         return [kind for kind, rules in SHARDINGS.items() if self._words["method"] in rules.recommended_for]
 
-    def setting(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> Setting | None:
+    def setting(self, candidate: Candidate, gpu: Gpu, num_gpus: int) -> Setting | None:
         """The cell in this way on so many of the card; None where nothing is known of a rank of it."""
-        prediction = self._prediction(recipe, gpu, num_gpus)
+        prediction = self._prediction(candidate, gpu, num_gpus)
         if prediction is None:
             return None
-        return self._setting(recipe, gpu, num_gpus, verdict(prediction, gpu), prediction.warnings)
+        return self._setting(candidate, gpu, num_gpus, verdict(prediction, gpu), prediction.warnings)
 
-    def _setting(self, recipe: Recipe, gpu: Gpu, num_gpus: int, judged: Verdict, warnings: list[str]) -> Setting:
+    def _setting(self, candidate: Candidate, gpu: Gpu, num_gpus: int, judged: Verdict, warnings: list[str]) -> Setting:
         return Setting(
             num_gpus=num_gpus,
-            sharding=recipe.sharding,
-            batch_size=recipe.batch_size,
-            grad_accum=recipe.grad_accum,
-            gradient_checkpointing=recipe.gradient_checkpointing,
+            sharding=candidate.sharding,
+            batch_size=candidate.batch_size,
+            grad_accum=candidate.grad_accum,
+            gradient_checkpointing=candidate.gradient_checkpointing,
             verdict=judged,
-            estimate=self.estimate(self._work(recipe, gpu), recipe.grad_accum, gpu, num_gpus, recipe.sharding),
+            estimate=self.estimate(self._work(candidate, gpu), candidate.grad_accum, gpu, num_gpus, candidate.sharding),
             warnings=warnings,
         )
 
@@ -169,48 +169,48 @@ class Kitchen:
             half_width=None if known is None else known.half_width,
         )
 
-    def spec_of(self, recipe: Recipe, gpu: Gpu) -> CellSpec:
+    def spec_of(self, candidate: Candidate, gpu: Gpu) -> CellSpec:
         """The cell in this way; a card before Ampere is used in fp16, where no precision was asked for."""
-        key = _key(recipe, gpu)
+        key = _key(candidate, gpu)
         if key not in self._specs:
             own = without_bf16(self._words) if gpu.bf16_dense_tflops is None else {}
             own = own | {
-                "batch_size": recipe.batch_size,
-                "grad_accum": recipe.grad_accum,
-                "gradient_checkpointing": recipe.gradient_checkpointing,
+                "batch_size": candidate.batch_size,
+                "grad_accum": candidate.grad_accum,
+                "gradient_checkpointing": candidate.gradient_checkpointing,
             }
             self._specs[key] = resolve(**{"device": "cuda", **self._words, **own})
         return self._specs[key]
 
-    def on_ranks(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> CellSpec:
-        """Return the recipe's cell on so many of the card."""
-        ranks = {"num_gpus": num_gpus, "sharding": recipe.sharding}
-        return self.spec_of(recipe, gpu).model_copy(update=ranks)
+    def on_ranks(self, candidate: Candidate, gpu: Gpu, num_gpus: int) -> CellSpec:
+        """Return the candidate's cell on so many of the card."""
+        ranks = {"num_gpus": num_gpus, "sharding": candidate.sharding}
+        return self.spec_of(candidate, gpu).model_copy(update=ranks)
 
-    def _work(self, recipe: Recipe, gpu: Gpu) -> Work:
-        key = _key(recipe, gpu)
+    def _work(self, candidate: Candidate, gpu: Gpu) -> Work:
+        key = _key(candidate, gpu)
         if key not in self._works:
-            self._works[key] = work_of(self.spec_of(recipe, gpu))
+            self._works[key] = work_of(self.spec_of(candidate, gpu))
         return self._works[key]
 
-    def replay(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> bool:
+    def replay(self, candidate: Candidate, gpu: Gpu, num_gpus: int) -> bool:
         """Judge this way of running it by the allocator's replay from here on; False where it is so already, and of
         several GPUs, of which nothing is replayed.
         """
-        key = recipe, gpu.short_name, num_gpus
+        key = candidate, gpu.short_name, num_gpus
         if num_gpus > 1 or key in self._replayed:
             return False
-        self._replayed[key] = replayed_on(self.on_ranks(recipe, gpu, num_gpus), gpu)
+        self._replayed[key] = replayed_on(self.on_ranks(candidate, gpu, num_gpus), gpu)
         return True
 
-    def _prediction(self, recipe: Recipe, gpu: Gpu, num_gpus: int) -> Prediction | None:
-        if (recipe, gpu.short_name, num_gpus) in self._replayed:
-            return self._replayed[recipe, gpu.short_name, num_gpus]
-        spec = self.on_ranks(recipe, gpu, num_gpus)
+    def _prediction(self, candidate: Candidate, gpu: Gpu, num_gpus: int) -> Prediction | None:
+        if (candidate, gpu.short_name, num_gpus) in self._replayed:
+            return self._replayed[candidate, gpu.short_name, num_gpus]
+        spec = self.on_ranks(candidate, gpu, num_gpus)
         kernels = chip_like(gpu), gpu.blas_workspace_bytes, fit_name(spec, gpu)
-        key = (*_key(recipe, gpu), num_gpus, recipe.sharding, *kernels)
+        key = (*_key(candidate, gpu), num_gpus, candidate.sharding, *kernels)
         if key not in self._predictions:
-            if recipe.sharding is None:
+            if candidate.sharding is None:
                 self._predictions[key] = predict_on(spec, gpu)
             else:
                 self._predictions[key] = None
@@ -219,8 +219,8 @@ class Kitchen:
         return self._predictions[key]
 
 
-def _key(recipe: Recipe, gpu: Gpu) -> tuple[Any, ...]:
-    return gpu.bf16_dense_tflops is None, recipe.batch_size, recipe.grad_accum, recipe.gradient_checkpointing
+def _key(candidate: Candidate, gpu: Gpu) -> tuple[Any, ...]:
+    return gpu.bf16_dense_tflops is None, candidate.batch_size, candidate.grad_accum, candidate.gradient_checkpointing
 
 
 def without_bf16(words: Words) -> Words:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,14 +24,23 @@ from vramprobe.log.shapes import Shape
 from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
 from vramprobe.recipe.recipe import pack, unpack
 from vramprobe.recipe.recorder import CannotRecord
-from vramprobe.recipe.shipped import BOOK, CARD_OF_CAPABILITY, entry_name, read_book, shipped_recipe, write_book
+from vramprobe.recipe.shipped import (
+    BOOK,
+    CARD_OF_CAPABILITY,
+    entry_name,
+    read_book,
+    shapes_of,
+    shipped_recipe,
+    write_book,
+)
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What is tried, in turn: the events must be the same at all shapes of a row. Several rows, then one.
-_SEVERAL = (((2, 512), (3, 1024), (5, 2048), (8, 8192)), ((2, 2048), (3, 1536), (5, 4096), (8, 8192)))
-_ONE = (((1, 1024), (1, 1536), (1, 2560), (1, 8192)), ((1, 4096), (1, 5120), (1, 6144), (1, 8192)))
+#: What is tried, in turn: the events must be the same at all shapes of a row. Several rows, then one. The first has as
+#: many tokens as no model is wide: else products of two kinds have the same shapes, and their launches are one.
+_SEVERAL = (((5, 2048), (2, 512), (3, 1024), (8, 8192)), ((5, 4096), (2, 2048), (3, 1536), (8, 8192)))
+_ONE = (((1, 2624), (1, 1024), (1, 1536), (1, 8192)), ((1, 4672), (1, 4096), (1, 6144), (1, 8192)))
 #: Where the events depend on the length: some lengths, each for any number of rows.
 _LENGTHS = (1024, 2048, 4096)
 
@@ -44,7 +53,7 @@ def attempts(spec: CellSpec) -> Iterator[list[tuple[Shape, ...]]]:
     lengths = [length for length in _LENGTHS if length <= positions]
     for shapes in _ONE if one_row else _SEVERAL:
         yield [tuple((rows, length * positions // longest) for rows, length in shapes)]
-    yield [((1, length),) if one_row else tuple((rows, length) for rows in (2, 3, 5)) for length in lengths]
+    yield [((1, length),) if one_row else tuple((rows, length) for rows in (5, 2, 3)) for length in lengths]
 
 
 def recorded(spec: CellSpec, gpu: Gpu, shapes: tuple[Shape, ...], *, records: bool) -> tuple[str, bytes] | None:
@@ -104,11 +113,20 @@ def _record(cells: Sequence[CellSpec], gpu: Gpu, book: Path, most_seconds: float
     for number, cell in enumerate(cells, 1):
         began = time.monotonic()
         new = dict(entries(cell, gpu, failures, records=began - start < most_seconds))
-        found |= new
+        found = {name: packed for name, packed in found.items() if not _is_replaced(name, new)} | new
         if (seconds := time.monotonic() - began) > 1:
             print(f"{number} of {len(cells)}: {cell.cell_id}: {len(new)} entries, {seconds:.0f} s", flush=True)
             log.write_text(json.dumps(failures, indent=1))
     write_book(found, book)
+
+
+def _is_replaced(name: str, new: Collection[str]) -> bool:
+    """Return True if ``new`` has the same cell, with as many rows, at other shapes."""
+    return any(name.split()[0] == one.split()[0] and _is_of_one_row(name) == _is_of_one_row(one) for one in new)
+
+
+def _is_of_one_row(name: str) -> bool:
+    return {rows for rows, _ in shapes_of(name)} == {1}
 
 
 def _is_missing(cell: CellSpec, card: Gpu, book: Path) -> bool:

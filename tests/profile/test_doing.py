@@ -61,6 +61,17 @@ def test_a_rank_that_is_cut_says_where(tmp_path: Path, capsys: pytest.CaptureFix
     assert "rank 0 was last seen in evaluation of step 1, 640 so far" in text
 
 
+def test_a_rank_that_is_cut_while_loading_has_used_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pid, _ = cut(tmp_path, "watched")
+    Script(pid, rank=0).write(tmp_path, with_history=False)
+    write_launcher(tmp_path, exit_status=143, signal=15)
+    record = analyse(tmp_path)
+    assert not record.ranks[0].phases
+    text = " ".join(" ".join(shown(record, capsys)).split())
+    assert "no training step was seen: it was ended in its first phase, whose peak is not known" in text
+    assert "no GPU" not in text
+
+
 def test_a_process_that_has_used_no_gpu_yet_says_so(tmp_path: Path) -> None:
     cut(tmp_path)
     write_launcher(tmp_path, exit_status=143, signal=15)

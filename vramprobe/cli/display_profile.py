@@ -257,7 +257,12 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
 def _print_no_step(console: Console, record: ProfileRecord) -> None:
     """That there is no answer to what training needs, and what was seen instead."""
     names = list(dict.fromkeys(one.name for rank in record.ranks for one in rank.phases))
-    seen = f"it was seen in {', '.join(names)}" if names else "it used no GPU"
+    if names:
+        seen = f"it was seen in {', '.join(names)}"
+    elif any(rank.doing for rank in record.ranks):
+        seen = "it was ended in its first phase, whose peak is not known"
+    else:
+        seen = "it used no GPU"
     console.print(
         f"\n[red]no training step was seen[/]: {seen}. What is shown is not what training needs. A step is a backward "
         "and an update of the weights: by an optimizer of torch.optim, or, in a program without one, by its own code"

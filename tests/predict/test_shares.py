@@ -245,6 +245,12 @@ def test_nothing_is_offloaded_from_one_gpu() -> None:
         predict(**ASKED, offload="params")
 
 
+def test_deepspeeds_offload_on_one_gpu_says_what_runs_it() -> None:
+    for given in ({"sharding": "zero3", "num_gpus": 1}, {}):
+        with pytest.raises(SpecError, match="offload on a single GPU is not predicted: vramprobe profile --emulate"):
+            predict(**ASKED, **given, offload="params")
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "sharding", "message"),
     [

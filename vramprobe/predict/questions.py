@@ -41,9 +41,12 @@ _RANKS = {
 }
 _MOST_RANKS = 2**20
 #: What else is needed by those that are for several GPUs.
+_OFFLOADED_ALONE = (
+    "DeepSpeed's offload on a single GPU is not predicted: vramprobe profile --emulate GPU --empty-weights -- COMMAND "
+    "runs it"
+)
 _BESIDE = {
-    "offload": "sharding and num_gpus. DeepSpeed's offload on a single GPU is not predicted: vramprobe profile "
-    "--emulate GPU --empty-weights -- COMMAND runs it",
+    "offload": f"sharding and num_gpus. {_OFFLOADED_ALONE}",
     "shard_size": f"sharding {' or '.join(HYBRID)}, and num_gpus",
     "cp_size": "sharding fsdp, and num_gpus",
     "cp_rotation": "sharding fsdp, num_gpus and cp_size",
@@ -81,7 +84,7 @@ def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
     if ranks.get("num_gpus") == 1:
         del ranks["sharding"]  # nothing is sharded
         if reasons := reasons_not_run(one.model_copy(update=ranks)):
-            raise SpecError("; ".join(reasons))
+            raise SpecError("; ".join([*reasons, *([_OFFLOADED_ALONE] if "offload" in ranks else [])]))
     return one.model_copy(update=ranks)
 
 

@@ -14,7 +14,7 @@ ONE_RANK = ("--only-rank", "7", "--world-size", "8")
 
 
 def left_by(
-    folder: Path, name: str, *words: str, cards: int = 1, ranks: int = 0, options: tuple[str, ...] = ()
+    folder: Path, name: str, *words: str, gpu: str = "A100-80GB-SXM x1", ranks: int = 0, options: tuple[str, ...] = ()
 ) -> Left:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks else []
     command = [str(require_emulation()), *launcher, str(INPUTS / name), *words]

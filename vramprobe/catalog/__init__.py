@@ -18,7 +18,15 @@ from vramprobe.catalog.gpus import (
     memory_of,
 )
 from vramprobe.catalog.libraries import pinned_libraries
-from vramprobe.catalog.models import ModelEntry, entry_of_config, find_model, list_models, shipped_model, with_vision
+from vramprobe.catalog.models import (
+    ModelEntry,
+    entry_of_config,
+    find_model,
+    list_models,
+    list_vision_models,
+    shipped_model,
+    with_vision,
+)
 from vramprobe.catalog.size import num_params
 from vramprobe.catalog.sweeps import list_sweeps, sweep_file
 
@@ -40,6 +48,7 @@ __all__ = [
     "list_models",
     "list_prices",
     "list_sweeps",
+    "list_vision_models",
     "memory_of",
     "num_params",
     "pinned_libraries",

@@ -184,6 +184,11 @@ def list_models() -> list[ModelEntry]:
     return [_catalog_entry(slug) for slug in _model_rows()]
 
 
+def list_vision_models() -> list[ModelEntry]:
+    """Every model with a vision tower whose images are counted, in the order of MODELS.csv."""
+    return [_profiled_entry(model) for model in _vision_models().values()]
+
+
 @cache
 def _model_rows() -> dict[str, dict[str, str]]:
     return {row["slug"]: row for row in csv_rows("models/PARAMETERS.csv")}

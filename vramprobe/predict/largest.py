@@ -170,6 +170,10 @@ def largest_model(
         return max(fitting, key=lambda name: judged[name][0], default=None)
 
     fits, tight = top(("fits",)), top(("fits", "tight"))
+    if not judged:
+        name, reason = next(iter(not_judged.items()))
+        more = "" if record else "--engine recipe records those that may be the answer; "
+        raise VramprobeError(f"none of {len(not_judged)} models could be judged; {more}{name}: {reason}")
     if tight is None:
         raise VramprobeError(
             f"none of the {len(judged)} models of the catalog that could be judged fits on {gpu} with these options; "

@@ -69,7 +69,8 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
             return str(error)
         return (cannot_shard(one) if several else None) or one
 
-    cells = [(entry.name, named(entry.name)) for entry in catalog.list_models()]
+    entries = catalog.list_vision_models() if options.get("images") else catalog.list_models()
+    cells = [(entry.name, named(entry.name)) for entry in entries]
     if all(isinstance(one, str) for _, one in cells):
         raise SpecError(str(cells[0][1]))
     if is_divided and record is None:

@@ -307,7 +307,7 @@ def test_a_verdict_of_does_not_fit_says_how_to_ask_for_the_fewest_gpus() -> None
     [
         (["--seq-len", "8"], 2, "Missing option '--batch-size'; or ask for it: --max-batch"),
         (["--seq-len", "8", "--batch-size", "1", "--max-batch", *CARD], 2, "so drop --batch-size"),
-        (["--max-batch", "--max-seq-len", *CARD], 2, "different questions; ask one at a time"),
+        (["--max-batch", "--largest-model", *CARD], 2, "different questions; ask one at a time"),
         (["--seq-len", "8", "--max-batch"], 2, "name it: --gpu RTX-4090"),
         (["--seq-len", "8", "--batch-size", "1", "--largest-model", *CARD], 2, "so drop --model"),
         (

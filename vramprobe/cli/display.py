@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vramprobe.measure.doctor import Diagnosis
     from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.evaluate import Evaluation
+    from vramprobe.predict.frontier import Frontier
     from vramprobe.predict.largest import Largest
     from vramprobe.predict.prediction import Prediction
     from vramprobe.predict.unknowns import Unknown
@@ -134,6 +135,22 @@ def print_largest(found: Largest) -> None:
     if shown is not None:
         for warning in shown.prediction.warnings:
             console.print(f"[yellow]note[/]: {escape(warning)}")
+
+
+def print_frontier(found: Frontier) -> None:
+    """A line for each number of rows, with the longest sequences that fit and are tight."""
+    from vramprobe.report.definition import Column, Table
+
+    columns = [
+        Column("batch_size", "rows", lambda row: row.batch_size, is_number=True),
+        Column("fits", "tokens that fit", lambda row: f"{row.fits:,}" if row.fits else "none", is_number=True),
+        Column("tight", "tight up to", lambda row: f"{row.tight:,}" if row.tight else "", is_number=True),
+    ]
+    console = Console(highlight=False)
+    console.print(f"{escape(found.gpu)}: the longest sequence for each number of rows, predicted, not measured")
+    _print_tables([Table(title="frontier", columns=columns, rows=found.rows)])
+    for note in found.notes:
+        console.print(f"[yellow]note[/]: {escape(note)}")
 
 
 def print_evaluation(found: Evaluation) -> None:

@@ -106,6 +106,8 @@ def print_json(value: Any) -> None:
 
 #: Option → (type, help). The names are spec.option_names(); a test holds the two together.
 CELL_OPTIONS: dict[str, tuple[Any, str]] = {name: (option.kind, option.help) for name, option in OPTIONS.items()}
+#: Two questions that are one together: what is the longest sequence for each number of rows.
+FRONTIER = {"max_batch", "max_seq_len"}
 _REQUIRED = ("model", "method", "batch_size", "seq_len")
 
 #: Option → (type, default, its flags where they are not its name, help); in the words of api.plan and api.run.
@@ -283,13 +285,11 @@ def flag(name: str) -> str:
 
 
 def _require_one_question(cell: dict[str, Any], asking: list[str], asks: Mapping[str, str]) -> None:
-    """Raise wrong usage for two questions at once, for one whose answer is given, and for what neither gives."""
-    if len(asking) > 1:
+    """Raise wrong usage for questions that are not one, for one whose answer is given, and for what neither gives."""
+    if len(asking) > 1 and set(asking) != FRONTIER:
         raise typer.BadParameter(f"{' and '.join(map(flag, asking))} are different questions; ask one at a time.")
-    open_option = asks[asking[0]] if asking else None
-    for name in asks.values():
-        if name == open_option and cell[name] is not None:
-            raise typer.BadParameter(f"{flag(asking[0])} asks for the {flag(name)} that fits, so drop {flag(name)}.")
-        if name != open_option and cell[name] is None:
-            asker = next(flag(asking) for asking, asked in asks.items() if asked == name)
-            raise typer.BadParameter(f"Missing option '{flag(name)}'; or ask for it: {asker} --gpu GPU.")
+    for asker, name in asks.items():
+        if asker in asking and cell[name] is not None:
+            raise typer.BadParameter(f"{flag(asker)} asks for the {flag(name)} that fits, so drop {flag(name)}.")
+        if asker not in asking and cell[name] is None:
+            raise typer.BadParameter(f"Missing option '{flag(name)}'; or ask for it: {flag(asker)} --gpu GPU.")

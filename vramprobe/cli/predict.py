@@ -56,7 +56,10 @@ def predict(
     gpu: AnyGpu = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits --gpu.")] = False,
     max_seq_len: Annotated[
-        bool, typer.Option("--max-seq-len", help="Find the longest sequence that fits --gpu.")
+        bool,
+        typer.Option(
+            "--max-seq-len", help="Find the longest sequence that fits --gpu; with --max-batch: for 1, 2, 4 … rows."
+        ),
     ] = False,
     largest_model: Annotated[
         bool, typer.Option("--largest-model", help="Find the catalog's largest model that fits --gpu.")
@@ -196,13 +199,14 @@ def _largest(
         "--largest-model": (largest_model, api.largest_model),
     }
     asked, ask = next((name, ask) for name, (is_asked, ask) in questions.items() if is_asked)
+    ask, show = (api.frontier, display.print_frontier) if max_batch and max_seq_len else (ask, display.print_largest)
     card, words = _card(gpu, asked), _words(cell, gpu, fit)
     with display.working("predicting"):
-        largest = ask(gpu=card, engine=engine, say=say, **ranks, **words)
+        found = ask(gpu=card, engine=engine, say=say, **ranks, **words)
     if json_output:
-        print_json(largest.model_dump(mode="json"))
+        print_json(found.model_dump(mode="json"))
     else:
-        display.print_largest(largest)
+        show(found)
 
 
 def _fewest(

@@ -1,0 +1,60 @@
+"""Frontier: a GPU and a cell without batch and length -> the longest sequence that fits for each number of rows.
+
+In: a GPU's name, a cell's words. Out: a frozen Frontier, its rows 1, 2, 4 … for as long as a sequence fits.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.predict.prediction import Frozen
+from vramprobe.predict.what_fits import max_seq_len
+
+#: Rows whose longest sequence has fewer tokens are left out: nobody trains on them.
+LEAST_TOKENS = 64
+_MOST_ROWS = 1024
+
+
+class FrontierRow(Frozen):
+    """Longest sequences of so many rows, in tokens: one that fits, and beyond it one that is tight; null where none."""
+
+    batch_size: int
+    fits: int | None
+    tight: int | None
+
+
+class Frontier(Frozen):
+    """Rows by number of sequences; ``notes``: what else bounds them, and how they were predicted."""
+
+    gpu: str
+    rows: list[FrontierRow]
+    notes: list[str]
+
+
+def frontier(*, gpu: str, **options: Any) -> Frontier:
+    """The longest sequence on ``gpu`` for 1, 2, 4 … rows; ``options`` are those of predict without both.
+
+    Each is answered as by max_seq_len, which says how. Raises VramprobeError where not even one row fits.
+    """
+    if given := next((name for name in ("batch_size", "seq_len") if options.get(name) is not None), None):
+        raise SpecError(f"a frontier is over rows and length, and {given} was given: drop it, or ask max_seq_len")
+    rows: list[FrontierRow] = []
+    name, notes = gpu, {}
+    for number in (2**power for power in count()):
+        try:
+            found = max_seq_len(gpu=gpu, batch_size=number, **options)
+        except VramprobeError:
+            if not rows:
+                raise
+            break
+        fits, tight = ((one and int(one.value)) for one in (found.fits, found.tight))
+        if rows and (tight or fits or 0) < LEAST_TOKENS:
+            break
+        rows.append(FrontierRow(batch_size=number, fits=fits, tight=tight))
+        shown = found.fits or found.tight
+        name, notes = found.gpu, notes | dict.fromkeys([*found.notes, *(shown.prediction.warnings if shown else [])])
+        if number >= _MOST_ROWS:
+            break
+    return Frontier(gpu=name, rows=rows, notes=list(notes))

@@ -36,7 +36,8 @@ def test_both_questions_at_once_are_a_table() -> None:
     words = ("predict", "--model", "smollm2-135m", "--method", "full", "--gpu", "4GiB", "--max-batch", "--max-seq-len")
     found = api.frontier(**WORDS)
     lines = vramprobe(*words).stdout.splitlines()
-    assert " ".join(" ".join(lines[:2]).split()) == "GPU of 4GiB: the longest sequence for each number of rows, predicted, not measured"
+    said = " ".join(" ".join(lines[:2]).split())
+    assert said == "GPU of 4GiB: the longest sequence for each number of rows, predicted, not measured"
     assert [line.split()[:2] for line in lines[3:5]] == [
         [str(row.batch_size), f"{row.fits:,}" if row.fits else "none"] for row in found.rows[:2]
     ]

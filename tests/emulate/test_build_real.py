@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("elftools", reason="needs pyelftools: pip install 'vramprobe[emulate]'")
 
 from vramprobe.emulate.activate import emulated_environment
-from vramprobe.emulate.rules import generic_routines
+from vramprobe.emulate.rules import ENDS_THE_RUN, generic_routines
 from vramprobe.emulate.stubs import exported_names
 from vramprobe.emulate.symbols import library_of
 
@@ -34,6 +34,23 @@ def test_no_function_that_answers_is_merely_counted(cuda_build):
     with cuda_build.functions.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["function"] for row in rows if row["kind"] == "allowed" and ANSWERS.search(row["function"])] == []
+
+
+#: Results that only a GPU computes, and that the host reads: the numbers of a product's entries, a rotation.
+NOT_KNOWN = re.compile(
+    r"cublas[SDCZ]rotm?g_v2|cusparseSpGEMM_(compute|copy|workEstimation)|cusparse(SpMatGetSize|Xcsrgeam2Nnz)"
+)
+MATH = re.compile(r"libcu(blas|blasLt|dnn|fft|rand|solver|sparse|sparseLt)\.")
+
+
+def test_no_function_of_a_math_library_ends_the_run(cuda_build):
+    """Each that torch imports succeeds, answers, or returns "not supported", which torch raises with its name."""
+    with cuda_build.functions.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if MATH.match(row["soname"])]
+    assert len(rows) > 400
+    assert [row["function"] for row in rows if row["routine"] == ENDS_THE_RUN] == []
+    unknown = [row["function"] for row in rows if row["kind"] == "unknown"]
+    assert [name for name in unknown if not NOT_KNOWN.fullmatch(name)] == []
 
 
 def test_the_libraries_are_those_of_this_cuda_and_most_of_cuda_itself_is_emulated(cuda_build):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -98,8 +99,10 @@ def not_in(theirs: str, field: str, major: int) -> bool:
     return theirs == "struct cudaDeviceProp" and major >= 13 and field in gone
 
 
-@pytest.mark.parametrize("major", [12, 13])
-@pytest.mark.parametrize("compiler", grid(["cc", "clang", "zig"], "cc", "clang"))
+# For CUDA 13 the tests of the build compile it, too.
+@pytest.mark.parametrize(
+    ("compiler", "major"), grid(product(["cc", "clang", "zig"], [12, 13]), ("cc", 12), ("clang", 12))
+)
 def test_the_driver_compiles_without_a_warning(compiler: str, major: int, tmp_path: Path) -> None:
     command = [compiler]
     if compiler == "zig":

@@ -13,6 +13,8 @@ from grids import exhaustive
 
 from vramprobe.records.record import RankRecord, RunRecord
 
+pytestmark = pytest.mark.timeout(900)  # whoever is first runs the cells of all
+
 HEAD = f"""
 name: shared
 defaults: {{model: {TINY_LLAMA_PATH}, batch_size: 2, seq_len: 1024, num_gpus: 2, sharding: fsdp, cp_size: 2,
@@ -71,7 +73,7 @@ def records(few_of_each: list[RunRecord]) -> list[RunRecord]:
 
 @pytest.fixture(scope="module")
 def all_records(tmp_path_factory: pytest.TempPathFactory, records: list[RunRecord]) -> list[RunRecord]:
-    return records + swept(tmp_path_factory.mktemp("more"), HEAD + MORE, cards="H100-SXM x2")
+    return [*records, *swept(tmp_path_factory.mktemp("more"), HEAD + MORE, cards="H100-SXM x2")]
 
 
 def one(records: list[RunRecord], method: str = "full", **words: object) -> RunRecord:

@@ -13,6 +13,8 @@ from grids import exhaustive, grid
 
 from vramprobe.records.record import RunRecord
 
+pytestmark = pytest.mark.timeout(900)  # whoever is first runs the cells of all
+
 METHODS = ("full", "lora", "qlora")
 SIX_LAYERS = json.dumps(TINY_LLAMA | {"num_hidden_layers": 6})
 #: As a user writes it; prints the map, and in each step what both cards' tensors asked for at most.

@@ -15,6 +15,8 @@ from vramprobe.catalog import find_gpu
 from vramprobe.predict.shares import near
 from vramprobe.records.record import RankRecord, RunRecord
 
+pytestmark = pytest.mark.timeout(900)  # whoever is first runs the cells of all
+
 HEAD = f"""
 name: ranks
 defaults: {{model: {TINY_LLAMA_PATH}, batch_size: 2, seq_len: 32, device: cuda}}

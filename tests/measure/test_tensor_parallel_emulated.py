@@ -13,6 +13,8 @@ from grids import exhaustive
 
 from vramprobe.records.record import RunRecord
 
+pytestmark = pytest.mark.timeout(900)  # whoever is first runs the cells of all
+
 HEAD = """
 name: parts
 defaults: {{model: {plain}, batch_size: 2, seq_len: 32, num_gpus: 2, sharding: tp, device: cuda}}

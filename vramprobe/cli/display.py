@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -66,10 +67,14 @@ def print_doctor(diagnosis: Diagnosis) -> None:
 
 
 def print_prediction(
-    prediction: Prediction, verdict: Verdict | None, unknowns: Sequence[Unknown] = (), largest_part: str = ""
+    prediction: Prediction,
+    verdict: Verdict | None,
+    unknowns: Sequence[Unknown] = (),
+    largest_part: str = "",
+    parts: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """One prediction: the interval and its widest unknown, the phase, a bar for each term and the largest in words, the
-    verdict for a GPU.
+    """One prediction: the interval and its widest unknown, the phase, a bar for each term, the largest in words and
+    ``parts``, the verdict for a GPU.
     """
     console = Console(highlight=False)
     peak = prediction.peak_allocated_bytes
@@ -90,6 +95,8 @@ def print_prediction(
     print_bars(console, prediction.terms | ({} if prediction.constant_bytes <= 0 else rest))
     if largest_part:
         console.print(f"largest part: {escape(largest_part)}")
+    for name, said in parts.items():
+        console.print(f"  [bold]{name}[/]: {escape(said)}")
     if (fit := prediction.fit) is not None:
         from vramprobe.report.fit_table import in_percent
 

@@ -57,9 +57,7 @@ def predict(
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits --gpu.")] = False,
     max_seq_len: Annotated[
         bool,
-        typer.Option(
-            "--max-seq-len", help="Find the longest sequence that fits --gpu; with --max-batch: for 1, 2, 4 … rows."
-        ),
+        typer.Option("--max-seq-len", help="Find the longest sequence; with --max-batch for 1, 2, 4 … rows."),
     ] = False,
     largest_model: Annotated[
         bool, typer.Option("--largest-model", help="Find the catalog's largest model that fits --gpu.")
@@ -69,6 +67,9 @@ def predict(
     ] = False,
     changes: Annotated[
         bool, typer.Option("--changes", help="Show what each other option would save, also if the cell fits.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say of each part what it is, and its bytes as a product.")
     ] = False,
     engine: Annotated[
         str,
@@ -127,6 +128,7 @@ def _one_cell(
     stack: str | None,
     timeline: Path | None,
     changes: bool,
+    explain: bool,
     exit_zero: bool,
     json_output: bool,
 ) -> None:
@@ -138,8 +140,8 @@ def _one_cell(
     if timeline is not None:
         engine = _drawn(cell, ranks, gpu, engine, timeline)
     words |= {"python": python} if python is not None else {}
-    judged = _show(words, ranks, None, gpu=gpu, engine=engine, stack=stack, changes=changes, as_json=json_output)
-    exit_with(judged, exit_zero=exit_zero)
+    asked = {"engine": engine, "stack": stack, "changes": changes, "explain": explain, "as_json": json_output}
+    exit_with(_show(words, ranks, None, gpu=gpu, **asked), exit_zero=exit_zero)
 
 
 def _drawn(cell: Mapping[str, Any], ranks: Mapping[str, Any], gpu: str | None, engine: str, timeline: Path) -> str:
@@ -341,6 +343,7 @@ def _show(
     stack: str | None,
     changes: bool,
     as_json: bool,
+    explain: bool = False,
 ) -> str | None:
     """Predict one cell, judge it, and look for what would make it fit; return the verdict, None without a GPU."""
     from vramprobe import api
@@ -356,7 +359,7 @@ def _show(
     else:
         if varied is not None:
             lengths_option.print_lengths(varied)
-        _print_as_text(prediction, judged, others)
+        _print_as_text(prediction, judged, others, explain=explain)
         if meant("dtype", cell.get("dtype")) == "fp16" and not {"autocast", "recipe"} & {*cell}:
             chosen = "no autocast" if cell["method"] == "full" else "autocast fp16 and fp32 adapters"
             print(f"--dtype fp16: {chosen}; --autocast says otherwise.")
@@ -375,10 +378,13 @@ def _print_as_json(
     print_json(prediction.model_dump(mode="json", exclude=left_out) | more)
 
 
-def _print_as_text(prediction: JudgedPrediction, judged: Verdict | None, others: list[Change] | None) -> None:
+def _print_as_text(
+    prediction: JudgedPrediction, judged: Verdict | None, others: list[Change] | None, *, explain: bool
+) -> None:
     from vramprobe.cli import display
 
-    display.print_prediction(prediction, judged, prediction.unknowns, prediction.largest_part)
+    in_words = prediction.parts if explain else {}
+    display.print_prediction(prediction, judged, prediction.unknowns, prediction.largest_part, in_words)
     if others is not None:
         from vramprobe.cli import display_changes
 

@@ -44,12 +44,13 @@ _DEFAULT_DTYPE_NOTE = "dtype bf16 is assumed for the weights: give dtype, or the
 class JudgedPrediction(Prediction, Shown):
     """A Prediction, the verdict for the GPU (None without one), and the cell's options as they were understood.
 
-    As on the command line: what its intervals were widened by, and the largest part in words.
+    As on the command line: what its intervals were widened by, the largest part and each part in words.
     """
 
     verdict: Verdict | None = None
     unknowns: list[Unknown] = Field(default_factory=list)
     largest_part: str = ""
+    parts: dict[str, str] = Field(default_factory=dict)
     options: dict[str, Any] = Field(default_factory=dict)
 
     def headline(self) -> str:
@@ -104,16 +105,17 @@ def predict(
             "warnings": [*found.warnings, *words.notes, *_copies_while_loading(found, card)],
             "verdict": judged,
             "unknowns": open_words,
-            "largest_part": _largest_part(found, said) if widen else "",
+            **(_in_words(found, said) if widen else {}),
             "options": said,
         }
     )
 
 
-def _largest_part(found: Prediction, options: dict[str, Any]) -> str:
-    from vramprobe.predict.largest_part import largest_part
+def _in_words(found: Prediction, options: dict[str, Any]) -> dict[str, Any]:
+    from vramprobe.predict.parts import largest_part, parts
 
-    return largest_part(questions.cell_on_ranks(**{"device": "cuda"} | options), found)
+    spec = questions.cell_on_ranks(**{"device": "cuda"} | options)
+    return {"largest_part": largest_part(spec, found), "parts": parts(spec, found)}
 
 
 def _copies_while_loading(found: Prediction, card: Any) -> Iterator[str]:

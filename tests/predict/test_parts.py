@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from command_line import vramprobe
 from factories import on_ranks
 
 from vramprobe import api
 from vramprobe.interop.questions import JudgedPrediction
-from vramprobe.predict.largest_part import largest_part
+from vramprobe.predict.parts import largest_part, parts
 from vramprobe.predict.shares import near
 
 LORA = {"model": "llama-3.2-1b", "method": "lora", "batch_size": 2, "seq_len": 1024, "engine": "formula"}
@@ -42,6 +43,28 @@ def test_factors_give_the_part(words: dict[str, object], name: str, factors: int
         product *= number
     assert len(numbers) == factors
     assert product == pytest.approx(found.terms[name], rel=0.02)
+
+
+def test_each_part_is_said_with_its_product() -> None:
+    found = api.predict(**LORA, widen=True)
+    assert list(found.parts) == sorted(found.terms, key=lambda name: -found.terms[name])
+    assert found.parts["weights"] == "1.236 billion parameters × 2.04 bytes; parameters, buffers, quantization state"
+    assert re.fullmatch(
+        r"2,048 tokens × 16 layers × [\d.,]+ KiB; made in forward, .*", found.parts["saved_activations"]
+    )
+    assert all(found.parts.values())
+    rank = on_ranks(api.cell(device="cuda", **{name: it for name, it in LORA.items() if name != "engine"}), 2, "fsdp")
+    assert parts(rank, near(rank))["weights"] == "parameters, buffers, quantization state"
+
+
+def test_explain_prints_the_parts_and_is_of_one_prediction() -> None:
+    words = ["predict", *(f"--{name.replace('_', '-')}={value}" for name, value in LORA.items()), "--explain"]
+    printed = " ".join(vramprobe(*words).stdout.split())
+    for name, said in api.predict(**LORA, widen=True).parts.items():
+        assert f"{name}: {said}" in printed
+    refused = vramprobe(*[word for word in words if "batch" not in word], "--max-batch", "--gpu", "T4")
+    assert refused.returncode == 2
+    assert "--explain" in refused.stderr
 
 
 def test_what_is_no_help_is_none() -> None:

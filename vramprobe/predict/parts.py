@@ -1,4 +1,4 @@
-"""The largest part of a prediction in one sentence: its bytes as a product of this run's numbers, and what is no help.
+"""Parts of a prediction in words: their bytes as products of this run's numbers, and what does not reduce the largest.
 
 In: a cell, its Prediction. Out: text; empty where nothing is known of the part. Never computes a term.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from vramprobe.catalog import text_config
+from vramprobe.log.meanings import MEANINGS
 from vramprobe.predict.prediction import Prediction
 from vramprobe.spec import CellSpec
 from vramprobe.units import KIB, format_bytes
@@ -33,6 +34,16 @@ def largest_part(spec: CellSpec, found: Prediction) -> str:
     formula = _formula(spec, name, size) if spec.num_gpus == 1 else ""
     said = f"{name}, {format_bytes(size)}{f' = {formula}' if formula else ''}"
     return f"{said}; no help: {_NO_HELP[name]}" if name in _NO_HELP else said
+
+
+def parts(spec: CellSpec, found: Prediction) -> dict[str, str]:
+    """Return each part of the peak, the largest first: its formula on one GPU where there is one, and what it is."""
+    terms = found.terms | ({"constant": found.constant_bytes} if found.constant_bytes > 0 else {})
+    said = {}
+    for name, size in sorted(terms.items(), key=lambda part: -part[1]):
+        formula = _formula(spec, name, size) if spec.num_gpus == 1 else ""
+        said[name] = "; ".join(filter(None, [formula, MEANINGS.get(name, "")]))
+    return said
 
 
 def _formula(spec: CellSpec, name: str, size: int) -> str:

@@ -66,3 +66,26 @@ def test_layers_that_llamafactory_does_not_checkpoint_are_counted() -> None:
     for layer in layers:
         layer._gradient_checkpointing_func = torch.utils.checkpoint.checkpoint  # transformers' own looks at none
     assert settings.left_out_of_checkpointing([model]) is None
+
+
+def test_experts_that_bitsandbytes_leaves_in_16_bits_are_said() -> None:
+    class Params4bit(torch.nn.Parameter):
+        pass
+
+    class Block(torch.nn.Module):
+        def __init__(self, num_experts: int, packed: torch.nn.Parameter) -> None:
+            super().__init__()
+            self.packed = packed
+            self.experts = torch.nn.Parameter(
+                torch.empty(num_experts, 64, 64, dtype=torch.bfloat16), requires_grad=False
+            )
+
+    packed = Params4bit(torch.empty(64 * 64, 1, dtype=torch.uint8), requires_grad=False)  # 8,192 of 4 bits
+    said = settings.left_unquantized([Block(2**17, packed)])
+    assert said is not None
+    assert said.startswith(
+        "quantization leaves 1.00 GiB of experts in bfloat16: bitsandbytes takes linear layers alone"
+    )
+    assert settings.left_unquantized([Block(2, packed)]) is None, "it reaches half"
+    plain = torch.nn.Parameter(torch.empty(2, 2))
+    assert settings.left_unquantized([Block(2**10, plain)]) is None, "nothing is quantized"

@@ -6,6 +6,8 @@ that only says where a run logs.
 
 import enum
 
+import torch
+
 _NO_SETTING = ("dir", "path", "hub", "token_id", "run_name", "seed", "report", "log", "key", "url", "project")
 
 
@@ -38,6 +40,29 @@ def left_out_of_checkpointing(modules):
         f"gradient checkpointing leaves out {len(left_out)} of {len(layers)} modules: LLaMA-Factory checkpoints only "
         "layers in which something is trained, and keeps all activations of the others; lora_target: all trains each"
     )
+
+
+def left_unquantized(modules):
+    """Say how many bytes of experts bitsandbytes leaves as they are; None where it reaches most of the weights.
+
+    It takes linear layers alone, and transformers 5 keeps the experts of a layer in one tensor.
+    """
+    parameters = {id(one): one for module in modules for one in module.parameters()}.values()
+    reached = sum(one.numel() * (2 if one.dtype == torch.uint8 else 1) for one in parameters if _is_quantized(one))
+    stacks = [one for one in parameters if one.dim() == 3 and one.is_floating_point() and not _is_quantized(one)]
+    if not reached or sum(one.numel() for one in stacks) <= reached:
+        return None
+    held = [getattr(one, "_local_tensor", one) for one in stacks]  # this rank's part under FSDP2
+    num_bytes = sum(one.numel() * one.element_size() for one in held)
+    dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in stacks}))
+    return (
+        f"quantization leaves {num_bytes / 2**30:.2f} GiB of experts in {dtypes}: bitsandbytes takes linear layers "
+        "alone, and a layer's experts are one tensor; Axolotl can quantize experts, too"
+    )
+
+
+def _is_quantized(parameter):
+    return type(parameter).__name__ in ("Params4bit", "Int8Params")
 
 
 def _checkpoints(module):

@@ -22,7 +22,7 @@ from .kept_lists import kept_lists
 from .marks import Marks
 from .parallel import missing_kernels, parallel_sizes
 from .phases import Phases, rank, used_bytes
-from .settings import left_out_of_checkpointing, of_models
+from .settings import left_out_of_checkpointing, left_unquantized, of_models
 from .stop import Stop
 from .trace import Trace
 from .verify import StepVerification
@@ -252,14 +252,15 @@ class Watch:
                 self.line("settings", settings=of_models(self._modules.values()))
             except Exception as error:  # of a module that is made otherwise
                 complain(error)
-            self._say_what_is_not_checkpointed()
+            self._say_what_is_left_out()
 
-    def _say_what_is_not_checkpointed(self):
-        try:
-            if said := left_out_of_checkpointing(list(self._modules.values())):
-                self.line("warning", message=said)
-        except Exception as error:  # of a module that is made otherwise
-            complain(error)
+    def _say_what_is_left_out(self):
+        for of in (left_out_of_checkpointing, left_unquantized):
+            try:
+                if said := of(list(self._modules.values())):
+                    self.line("warning", message=said)
+            except Exception as error:  # of a module that is made otherwise
+                complain(error)
 
     def _hold_what_was_loaded(self):
         """In loading no forward has shown a module: the weights are those of every module there is."""
@@ -274,7 +275,7 @@ class Watch:
         if self._trace.is_on():  # of a step that did not come to its end, too
             self._trace.hold(held.optimizer_state(self._marks.optimizers.values()))
         if not self.phases.steps:  # else said after the first step
-            self._say_what_is_not_checkpointed()
+            self._say_what_is_left_out()
         stats = torch.cuda.memory_stats(device)
         self._journal.write(
             "oom",

@@ -59,23 +59,30 @@ RUNS = (
     Run("LeRobot ACT, batch 1", "H100-SXM", _LEROBOT.format("act", "aloha", 1), "1.03 GB"),
     Run("LeRobot ACT, batch 8", "H100-SXM", _LEROBOT.format("act", "aloha", 8), "2 to 6 GB"),
     Run("LeRobot diffusion policy", "H100-SXM", _LEROBOT.format("diffusion", "pusht", 64), "0.167 s a step"),
-    Run("LeRobot SmolVLA, batch 1", "H100-SXM", _LEROBOT.format("smolvla", "base", 1), "1.99 GB"),
+    Run(
+        "LeRobot SmolVLA, batch 1", "H100-SXM", _LEROBOT.format("smolvla", "base", 1), "1.99 GB (its base, in bfloat16)"
+    ),
     Run("LeRobot SmolVLA, batch 32", "H100-SXM", _LEROBOT.format("smolvla", "base", 32), "0.312 s a step"),
     Run("LeRobot pi0.5, batch 8", "H100-SXM", _PI05.format("pi05", "base", 8)),
     Run("OpenFold's Evoformer", "A100-80GB", "python {runs}/evoformer.py openfold"),
     Run("nanochat, pretraining", "H100-SXM", _NANOCHAT.format("base_train --depth=12"), options="--steps-only"),
 )
-HEAD = """# Programs that train no language model, on an emulated GPU
+HEAD = """# The field's other programs, on an emulated GPU
 
 Each command as its users start it, unmodified, with the weights and data sets that `--empty-weights` makes where they
-are missing. Peaks and the predicted step time are of the highest rank; *host* is what the program's CPU tensors and
-pinned memory held at most; *took* is how long the emulation took, on two cores that others used, too. Emulated:
-workspaces of cuDNN follow rules learnt on an H200 in the rows of the LSTM and of ResNet-50 in fp32; the other rows were
-made before these rules and count them as 0. With the rules YOLO11n printed 0.658, 0.688, 0.707 G. *steps* are optimizer
-steps: YOLO accumulates gradients up to 64 pictures, so that its three batches make one. Step times take convolutions in
-fp32 as TF32, torch's default; products within cuDNN's LSTM are not counted. The U-Net's evaluation has 5 of its 1,000
-denoising steps. The two runs of LeRobot were cut after 300 s on a busy machine; the last two of their steps are
-byte-identical.
+are missing (torchtitan and Megatron-LM: [frameworks.md](frameworks.md)). Peaks and the predicted step time are of the
+highest rank; *host* is what the program's CPU tensors and pinned memory held at most; *took* is how long the emulation
+took, on two cores that others used, too. Emulated: workspaces of cuDNN follow rules learnt on an H200; the rows of
+timm, torchvision, the U-Net, ACT and the diffusion policy were made before these rules and count them as 0. YOLO11n
+prints 0.658, 0.688, 0.707 G. *steps* are optimizer steps: YOLO accumulates gradients up to 64 pictures, so that its
+three batches make one. Step times take convolutions in fp32 as TF32, torch's default; products within cuDNN's LSTM are
+not counted. The U-Net's evaluation has 5 of its 1,000 denoising steps. ACT and the diffusion policy were cut after
+300 s on a busy machine; the last two of their steps are byte-identical. SmolVLA is made by its type, its language model
+in float32; the published run loads its base in bfloat16. The Evoformer stands alone, with torch's softmax in place of
+OpenFold's own kernel.
+
+Without a row: pi0.5 (made by its type it fills 14 GiB of this host with random weights for minutes), modded-nanogpt
+(FlashAttention 3 comes from the hub, which is not reached), nanochat's SFT and RL (they need its pretrained model).
 
 Rebuild: `python benchmarks/frameworks/programs.py FOLDER`.
 

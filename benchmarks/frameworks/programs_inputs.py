@@ -3,12 +3,14 @@
 In: FOLDER with a clone of nanochat. Out, each where it is missing: ``images`` (train and val, two classes of 160 and 64
 pictures) and ``images8`` (8), ``wikitext-2`` (three files with a vocabulary of 33,278), the LeRobot data sets ``aloha``
 (one camera of 480 × 640, 14 joints), ``pusht`` (96 × 96, 2) and ``base`` (three cameras of 256 × 256, 6 joints),
-``nanochat/cache`` (two shards of text, its own tokenizer of them). Pictures are gray, numbers count, words repeat.
+``nanochat/cache`` (two shards of text, its own tokenizer of them). Pictures are gray, numbers count, words are random.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +81,9 @@ def text(folder: Path) -> None:
 
     shards = folder / "cache" / "base_data_climbmix"
     shards.mkdir(parents=True)
-    rows = [" ".join(f"word{(at * 31 + number) % 9_973}" for number in range(600)) for at in range(4_000)]
+    made = random.Random(0)
+    every = ["".join(made.choices(string.ascii_lowercase, k=made.randint(3, 9))) for _ in range(40_000)]
+    rows = [" ".join(made.choices(every, k=600)) for _ in range(4_000)]
     for number in range(2):
         name = shards / f"shard_{number:05d}.parquet"
         parquet.write_table(pyarrow.table({"text": rows}), name, row_group_size=100)

@@ -9,6 +9,7 @@ from emulated import require_emulation
 from grids import exhaustive
 
 from vramprobe import api, catalog
+from vramprobe.log.shapes import Shape
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.launches import launch_rules, launches_at, launches_of
 from vramprobe.recipe.recipe import unpack
@@ -59,58 +60,72 @@ def test_depths_that_are_not_on_a_line_have_no_count(bent: int) -> None:
     assert launches_of(counts, 30) is None
 
 
-SHAPES = ((2, 512), (3, 1024), (5, 2048), (8, 8192))
+#: The last has as many tokens as the second product has rows, so that both are one row.
+SHAPES = ((5, 2048), (2, 512), (3, 1024), (8, 8192), (1, TOKENS))
 
 
-def count_of_shape(depth: int, rows: int, length: int, *, is_merged: bool = False) -> dict[str, Any]:
-    """A product and attention of each layer, an addition of tokens and of positions, an optimizer over all weights.
-
-    ``is_merged``: two products that differ elsewhere have the same shapes.
+def count_of_shape(depth: int, rows: int, length: int) -> dict[str, Any]:
+    """Of each layer a product of the batch, one of as many rows always, and attention; an addition of tokens and one of
+    positions, an optimizer over all weights. Calls of the same shapes are one row.
     """
-    tokens, found = rows * length, count_at(depth)
-    narrow = 2 * tokens * WIDTH
-    product = f"[{tokens}, {WIDTH}], [{WIDTH}, {WIDTH}] -> [{tokens}, {WIDTH}]"
+    tokens = rows * length
+    product, other = (f"[{size}, {WIDTH}], [{WIDTH}, {WIDTH}] -> [{size}, {WIDTH}]" for size in (tokens, TOKENS))
     attention = f"[{rows}, 4, {length}, 16], [{rows}, 4, {length}, 16] -> [{rows}, 4, {length}, 16]"
-    found["rows"] = [
+    given = [
         row("aten::embedding", "other", 1, 0, f"[{VOCABULARY}, 64], [{rows}, {length}] -> [{rows}, {length}, 64]"),
         row("aten::mm", "product", depth, 2 * tokens * WIDTH * WIDTH, product) | {"width": WIDTH},
-        row("aten::mm", "product", depth, narrow, product if is_merged else f"[{tokens}, 1]") | {"width": 1},
+        row("aten::mm", "product", depth, 2 * TOKENS * WIDTH * WIDTH, other) | {"width": WIDTH},
         row("aten::_flash_attention", "attention", depth, 4 * rows * length * length * WIDTH, attention),
         row("aten::add", "other", 2 * depth, 0, f"[{tokens}]") | {"read": 2 * depth * tokens},
         row("aten::add", "other", depth, 0, f"[{length}]") | {"read": depth * length, "line": ["a.py", 3, "f"]},
         row("aten::_fused_adamw_", "other", 1, 0, "x".join("w" * depth), "optimizer"),
     ]  # fmt: skip
-    return found
+    merged: dict[tuple[str, str], dict[str, Any]] = {}
+    order = []
+    for one in given:
+        known = merged.setdefault(key := (one["name"], one["shapes"]), one)
+        if known is not one:
+            known |= {name: known[name] + one[name] for name in ("calls", "flops", "read", "written", "launches")}
+        order += [[list(merged).index(key), 0, 0]] * one["calls"]
+    return count_at(depth) | {"rows": list(merged.values()), "order": order}
+
+
+def rules_of(own: Shape, changed: dict[Shape, dict[str, Any]]) -> tuple[dict[str, Any], Any]:
+    """(what a step launches at ``own``, its rules); ``changed``: counts in place of those of some shapes."""
+    counts = [count_of_shape(depth, *own) for depth in (2, 3, 4, 5)]
+    shapes = [own, *(shape for shape in SHAPES if shape != own)]
+    made = launches_of(counts, 30)
+    return made, launch_rules(made, counts, {one: count_of_shape(3, *one) for one in shapes} | changed, 30)
 
 
 def test_launches_of_another_shape_are_those_that_were_counted_there() -> None:
-    counts = [count_of_shape(depth, *SHAPES[0]) for depth in (2, 3, 4, 5)]
-    made = launches_of(counts, 30)
-    rules = launch_rules(made, counts, {shape: count_of_shape(3, *shape) for shape in SHAPES}, 30)
-    for shape in [*SHAPES, (4, 640), (7, 3000)]:
+    made, rules = rules_of(SHAPES[0], {})
+    for shape in [*SHAPES[:4], (4, 640), (7, 3000)]:
         assert launches_at(made, rules, shape) == launches_of([count_of_shape(32, *shape)], 0), shape
 
 
-@pytest.mark.parametrize("other", ["rows", "moved", "merged"])
+@pytest.mark.parametrize("other", ["rows", "calls", "moved", "merged"])
 def test_launches_that_do_not_follow_from_the_shape_have_no_rule(other: str) -> None:
-    """A row more at one shape, other bytes between ranks, or two products that are one row at the cell's own shape."""
-    counts = [count_of_shape(depth, *SHAPES[0], is_merged=other == "merged") for depth in (2, 3, 4, 5)]
-    by_shape = {shape: count_of_shape(3, *shape) for shape in SHAPES} | {SHAPES[0]: counts[1]}
+    """A row more at one shape or calls in another order, other bytes between ranks, or two products that are one row at
+    the cell's own shape."""
+    count = count_of_shape(3, *SHAPES[2])
     if other == "rows":
-        by_shape[SHAPES[2]]["rows"].insert(3, row("aten::mul", "other", 1, 0, ""))
+        count["rows"].append(row("aten::mul", "other", 1, 0, ""))
+        count["order"].append([len(count["rows"]) - 1, 0, 0])
+    if other == "calls":
+        count["order"].reverse()
     if other == "moved":
-        by_shape[SHAPES[2]]["moved"] = [[1, 8, 3, 301]]
-    assert launch_rules(launches_of(counts, 30), counts, by_shape, 30) is None
+        count["moved"] = [[1, 8, 3, 301]]
+    _, rules = rules_of(SHAPES[-1 if other == "merged" else 0], {SHAPES[2]: count})
+    assert rules is None
 
 
 @exhaustive
-@pytest.mark.parametrize(("rows", "shapes"), [(2, SHAPES[1:]), (1, ((1, 5120), (1, 6144), (1, 8192)))])
-def test_a_recorded_count_at_another_shape_is_the_one_recorded_there(
-    rows: int, shapes: tuple[tuple[int, int], ...]
-) -> None:
+@pytest.mark.parametrize(("rows", "shapes"), [(5, SHAPES[1:4]), (1, ((1, 4096), (1, 6144), (1, 8192)))])
+def test_a_recorded_count_at_another_shape_is_the_one_recorded_there(rows: int, shapes: tuple[Shape, ...]) -> None:
     require_emulation()
     words = {"model": "smollm2-135m", "method": "lora", "device": "cuda", "gradient_checkpointing": True}
-    spec = recorded_as(api.cell(**words, batch_size=rows, seq_len=512 if rows > 1 else 4096))
+    spec = recorded_as(api.cell(**words, batch_size=rows, seq_len=2048 if rows > 1 else 4672))
     gpu, shape = catalog.find_gpu("A100-80GB-SXM"), (4 if rows > 1 else 1, 4608)
     made = unpack(record_packed(spec, gpu, lambda words: None, shapes=shapes), "x")
     there = spec.model_copy(update={"batch_size": shape[0], "seq_len": shape[1]})

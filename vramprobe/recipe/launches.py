@@ -102,16 +102,18 @@ def launch_rules(
     ``counts``: of the depths that ``launches`` were made from; ``by_shape``: of one depth, the first at the cell's own
     shape. What one call takes at another shape is taken so often as the whole model makes it.
     """
-    own, *others = [_calls_of(count) for count in by_shape.values()]
-    if len({str(count["moved"]) for count in by_shape.values()}) > 1 or not all(_is_alike(own, one) for one in others):
+    first, *rest = by_shape.values()
+    own, others = _calls_of(first), [_calls_there(first, count) for count in rest]
+    if any(one is None for one in others) or any(count["moved"] != first["moved"] for count in rest):
         return None
-    changed = [at for at, row in enumerate(own) if any(_figures(row) != _figures(one[at]) for one in others)]
+    every = [own, *(one for one in others if one is not None)]
+    changed = [at for at, row in enumerate(own) if any(_figures(row) != _figures(one[at]) for one in every)]
     depths = [{_names(row, "shapes"): row["calls"] for row in _calls_of(count)} for count in counts]
     try:
         calls = {at: _at_depth([one.get(_names(own[at], "shapes"), 0) for one in depths], times) for at in changed}
     except NotLinear:
         return None
-    vectors = [_vector(launches, own, one, calls) for one in (own, *others)]
+    vectors = [_vector(launches, own, one, calls) for one in every]
     if any(vector is None for vector in vectors):
         return None
     rules = shape_rules({shape: vector for shape, vector in zip(by_shape, vectors, strict=True) if vector is not None})
@@ -144,13 +146,28 @@ def _names(row: Mapping[str, Any], *more: str) -> tuple[Any, ...]:
     return (*(row[name] for name in (*_SAME, *more)), bool(row.get("is_beside")))
 
 
-def _is_alike(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if the calls are the same ones, but for what their shapes decide."""
-    return len(rows) == len(others) and all(
-        _names(one, "calls") == _names(other, "calls")
-        and _NUMBER.sub("", one["shapes"]) == _NUMBER.sub("", other["shapes"])
-        for one, other in zip(rows, others, strict=True)
-    )
+def _calls_there(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Rows of :func:`_calls_of` with what as many calls take in a count at another shape; None where the calls are not
+    the same ones in the same order. Two rows may have the same shapes there, as one of ours may not have two.
+    """
+    if len(own["order"]) != len(other["order"]):
+        return None
+    rows = _calls_of(own)
+    place = {_names(row, "shapes"): at for at, row in enumerate(rows)}
+    there: dict[int, Mapping[str, Any]] = {}
+    for (one, *_), (two, *_) in zip(own["order"], other["order"], strict=True):
+        before, now = own["rows"][one], other["rows"][two]
+        known = there.setdefault(place[_names(before, "shapes")], now)
+        if _names(before) != _names(now) or known["shapes"] != now["shapes"]:
+            return None
+    if any(_NUMBER.sub("", row["shapes"]) != _NUMBER.sub("", there[at]["shapes"]) for at, row in enumerate(rows)):
+        return None
+    return [
+        row
+        | {name: there[at][name] * row["calls"] // there[at]["calls"] for name in _SUMS}
+        | {"shapes": there[at]["shapes"], "width": there[at].get("width", 0)}
+        for at, row in enumerate(rows)
+    ]
 
 
 def _figures(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -174,8 +174,10 @@ def test_an_adapter_of_the_hub_has_the_shape_of_the_model_that_it_names(tmp_path
 
 
 def test_a_name_that_is_like_none_has_no_nearest() -> None:
-    """FLUX.1-dev is an image model; helium-1-preview-2b, the least unlike it, would be a wrong hint."""
-    assert nearest_names("black-forest-labs/FLUX.1-dev", [entry.name for entry in catalog.list_models()]) == []
+    """An image model and an encoder that are not known: helium-1-preview-2b and gemma-3-4b would be wrong hints."""
+    known = [entry.name for entry in catalog.list_models()]
+    for name in ("black-forest-labs/FLUX.1-dev", "BAAI/bge-m3"):
+        assert nearest_names(name, known) == []
     assert nearest_names("tinylama", ["tinyllama-1.1b", "gpt2"]) == ["tinyllama-1.1b"]
 
 

@@ -99,7 +99,7 @@ def nearest_names(name: str, known: Iterable[str], number: int = 4) -> list[str]
     by_key: dict[str, str] = {}
     for one in known:
         by_key.setdefault(bare_name(one), one)
-    near = difflib.get_close_matches(bare_name(split_quantized(name)[0]), by_key, n=number, cutoff=0.5)
+    near = difflib.get_close_matches(bare_name(split_quantized(name)[0]), by_key, n=number, cutoff=0.6)
     return [by_key[key] for key in near]
 
 

@@ -176,8 +176,8 @@ class RankProfile(FrozenModel):
             return "; the last two are byte-identical"
         if peaks.differ:
             return f"; their peaks differ: {peaks.what}"
-        share = (peaks.highest_bytes - peaks.lowest_bytes) / peaks.highest_bytes
-        return f"; their peaks differ by {share:.2%}" if share else "; their peaks are equal"
+        more = peaks.highest_bytes - peaks.lowest_bytes
+        return f"; their peaks differ by {format_bytes(more)}" if more else "; their peaks are equal"
 
 
 class HostPhase(FrozenModel):

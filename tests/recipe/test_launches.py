@@ -60,6 +60,19 @@ def test_depths_that_are_not_on_a_line_have_no_count(bent: int) -> None:
     assert launches_of(counts, 30) is None
 
 
+def test_an_optimizers_launches_lie_between_those_that_were_counted() -> None:
+    """It takes so many weights at a time: 11, 13, 14 and 16 of depths 2 to 5 make 56 of depth 32."""
+    counts = [count_at(depth) for depth in (2, 3, 4, 5)]
+    for count, number in zip(counts, (11, 13, 14, 16), strict=True):
+        count["rows"][-1]["launches"] = number
+        for name in ("num_launches", "num_claimed"):
+            count[name] += number - 1
+    made = launches_of(counts, 30)
+    assert made["rows"][-1]["launches"] == 11 + 3 * 30 // 2
+    assert made["num_claimed"] == sum(one["launches"] for one in made["rows"])
+    assert made["num_launches"] - made["num_claimed"] == 32
+
+
 #: The last has as many tokens as the second product has rows, so that both are one row.
 SHAPES = ((5, 2048), (2, 512), (3, 1024), (8, 8192), (1, TOKENS))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ _EMBEDDING = "aten::embedding"
 _SAME = ("phase", "what", "name", "dtype")
 #: Figures that follow from a batch shape. Launches do not: a kernel over more than 2^31 elements is launched in parts,
 #: a few in thousands.
-_OPEN = ("flops", "read", "written", "width")
+_SUMMED = ("flops", "read", "written")
 _NUMBER = re.compile(r"\d+")
 
 Launches = dict[str, Any]
@@ -44,7 +45,7 @@ def launches_of(counts: Sequence[Mapping[str, Any]], times: int) -> Launches | N
     keys = {key: None for one in sums for key in one}
     full = [{key: one.get(key, (0,) * len(_SUMS)) for key in keys} for one in sums]
     try:
-        if any(_line(full, key, 3) != full[3][key] for key in keys):
+        if any(_exact(key, _line(full, key, 3)) != _exact(key, full[3][key]) for key in keys):
             return None
         return _count({key: _line(full, key, times) for key in keys})
     except NotLinear:
@@ -52,7 +53,16 @@ def launches_of(counts: Sequence[Mapping[str, Any]], times: int) -> Launches | N
 
 
 def _line(depths: Sequence[Mapping[Any, tuple[int, ...]]], key: Any, times: int) -> tuple[int, ...]:
-    return tuple(line_of(values, times) for values in zip(*(one[key] for one in depths[:3]), strict=True))
+    figures = list(zip(*(one[key] for one in depths[:3]), strict=True))
+    exact = [line_of(values, times) for values in _exact(key, figures)]
+    between = [first + (third - first) * times // 2 for first, _, third in figures[len(exact) :]]
+    return (*exact, *between)
+
+
+def _exact(key: tuple[Any, ...], figures: Sequence[Any]) -> Sequence[Any]:
+    """Leave out the launches of an optimizer, the last figure: it takes so many weights at a time, and a layer more may
+    be no launch more, or two."""
+    return figures[:-1] if key[0] == "optimizer" else figures
 
 
 def _sums(count: Mapping[str, Any]) -> dict[tuple[Any, ...], tuple[int, ...]]:
@@ -63,8 +73,13 @@ def _sums(count: Mapping[str, Any]) -> dict[tuple[Any, ...], tuple[int, ...]]:
         found[key] = tuple(map(sum, zip(found.get(key, (0,) * len(own)), own, strict=True)))
     for kind, ranks, calls, num_bytes in count["moved"]:
         found["moved", kind, ranks] = (calls, num_bytes, 0, 0, 0)
-    found["driver",] = (count["num_launches"], count["num_claimed"], 0, 0, 0)
+    others = _launches_of_optimizer(found)
+    found["driver",] = (count["num_launches"] - others, count["num_claimed"] - others, 0, 0, 0)
     return found
+
+
+def _launches_of_optimizer(sums: Mapping[tuple[Any, ...], tuple[int, ...]]) -> int:
+    return sum(own[-1] for key, own in sums.items() if key[0] == "optimizer")
 
 
 def _key_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -90,7 +105,7 @@ def _count(sums: Mapping[tuple[Any, ...], tuple[int, ...]]) -> Launches:
             phase, what, name, shapes, dtype, width, is_beside = key
             words = {"phase": phase, "what": what, "name": name, "shapes": shapes, "dtype": dtype, "width": width}
             rows.append(words | {"is_beside": is_beside} | dict(zip(_SUMS, own, strict=True)))
-    launched, claimed, *_ = sums["driver",]
+    launched, claimed, *_ = (one + _launches_of_optimizer(sums) for one in sums["driver",])
     return {"step": 2, "num_launches": launched, "num_claimed": claimed, "unclaimed": {}, "moved": moved, "rows": rows}
 
 
@@ -107,17 +122,19 @@ def launch_rules(
     if any(one is None for one in others) or any(count["moved"] != first["moved"] for count in rest):
         return None
     every = [own, *(one for one in others if one is not None)]
-    changed = [at for at, row in enumerate(own) if any(_figures(row) != _figures(one[at]) for one in every)]
     depths = [{_names(row, "shapes"): row["calls"] for row in _calls_of(count)} for count in counts]
-    try:
-        calls = {at: _at_depth([one.get(_names(own[at], "shapes"), 0) for one in depths], times) for at in changed}
-    except NotLinear:
-        return None
-    vectors = [_vector(launches, own, one, calls) for one in every]
-    if any(vector is None for vector in vectors):
-        return None
-    rules = shape_rules({shape: vector for shape, vector in zip(by_shape, vectors, strict=True) if vector is not None})
-    return None if rules.num_unexplained else rules
+    found: dict[tuple[Any, ...], _Rules] = {}
+    for rows in zip(*every, strict=True):
+        try:
+            calls = _at_depth([one.get(_names(rows[0], "shapes"), 0) for one in depths], times)
+        except NotLinear:
+            if any(_figures(row) != _figures(rows[0]) for row in rows):
+                return None
+            calls = 0  # over all weights at once, whatever the batch
+        known = found.setdefault(_key_of(rows[0]), _Rules())
+        if not known.take(dict(zip(by_shape, rows, strict=True)), calls):
+            return None
+    return _as_shape_rules(launches, found)
 
 
 def launches_at(launches: Launches, rules: LaunchRules, shape: Shape) -> Launches:
@@ -125,8 +142,9 @@ def launches_at(launches: Launches, rules: LaunchRules, shape: Shape) -> Launche
     values = iter(rules.sizes(*shape).tolist())
     rows = []
     for row in launches["rows"]:
-        figures = {name: next(values) for name in _OPEN}
-        rows.append(row | figures | {"shapes": _NUMBER.sub(lambda number: str(next(values)), row["shapes"])})
+        figures = {name: next(values) for name in _SUMMED}
+        shapes = _NUMBER.sub(lambda number: str(next(values)), row["shapes"])
+        rows.append(row | figures | {"shapes": shapes, "width": next(values)})
     return launches | {"rows": rows}
 
 
@@ -171,7 +189,7 @@ def _calls_there(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[
 
 
 def _figures(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in (*_OPEN, "shapes"))
+    return tuple(row[name] for name in (*_SUMMED, "width", "shapes"))
 
 
 def _at_depth(numbers: Sequence[int], times: int) -> int:
@@ -179,29 +197,50 @@ def _at_depth(numbers: Sequence[int], times: int) -> int:
     return numbers[0] if len(numbers) == 1 else line_of(tuple(numbers[:3]), times)
 
 
-def _vector(
-    launches: Launches,
-    own: Sequence[Mapping[str, Any]],
-    there: Sequence[Mapping[str, Any]],
-    calls: Mapping[int, int],
-) -> np.ndarray | None:
-    """Figures and shapes of all rows of ``launches``, by one depth's calls at another shape; None where calls of one
-    row have two shapes there."""
-    more: dict[tuple[Any, ...], list[int]] = {}
-    shapes: dict[tuple[Any, ...], tuple[str, int]] = {}
-    for at, (before, now) in enumerate(zip(own, there, strict=True)):
-        key = _key_of(before)
-        if key[3] and shapes.setdefault(key, (now["shapes"], now["width"])) != (now["shapes"], now["width"]):
-            return None
-        if at in calls:
-            added = more.setdefault(key, [0] * len(_SUMS))
-            for place, name in enumerate(_SUMS):
-                added[place] += (now[name] - before[name]) * calls[at] // before["calls"]
-    values: list[int] = []
+class _Rules:
+    """Rules of one row of the launches, added up over its calls, each of which follows a plain one."""
+
+    def __init__(self) -> None:
+        self.sums: list[dict[str, Fraction]] = [{} for _ in _SUMMED]
+        self.own = [0] * len(_SUMMED)  # at the cell's own shape, as far as the rules have it
+        self.text: tuple[list[Mapping[str, Fraction]], str] | None = None
+
+    def take(self, rows: Mapping[Shape, Mapping[str, Any]], calls: int) -> bool:
+        """Add the rules of one kind of call by its ``rows`` over shapes, the first at the cell's own; ``calls``: how
+        many the whole model makes. False where there is no rule, or the calls of this row have two shapes there."""
+        first = next(iter(rows.values()))
+        numbers = [[*_NUMBER.findall(row["shapes"]), row["width"]] for row in rows.values()]
+        sizes = {
+            shape: np.array([*(row[name] for name in _SUMMED), *map(int, own)], dtype=np.int64)
+            for (shape, row), own in zip(rows.items(), numbers, strict=True)
+        }
+        rules = shape_rules(sizes)
+        if rules.num_unexplained:
+            return False
+        each = [rules.coefficients[at] for at in rules.rule_of]
+        for place, name in enumerate(_SUMMED):
+            for feature, factor in each[place].items():
+                more = factor * calls / first["calls"]
+                self.sums[place][feature] = self.sums[place].get(feature, Fraction(0)) + more
+            self.own[place] += first[name] * calls // first["calls"]
+        text = each[len(_SUMMED) :], str(list(zip(*numbers, strict=True)))
+        if self.text is None:
+            self.text = text
+        return not _key_of(first)[3] or self.text[1] == text[1]
+
+
+def _as_shape_rules(launches: Launches, found: Mapping[tuple[Any, ...], _Rules]) -> LaunchRules:
+    """Return the rules of all figures and shapes of ``launches`` in their order, what no call gives being constant."""
+    rules: list[Mapping[str, Fraction]] = []
     for row in launches["rows"]:
-        key = _key_of(row)
-        added = dict(zip(_SUMS, more.get(key, [0] * len(_SUMS)), strict=True))
-        text, width = shapes.get(key, (row["shapes"], row["width"]))
-        values += [width if name == "width" else row[name] + added[name] for name in _OPEN]
-        values += map(int, _NUMBER.findall(text))
-    return np.array(values, dtype=np.int64)
+        known = found.get(_key_of(row), _Rules())
+        for name, own, rule in zip(_SUMMED, known.own, known.sums, strict=True):
+            rules.append({**rule, "1": rule.get("1", Fraction(0)) + row[name] - own})
+        numbers = [*map(int, _NUMBER.findall(row["shapes"])), row["width"]]
+        given = known.text[0] if known.text is not None and row["shapes"] else [{"1": Fraction(one)} for one in numbers]
+        rules += given
+    kept = [{name: factor for name, factor in rule.items() if factor} for rule in rules]
+    unique = {str(sorted(rule.items())): rule for rule in kept}
+    places = {text: at for at, text in enumerate(unique)}
+    rule_of = np.array([places[str(sorted(rule.items()))] for rule in kept], dtype=np.int32)
+    return ShapeRules(rule_of, tuple(unique.values()), np.zeros(len(kept), dtype=np.int64))

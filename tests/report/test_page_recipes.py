@@ -202,7 +202,7 @@ def test_random_events_on_two_streams(ask: Any, seed: int) -> None:
 
 
 def test_a_full_card_takes_the_cache_back(ask: Any) -> None:
-    recipe = made_up(16)
+    recipe = made_up(18)
     packed, shape = page_book.packed_book([entry_of(recipe)], {}), (2, 100)
     log, most = recipe.deep(shape).log, max(reserved for _, reserved, _ in expected(recipe, shape)["phases"])
     assert log is not None

@@ -105,6 +105,7 @@ def test_recipes_of_the_book(ask: Any) -> None:
 
 
 @exhaustive
+@pytest.mark.timeout(1800)
 def test_every_recipe_of_the_book(ask: Any) -> None:
     entries = in_order(list(page_parts.entries()))
     holds(ask, page_book.BOOK.read_bytes(), entries, range(len(entries)))

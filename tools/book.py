@@ -28,6 +28,7 @@ from vramprobe.recipe.shipped import (
     BOOK,
     CARD_OF_CAPABILITY,
     entry_name,
+    is_of_one_row,
     read_book,
     shapes_of,
     shipped_recipe,
@@ -122,11 +123,11 @@ def _record(cells: Sequence[CellSpec], gpu: Gpu, book: Path, most_seconds: float
 
 def _is_replaced(name: str, new: Collection[str]) -> bool:
     """Return True if ``new`` has the same cell, with as many rows, at other shapes."""
-    return any(name.split()[0] == one.split()[0] and _is_of_one_row(name) == _is_of_one_row(one) for one in new)
+    return any(_kind(name) == _kind(one) for one in new)
 
 
-def _is_of_one_row(name: str) -> bool:
-    return {rows for rows, _ in shapes_of(name)} == {1}
+def _kind(name: str) -> tuple[str, bool]:
+    return name.split()[0], is_of_one_row(shapes_of(name))
 
 
 def _is_missing(cell: CellSpec, card: Gpu, book: Path) -> bool:

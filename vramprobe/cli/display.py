@@ -91,8 +91,7 @@ def print_prediction(
         from vramprobe.predict.unknowns import in_words
 
         console.print(f"     widest unknown: {escape(in_words(unknowns[0]))}")
-    rest = {"constant": prediction.constant_bytes}
-    print_bars(console, prediction.terms | ({} if prediction.constant_bytes <= 0 else rest))
+    print_bars(console, prediction.shown_terms)
     if largest_part:
         console.print(f"largest part: {escape(largest_part)}")
     for name, said in parts.items():

@@ -38,9 +38,8 @@ def largest_part(spec: CellSpec, found: Prediction) -> str:
 
 def parts(spec: CellSpec, found: Prediction) -> dict[str, str]:
     """Return each part of the peak, the largest first: its formula on one GPU where there is one, and what it is."""
-    terms = found.terms | ({"constant": found.constant_bytes} if found.constant_bytes > 0 else {})
     said = {}
-    for name, size in sorted(terms.items(), key=lambda part: -part[1]):
+    for name, size in sorted(found.shown_terms.items(), key=lambda part: -part[1]):
         formula = _formula(spec, name, size) if spec.num_gpus == 1 else ""
         said[name] = "; ".join(filter(None, [formula, MEANINGS.get(name, "")]))
     return said

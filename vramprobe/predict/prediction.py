@@ -76,6 +76,11 @@ class Prediction(Frozen):
     sharding: str | None = None
     host_bytes: int | None = None  # tensors of one rank in host memory, where something is offloaded
 
+    @property
+    def shown_terms(self) -> dict[str, int]:
+        """Terms and, where there is more beside them, the constant, in bytes."""
+        return self.terms | ({"constant": self.constant_bytes} if self.constant_bytes > 0 else {})
+
 
 class HasMemory(Protocol):
     """A GPU, as the catalog describes it."""

@@ -40,11 +40,11 @@ _RANKS = {
     "only_rank": None,
 }
 _MOST_RANKS = 2**20
-#: What else is needed by those that are for several GPUs.
 _OFFLOADED_ALONE = (
     "DeepSpeed's offload on a single GPU is not predicted: vramprobe profile --emulate GPU --empty-weights -- COMMAND "
     "runs it"
 )
+#: What else is needed by those that are for several GPUs.
 _BESIDE = {
     "offload": f"sharding and num_gpus. {_OFFLOADED_ALONE}",
     "shard_size": f"sharding {' or '.join(HYBRID)}, and num_gpus",

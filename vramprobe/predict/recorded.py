@@ -68,19 +68,19 @@ def predict_and_count(
     From a recipe that ships where one was recorded around the shape, else from one that is recorded now.
     """
     require_recordable(spec, gpu)
-    shape, shipped = (spec.batch_size, spec.seq_len), _counted_shipped(spec, gpu)
-    if shipped is not None and shipped.covers(shape):
-        launches = shipped.recipe.launches_at(shape)
-        assert launches is not None
-        return _predicted(_replay_shipped(shipped, spec), spec, None, gpu), launches
+    if (shipped := _counted_shipped(spec, gpu)) is not None:
+        launches = shipped.recipe.launches_at((spec.batch_size, spec.seq_len))
+        return _predicted(_replay_shipped(shipped, spec), spec, None, gpu), _launches_of(launches, spec)
     recipe = find_recipe(spec, _card(gpu), say, counted=True)
     return _predicted(_replay(recipe, spec), spec, None, gpu), _launches_of(recipe.launches, spec)
 
 
 def _counted_shipped(spec: CellSpec, gpu: catalog.Gpu) -> Shipped | None:
-    """The shipped recipe of the cell, if it knows what a step launches at other shapes."""
+    """The shipped recipe of the cell that was recorded around its shape, if it knows what a step launches there."""
     shipped = shipped_recipe(recorded_as(spec), _card(gpu))
-    return shipped if shipped is not None and shipped.recipe.launch_rules is not None else None
+    if shipped is None or shipped.recipe.launch_rules is None or not shipped.covers((spec.batch_size, spec.seq_len)):
+        return None
+    return shipped
 
 
 def _launches_of(launches: Launches | None, spec: CellSpec) -> Launches:
@@ -174,16 +174,18 @@ def over_rows(
 ) -> tuple[int, Callable[[CellSpec], tuple[Prediction, Launches]]]:
     """Return the most rows that were recorded, and what gives peaks and launches of any number from two on; raises as
     :func:`over_shapes` and :func:`predict_and_count`."""
-    several = spec.model_copy(update={"batch_size": _COUNTS["batch_size"][1]})
-    shipped = _counted_shipped(several, gpu)
-    if shipped is not None and shipped.covers((several.batch_size, several.seq_len)):
+    most, fewest, *_ = _COUNTS["batch_size"]
+    shipped = _counted_shipped(spec.model_copy(update={"batch_size": fewest}), gpu)
+    if shipped is not None:
         recipe, most = shipped.recipe, max(rows for rows, _ in shipped.shapes)
     else:
-        recipe, most = _recipe_over(spec, "batch_size", gpu, say, counted=True), _COUNTS["batch_size"][0]
+        recipe = _recipe_over(spec, "batch_size", gpu, say, counted=True)
     predicted = _over(recipe, None, gpu)
-    return most, lambda one: (
-        predicted(one), _launches_of(recipe.launches_at((one.batch_size, one.seq_len)), one)
-    )  # fmt: skip
+
+    def both(one: CellSpec) -> tuple[Prediction, Launches]:
+        return predicted(one), _launches_of(recipe.launches_at((one.batch_size, one.seq_len)), one)
+
+    return most, both
 
 
 def _recipe_over(

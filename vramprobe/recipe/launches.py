@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -117,23 +118,32 @@ def launch_rules(
     ``counts``: of the depths that ``launches`` were made from; ``by_shape``: of one depth, the first at the cell's own
     shape. What one call takes at another shape is taken so often as the whole model makes it.
     """
-    first, *rest = by_shape.values()
-    own, others = _calls_of(first), [_calls_there(first, count) for count in rest]
-    if any(one is None for one in others) or any(count["moved"] != first["moved"] for count in rest):
+    first = next(iter(by_shape.values()))
+    if any(count["moved"] != first["moved"] for count in by_shape.values()):
         return None
-    every = [own, *(one for one in others if one is not None)]
+    calls = _calls_of(first)
+    there = {shape: _calls_there(first, calls, count) for shape, count in by_shape.items()}
+    if any(rows is None for rows in there.values()):
+        return None
+    sizes = {shape: [_numbers(row) for row in rows] for shape, rows in there.items() if rows is not None}
+    rules = shape_rules({shape: np.array(list(chain(*rows)), dtype=np.int64) for shape, rows in sizes.items()})
+    if rules.num_unexplained:
+        return None
+    values, coefficients = list(sizes.values()), iter(rules.rule_of)
     depths = [{_names(row, "shapes"): row["calls"] for row in _calls_of(count)} for count in counts]
     found: dict[tuple[Any, ...], _Rules] = {}
-    for rows in zip(*every, strict=True):
+    for at, row in enumerate(calls):
         try:
-            calls = _at_depth([one.get(_names(rows[0], "shapes"), 0) for one in depths], times)
+            times_called = Fraction(_at_depth([one.get(_names(row, "shapes"), 0) for one in depths], times))
         except NotLinear:
-            if any(_figures(row) != _figures(rows[0]) for row in rows):
+            if any(rows[at] != values[0][at] for rows in values):
                 return None
-            calls = 0  # over all weights at once, whatever the batch
-        known = found.setdefault(_key_of(rows[0]), _Rules())
-        if not known.take(dict(zip(by_shape, rows, strict=True)), calls):
-            return None
+            times_called = Fraction(0)  # over all weights at once, whatever the batch
+        each = [rules.coefficients[next(coefficients)] for _ in values[0][at]]
+        known = found.setdefault(_key_of(row), _Rules())
+        known.add(each, values[0][at], times_called / row["calls"])
+        if _key_of(row)[3] and known.shapes != each[len(_SUMMED) :]:
+            return None  # calls of this row have two shapes elsewhere
     return _as_shape_rules(launches, found)
 
 
@@ -164,13 +174,15 @@ def _names(row: Mapping[str, Any], *more: str) -> tuple[Any, ...]:
     return (*(row[name] for name in (*_SAME, *more)), bool(row.get("is_beside")))
 
 
-def _calls_there(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Rows of :func:`_calls_of` with what as many calls take in a count at another shape; None where the calls are not
-    the same ones in the same order. Two rows may have the same shapes there, as one of ours may not have two.
+def _calls_there(
+    own: Mapping[str, Any], rows: Sequence[dict[str, Any]], other: Mapping[str, Any]
+) -> list[dict[str, Any]] | None:
+    """Return ``rows``, the :func:`_calls_of` ``own``, with what as many calls take in a count at another shape; None
+    where the calls are not the same ones in the same order. Two rows may have the same shapes there, as one of ours may
+    not have two.
     """
     if len(own["order"]) != len(other["order"]):
         return None
-    rows = _calls_of(own)
     place = {_names(row, "shapes"): at for at, row in enumerate(rows)}
     there: dict[int, Mapping[str, Any]] = {}
     for (one, *_), (two, *_) in zip(own["order"], other["order"], strict=True):
@@ -188,8 +200,9 @@ def _calls_there(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[
     ]
 
 
-def _figures(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in (*_SUMMED, "width", "shapes"))
+def _numbers(row: Mapping[str, Any]) -> list[int]:
+    """Return what of a row follows from rows and length: its figures, then the numbers of its shapes and its width."""
+    return [*(row[name] for name in _SUMMED), *map(int, _NUMBER.findall(row["shapes"])), row["width"]]
 
 
 def _at_depth(numbers: Sequence[int], times: int) -> int:
@@ -198,35 +211,22 @@ def _at_depth(numbers: Sequence[int], times: int) -> int:
 
 
 class _Rules:
-    """Rules of one row of the launches, added up over its calls, each of which follows a plain one."""
+    """Rules of one row of the launches: ``sums`` and ``own``, over all its calls, of the figures and what they are at
+    the cell's own shape; ``shapes``, those of the numbers of its shapes.
+    """
 
     def __init__(self) -> None:
         self.sums: list[dict[str, Fraction]] = [{} for _ in _SUMMED]
-        self.own = [0] * len(_SUMMED)  # at the cell's own shape, as far as the rules have it
-        self.text: tuple[list[Mapping[str, Fraction]], str] | None = None
+        self.own = [Fraction(0)] * len(_SUMMED)
+        self.shapes: list[Mapping[str, Fraction]] = []
 
-    def take(self, rows: Mapping[Shape, Mapping[str, Any]], calls: int) -> bool:
-        """Add the rules of one kind of call by its ``rows`` over shapes, the first at the cell's own; ``calls``: how
-        many the whole model makes. False where there is no rule, or the calls of this row have two shapes there."""
-        first = next(iter(rows.values()))
-        numbers = [[*_NUMBER.findall(row["shapes"]), row["width"]] for row in rows.values()]
-        sizes = {
-            shape: np.array([*(row[name] for name in _SUMMED), *map(int, own)], dtype=np.int64)
-            for (shape, row), own in zip(rows.items(), numbers, strict=True)
-        }
-        rules = shape_rules(sizes)
-        if rules.num_unexplained:
-            return False
-        each = [rules.coefficients[at] for at in rules.rule_of]
-        for place, name in enumerate(_SUMMED):
-            for feature, factor in each[place].items():
-                more = factor * calls / first["calls"]
-                self.sums[place][feature] = self.sums[place].get(feature, Fraction(0)) + more
-            self.own[place] += first[name] * calls // first["calls"]
-        text = each[len(_SUMMED) :], str(list(zip(*numbers, strict=True)))
-        if self.text is None:
-            self.text = text
-        return not _key_of(first)[3] or self.text[1] == text[1]
+    def add(self, rules: Sequence[Mapping[str, Fraction]], numbers: Sequence[int], times: Fraction) -> None:
+        """Add one kind of call, ``times`` as often as it was counted, by the rules of its :func:`_numbers`."""
+        for place, total in enumerate(self.sums):
+            for feature, factor in rules[place].items():
+                total[feature] = total.get(feature, Fraction(0)) + factor * times
+            self.own[place] += numbers[place] * times
+        self.shapes = self.shapes or list(rules[len(_SUMMED) :])
 
 
 def _as_shape_rules(launches: Launches, found: Mapping[tuple[Any, ...], _Rules]) -> LaunchRules:
@@ -236,9 +236,10 @@ def _as_shape_rules(launches: Launches, found: Mapping[tuple[Any, ...], _Rules])
         known = found.get(_key_of(row), _Rules())
         for name, own, rule in zip(_SUMMED, known.own, known.sums, strict=True):
             rules.append({**rule, "1": rule.get("1", Fraction(0)) + row[name] - own})
-        numbers = [*map(int, _NUMBER.findall(row["shapes"])), row["width"]]
-        given = known.text[0] if known.text is not None and row["shapes"] else [{"1": Fraction(one)} for one in numbers]
-        rules += given
+        if row["shapes"] and known.shapes:
+            rules += known.shapes
+        else:
+            rules += [{"1": Fraction(one)} for one in _numbers(row)[len(_SUMMED) :]]
     kept = [{name: factor for name, factor in rule.items() if factor} for rule in rules]
     unique = {str(sorted(rule.items())): rule for rule in kept}
     places = {text: at for at, text in enumerate(unique)}

@@ -166,8 +166,13 @@ def _answers(shapes: Collection[Shape], shape: Shape) -> bool:
     """Tell if a recipe of these shapes says anything of ``shape``: one row or several, and its own length or any."""
     if len(shapes) == 1:
         return shape in shapes
-    rows, lengths = {one for one, _ in shapes}, {one for _, one in shapes}
-    return (max(rows) == 1) == (shape[0] == 1) and (len(lengths) > 1 or shape[1] in lengths)
+    lengths = {one for _, one in shapes}
+    return is_of_one_row(shapes) == (shape[0] == 1) and (len(lengths) > 1 or shape[1] in lengths)
+
+
+def is_of_one_row(shapes: Collection[Shape]) -> bool:
+    """Return True if one row alone was recorded, whose branches are others than those of several."""
+    return all(rows == 1 for rows, _ in shapes)
 
 
 def _distance(shapes: Collection[Shape], shape: Shape) -> float:

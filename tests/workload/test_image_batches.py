@@ -86,6 +86,12 @@ def test_the_model_takes_the_images_and_its_tower_learns(slug: str) -> None:
     assert any(one.grad is not None and torch.count_nonzero(one.grad) for one in towers)
 
 
+def test_what_a_checkpoint_would_bring_beside_parameters_starts_as_the_library_starts_it() -> None:
+    tower = set_up(cell("gemma-4-26b-a4b-it"), NOBODY).model.get_submodule("model.vision_tower")
+    assert torch.equal(tower.std_scale, torch.ones_like(tower.std_scale))
+    assert torch.equal(tower.std_bias, torch.zeros_like(tower.std_bias))
+
+
 @pytest.mark.parametrize("slug", ["gemma-4-e2b-it", "internvl3.5-8b", "qwen3.5-0.8b-vl"])
 def test_a_frozen_tower_has_no_adapters(slug: str) -> None:
     work = set_up(cell(slug, method="lora", freeze_vision=True), NOBODY)

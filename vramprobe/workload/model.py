@@ -177,7 +177,7 @@ def materialise(spec: CellSpec, model: PreTrainedModel, device_of: Callable[[str
 def _from_config(spec: CellSpec) -> PreTrainedModel:
     config = config_from_dict(spec.architecture)
     try:
-        return model_class(config).from_config(
+        model = model_class(config).from_config(
             config,
             dtype=TORCH_DTYPES[spec.dtype],
             attn_implementation=_attention(spec, config),
@@ -187,6 +187,18 @@ def _from_config(spec: CellSpec) -> PreTrainedModel:
         raise MissingDependency(
             f"attn {spec.attn} is not to be had here: {error}. Install it, or use attn sdpa"
         ) from error
+    _fill_buffers(model)
+    return model
+
+
+def _fill_buffers(model: PreTrainedModel) -> None:
+    """Give every buffer that a checkpoint would bring the value that the library starts it with: made without its
+    initialization, one may hold whatever lay in memory (Gemma 4's ``std_scale``)."""
+    for module in model.modules():
+        names = {name for name, _ in module.named_buffers(recurse=False)} - module._non_persistent_buffers_set
+        if names and not module._parameters:
+            owner = module if isinstance(module, PreTrainedModel) else model
+            owner._init_weights(module)
 
 
 def _attention(spec: CellSpec, config: Any) -> str | dict[str, str]:

@@ -21,12 +21,14 @@ from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.build import cache_folder
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
+from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
-from vramprobe.recipe.recipe import pack, unpack
+from vramprobe.recipe.recipe import at_shape, pack, unpack
 from vramprobe.recipe.recorder import CannotRecord
 from vramprobe.recipe.shipped import (
     BOOK,
     CARD_OF_CAPABILITY,
+    entry_key,
     entry_name,
     is_of_one_row,
     read_book,
@@ -42,27 +44,40 @@ ROOT = Path(__file__).resolve().parents[1]
 #: many tokens as no model is wide: else products of two kinds have the same shapes, and their launches are one.
 _SEVERAL = (((5, 2048), (2, 512), (3, 1024), (8, 8192)), ((5, 4096), (2, 2048), (3, 1536), (8, 8192)))
 _ONE = (((1, 2624), (1, 1024), (1, 1536), (1, 8192)), ((1, 4672), (1, 4096), (1, 6144), (1, 8192)))
+#: The rank that is recorded beside the cell's own.
+OTHER_RANK = 64
 #: Where the events depend on the length: some lengths, each for any number of rows.
 _LENGTHS = (1024, 2048, 4096)
 
 
 def attempts(spec: CellSpec) -> Iterator[list[tuple[Shape, ...]]]:
     """Shapes to record, those that answer the most first; the first list that is recorded whole ends it. A model of
-    few positions has all lengths shorter by the same factor."""
+    few positions has all lengths shorter by the same factor. Of adapters another rank, too."""
     one_row, longest = spec.batch_size == 1, _ONE[0][-1][1]
     positions = min(spec.learned_positions or longest, longest)
     lengths = [length for length in _LENGTHS if length <= positions]
-    for shapes in _ONE if one_row else _SEVERAL:
-        yield [tuple((rows, length * positions // longest) for rows, length in shapes)]
+    of_any_length = [
+        tuple((rows, length * positions // longest) for rows, length in shapes)
+        for shapes in (_ONE if one_row else _SEVERAL)
+    ]
+    if has_open_rank(spec):
+        for shapes in of_any_length:
+            yield [(*((*shape, spec.lora_r) for shape in shapes), (*shapes[0], OTHER_RANK))]
+    for shapes in of_any_length:
+        yield [shapes]
     yield [((1, length),) if one_row else tuple((rows, length) for rows in (5, 2, 3)) for length in lengths]
+
+
+def has_open_rank(spec: CellSpec) -> bool:
+    """Tell if sizes follow from the rank; states of 8 bits are for large tensors alone, which a rank decides."""
+    return spec.lora_r not in (None, OTHER_RANK) and OPTIMIZERS[spec.optim].state != "8bit"
 
 
 def recorded(spec: CellSpec, gpu: Gpu, shapes: tuple[Shape, ...], *, records: bool) -> tuple[str, bytes] | None:
     """An entry's name and bytes; None where it is not at hand and none is recorded. Raises CannotRecord."""
-    (rows, length), *others = shapes
-    first = spec.model_copy(update={"batch_size": rows, "seq_len": length})
+    first, *others = shapes
     find = find_recipe if records else kept_recipe
-    recipe = find(recorded_as(first), gpu, lambda words: None, shapes=others)
+    recipe = find(recorded_as(at_shape(spec, first)), gpu, lambda words: None, shapes=others)
     return recipe and (entry_name(recorded_as(spec), gpu.short_name, shapes), pack(replace(recipe, origin=None)))
 
 
@@ -114,20 +129,18 @@ def _record(cells: Sequence[CellSpec], gpu: Gpu, book: Path, most_seconds: float
     for number, cell in enumerate(cells, 1):
         began = time.monotonic()
         new = dict(entries(cell, gpu, failures, records=began - start < most_seconds))
-        found = {name: packed for name, packed in found.items() if not _is_replaced(name, new)} | new
+        found = {name: packed for name, packed in found.items() if not _is_replaced(name, cell, gpu, new)} | new
         if (seconds := time.monotonic() - began) > 1:
             print(f"{number} of {len(cells)}: {cell.cell_id}: {len(new)} entries, {seconds:.0f} s", flush=True)
             log.write_text(json.dumps(failures, indent=1))
     write_book(found, book)
 
 
-def _is_replaced(name: str, new: Collection[str]) -> bool:
-    """Return True if ``new`` has the same cell, with as many rows, at other shapes."""
-    return any(_kind(name) == _kind(one) for one in new)
-
-
-def _kind(name: str) -> tuple[str, bool]:
-    return name.split()[0], is_of_one_row(shapes_of(name))
+def _is_replaced(name: str, cell: CellSpec, gpu: Gpu, new: Collection[str]) -> bool:
+    """Return True if ``new``, of ``cell``, has the same with as many rows, at other shapes or for any rank."""
+    keys = {entry_key(recorded_as(cell), gpu.short_name, any_rank=any_rank) for any_rank in (False, True)}
+    is_of_cell = name.split()[0] in keys
+    return is_of_cell and any(is_of_one_row(shapes_of(name)) == is_of_one_row(shapes_of(one)) for one in new)
 
 
 def _is_missing(cell: CellSpec, card: Gpu, book: Path) -> bool:

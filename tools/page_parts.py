@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +74,19 @@ def entries() -> Iterator[page_book.PageRecipe]:
         by_key.setdefault(name.split()[0], []).append(name)
     for cell in load_sweep(SWEEP, device="cuda").cells:
         for card in sorted(set(CARD_OF_CAPABILITY.values())):
-            for name in by_key.get(key := entry_key(recorded_as(cell), card), ()):
-                used.add(key)
+            keys = [entry_key(recorded_as(cell), card, any_rank=any_rank) for any_rank in (True, False)]
+            for name in (one for key in keys for one in by_key.get(key, ())):
+                used.add(name.split()[0])
                 if len(shapes_of(name)) == 1 or cell.learned_positions is not None:
                     continue
                 recipe, words = unpack(packed[name], name), {field: getattr(cell, field) for field in fields}
+                if recipe.rules is not None and cell.lora_r is not None:
+                    recipe = replace(recipe, rules=recipe.rules.at_rank(cell.lora_r))
                 yield page_book.PageRecipe(
                     model=cell.model,
                     options=words,
                     card=card,
-                    shapes=shapes_of(name),
+                    shapes=tuple(shape[:2] for shape in shapes_of(name)),
                     notes=notes_of(recipe, cell),
                     recipe=recipe,
                 )

@@ -1,34 +1,37 @@
-"""Sizes as exact functions of rows and length, from logs of one cell at a few batch shapes.
+"""Sizes as exact functions of rows, length and LoRA rank, from logs of one cell at a few of them.
 
-In: the bytes of each event at several (rows, length), where the events are the same ones in the same order. Out:
-ShapeRules, which give the bytes at any other. A size without a rule is named, not guessed. Pure Python and NumPy.
+In: the bytes of each event at several (rows, length) or (rows, length, rank), where the events are the same ones in the
+same order. Out: ShapeRules, which give the bytes at any other. A size without a rule is named, not guessed. Pure Python and NumPy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 
 import numpy as np
 
-Shape = tuple[int, int]  # rows, tokens of a row
+Shape = tuple[int, ...]  # rows, tokens of a row and, where that is open too, the rank of LoRA's adapters
 
 #: Tokens of a row that kernels round a length up to.
 _MULTIPLES = (8, 16, 32, 64, 128)
 
 
-def _tokens_to(multiple: int) -> Callable[[int, int], int]:
-    return lambda rows, length: rows * -(-length // multiple) * multiple
+def _tokens_to(multiple: int) -> Callable[[int, int, int], int]:
+    return lambda rows, length, rank: rows * -(-length // multiple) * multiple
 
 
-_FEATURES: dict[str, Callable[[int, int], int]] = {
-    "1": lambda rows, length: 1,
-    "rows": lambda rows, length: rows,
-    "length": lambda rows, length: length,
-    "tokens": lambda rows, length: rows * length,
-    "scores": lambda rows, length: rows * length * length,
-    "square": lambda rows, length: length * length,
+_FEATURES: dict[str, Callable[[int, int, int], int]] = {
+    "1": lambda rows, length, rank: 1,
+    "rows": lambda rows, length, rank: rows,
+    "length": lambda rows, length, rank: length,
+    "tokens": lambda rows, length, rank: rows * length,
+    "scores": lambda rows, length, rank: rows * length * length,
+    "square": lambda rows, length, rank: length * length,
+    "rank": lambda rows, length, rank: rank,
+    "tokens rank": lambda rows, length, rank: rows * length * rank,
     **{f"tokens to {multiple}": _tokens_to(multiple) for multiple in _MULTIPLES},
 }
 #: Which of them a size may be made of, the plainest first.
@@ -46,13 +49,28 @@ RULES = (
     ("1", "length", "tokens"),
     ("1", "rows", "length", "tokens"),
 )
+#: Which feature one of the rank is, at a rank that does not change: so often that.
+_AT_ONE_RANK = {"rank": "1", "tokens rank": "tokens"}
+#: Those that adapters add, where logs of two ranks are at hand: tried after the others.
+_RULES_OF_RANK = (
+    ("rank",),
+    ("tokens rank",),
+    ("tokens", "rank"),
+    ("rank", "tokens rank"),
+    ("tokens", "tokens rank"),
+    ("1", "rank"),
+    ("1", "tokens rank"),
+    ("1", "tokens", "rank"),
+    ("1", "tokens", "tokens rank"),
+    ("tokens", "rank", "tokens rank"),
+)
 
 
 @dataclass(frozen=True)
 class ShapeRules:
     """``rule_of``: for each event the position of its rule; -1 where its size follows none.
 
-    ``coefficients``: of each rule, exact, by feature of rows and length.
+    ``coefficients``: of each rule, exact, by feature of rows, length and rank.
     """
 
     rule_of: np.ndarray  # int32
@@ -64,13 +82,27 @@ class ShapeRules:
         """Events whose size follows no rule."""
         return int((self.rule_of < 0).sum())
 
-    def sizes(self, rows: int, length: int) -> np.ndarray:
-        """Bytes of each event at that shape; of an event without a rule those of the largest recorded shape."""
+    def sizes(self, rows: int, length: int, rank: int = 0) -> np.ndarray:
+        """Bytes of each event at that shape; of an event without a rule those of the largest recorded shape.
+
+        ``rank``: of the adapters, where logs of two ranks made the rules; else it decides nothing.
+        """
         values = [
-            int(sum(factor * _FEATURES[name](rows, length) for name, factor in rule.items()))
+            int(sum(factor * _FEATURES[name](rows, length, rank) for name, factor in rule.items()))
             for rule in self.coefficients
         ]
         return np.where(self.rule_of < 0, self.fallback, np.array([*values, 0], dtype=np.int64)[self.rule_of])
+
+    def at_rank(self, rank: int) -> ShapeRules:
+        """Return the rules of rows and length alone, at one rank."""
+        rules = []
+        for rule in self.coefficients:
+            plain: dict[str, Fraction] = {}
+            for name, factor in rule.items():
+                at_one = _AT_ONE_RANK.get(name, name)
+                plain[at_one] = plain.get(at_one, Fraction(0)) + factor * (1 if at_one == name else rank)
+            rules.append(plain)
+        return ShapeRules(self.rule_of, tuple(rules), self.fallback)
 
 
 def shape_rules(sizes: Mapping[Shape, np.ndarray]) -> ShapeRules:
@@ -84,13 +116,20 @@ def shape_rules(sizes: Mapping[Shape, np.ndarray]) -> ShapeRules:
     known = {number: rule for number, rule in enumerate(rules) if rule is not None}
     position = np.full(len(rules), -1, dtype=np.int32)
     position[list(known)] = np.arange(len(known))
-    largest = max(shapes, key=lambda shape: shape[0] * shape[1])
+    largest = max(shapes, key=prod)
     return ShapeRules(position[column_of.ravel()], tuple(known.values()), sizes[largest])
 
 
+def has_ranks(shapes: Collection[Shape]) -> bool:
+    """Return True if the shapes are of several ranks, so that what adapters add follows from that."""
+    return len({tuple(rank) for _, _, *rank in shapes}) > 1
+
+
 def _rule(shapes: Sequence[Shape], values: Sequence[int]) -> Mapping[str, Fraction] | None:
-    for names in RULES:
-        if len(names) < len(shapes) and (found := _solved(shapes, values, names)) is not None:
+    of_rank = _RULES_OF_RANK if has_ranks(shapes) else ()
+    num_batches = len({(rows, length) for rows, length, *_ in shapes})
+    for names in (*RULES, *of_rank):
+        if len(names) < num_batches and (found := _solved(shapes, values, names)) is not None:
             return found
     return None
 
@@ -98,8 +137,8 @@ def _rule(shapes: Sequence[Shape], values: Sequence[int]) -> Mapping[str, Fracti
 def _solved(shapes: Sequence[Shape], values: Sequence[int], names: Sequence[str]) -> Mapping[str, Fraction] | None:
     """The coefficients that give all values exactly, or None. Gaussian elimination over all equations."""
     rows = [
-        [*(Fraction(_FEATURES[name](*shape)) for name in names), Fraction(value)]
-        for shape, value in zip(shapes, values, strict=True)
+        [*(Fraction(_FEATURES[name](rows, length, sum(rank))) for name in names), Fraction(value)]
+        for (rows, length, *rank), value in zip(shapes, values, strict=True)
     ]
     for column in range(len(names)):
         pivot = next((row for row in range(column, len(rows)) if rows[row][column]), None)

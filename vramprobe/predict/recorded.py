@@ -23,7 +23,7 @@ from vramprobe.predict.recipe_replay import RESERVED_RATIOS, Replay, replay_reci
 from vramprobe.predict.uncertainty import interval_around, with_fit
 from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
 from vramprobe.recipe.launches import Launches
-from vramprobe.recipe.recipe import Recipe
+from vramprobe.recipe.recipe import Recipe, shape_of
 from vramprobe.recipe.recorder import USUAL, Surroundings, measured_gpu
 from vramprobe.recipe.shipped import Shipped, labels_of, shipped_recipe
 from vramprobe.rules.cell import not_quantized
@@ -69,7 +69,7 @@ def predict_and_count(
     """
     require_recordable(spec, gpu)
     if (shipped := _counted_shipped(spec, gpu)) is not None:
-        launches = shipped.recipe.launches_at((spec.batch_size, spec.seq_len))
+        launches = shipped.recipe.launches_at(shape_of(spec))
         return _predicted(_replay_shipped(shipped, spec), spec, None, gpu), _launches_of(launches, spec)
     recipe = find_recipe(spec, _card(gpu), say, counted=True)
     return _predicted(_replay(recipe, spec), spec, None, gpu), _launches_of(recipe.launches, spec)
@@ -78,7 +78,7 @@ def predict_and_count(
 def _counted_shipped(spec: CellSpec, gpu: catalog.Gpu) -> Shipped | None:
     """The shipped recipe of the cell that was recorded around its shape, if it knows what a step launches there."""
     shipped = shipped_recipe(recorded_as(spec), _card(gpu))
-    if shipped is None or shipped.recipe.launch_rules is None or not shipped.covers((spec.batch_size, spec.seq_len)):
+    if shipped is None or shipped.recipe.launch_rules is None or not shipped.covers(shape_of(spec)):
         return None
     return shipped
 
@@ -122,11 +122,11 @@ def replay_at_hand(spec: CellSpec, *, gpu: catalog.Gpu | None = None) -> Replay 
     if kept is not None:
         return _replay(kept, spec)
     shipped = shipped_recipe(recorded_as(spec), _card(gpu))
-    return _replay_shipped(shipped, spec) if shipped and shipped.covers((spec.batch_size, spec.seq_len)) else None
+    return _replay_shipped(shipped, spec) if shipped and shipped.covers(shape_of(spec)) else None
 
 
 def _replay_shipped(shipped: Shipped, spec: CellSpec) -> Replay:
-    shape = spec.batch_size, spec.seq_len
+    shape = shape_of(spec)
     replay = _replay(shipped.recipe, spec, shape)
     return replace(replay, notes=(*replay.notes, *shipped.notes(shape)))
 
@@ -177,13 +177,13 @@ def over_rows(
     most, fewest, *_ = _COUNTS["batch_size"]
     shipped = _counted_shipped(spec.model_copy(update={"batch_size": fewest}), gpu)
     if shipped is not None:
-        recipe, most = shipped.recipe, max(rows for rows, _ in shipped.shapes)
+        recipe, most = shipped.recipe, max(rows for rows, *_ in shipped.shapes)
     else:
         recipe = _recipe_over(spec, "batch_size", gpu, say, counted=True)
     predicted = _over(recipe, None, gpu)
 
     def both(one: CellSpec) -> tuple[Prediction, Launches]:
-        return predicted(one), _launches_of(recipe.launches_at((one.batch_size, one.seq_len)), one)
+        return predicted(one), _launches_of(recipe.launches_at(shape_of(one)), one)
 
     return most, both
 
@@ -201,7 +201,7 @@ def _recipe_over(
 
 
 def _over(recipe: Recipe, model: CardFit | None, gpu: catalog.Gpu) -> Callable[[CellSpec], Prediction]:
-    return lambda one: _predicted(_replay(recipe, one, (one.batch_size, one.seq_len)), one, model, gpu)
+    return lambda one: _predicted(_replay(recipe, one, shape_of(one)), one, model, gpu)
 
 
 def predict_replay(

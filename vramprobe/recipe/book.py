@@ -16,7 +16,7 @@ from vramprobe.catalog import Gpu
 from vramprobe.emulate.build import cache_errors, cache_folder
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
-from vramprobe.recipe.recipe import FORMAT, Origin, Recipe, pack, recorded_words, unpack
+from vramprobe.recipe.recipe import FORMAT, Origin, Recipe, pack, recorded_words, shape_of, unpack
 from vramprobe.recipe.recorder import USUAL, Say, Surroundings, record_packed
 from vramprobe.records.whole_file import replacing
 from vramprobe.rules.sharding import with_group_size
@@ -35,7 +35,7 @@ def find_recipe(
 ) -> Recipe:
     """Return the cell's recipe on ``gpu``, recorded now if it is not in the cache; ``say`` hears of the progress.
 
-    ``shapes``: further rows and lengths, so that the recipe answers for others. ``folder``: the cache; the user's by
+    ``shapes``: further rows and lengths, or ranks too, so that the recipe answers for others. ``folder``: the cache; the user's by
     default. ``counted``: a recipe from before launches were counted will not do. ``where``: the libraries, and an
     emulated GPU or this machine's own. Raises CannotRecord, NotEmulatable where no GPU can be emulated here.
     """
@@ -46,7 +46,7 @@ def find_recipe(
         kept = None
     if kept is not None and kept.origin is not None:
         return kept
-    own = (spec.batch_size, spec.seq_len)
+    own = shape_of(spec)[: len(shapes[0]) if shapes else 2]
     origin = Origin(
         label=spec.cell_id, card=gpu.short_name, shapes=tuple(sorted({own, *shapes})), cell=recorded_words(spec)
     )

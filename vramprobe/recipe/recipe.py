@@ -20,7 +20,7 @@ from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log_and_phases
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.log.pairing import Kinds, Script, scripts_of
-from vramprobe.log.shapes import Shape, ShapeRules, shape_rules
+from vramprobe.log.shapes import Shape, ShapeRules, has_ranks, shape_rules
 from vramprobe.recipe.launches import Launches, LaunchRules, launches_at
 from vramprobe.recipe.pattern import LayerPattern
 from vramprobe.spec import CellSpec
@@ -51,8 +51,8 @@ class Origin:
 class Recipe:
     """Growth of each phase of a cell from the shallowest run; ``times`` copies of a period give the cell's own depth.
 
-    ``rules``: how the bytes of all growths' events, one after the other, follow from rows and length; None where one
-    shape was recorded.
+    ``rules``: how the bytes of all growths' events, one after the other, follow from rows, length and, where two were
+    recorded, the adapters' rank; None where one shape was recorded.
 
     ``facts``: what was seen on the live models (records/record.py, ModelFacts), at the cell's depth. ``owned_bytes``:
     the tensors' own account by cause, there. ``stack``: package → version, with the emulator's. ``depths``: the layers
@@ -78,7 +78,7 @@ class Recipe:
     def launches_at(self, shape: Shape | None = None) -> Launches | None:
         """Return what a step launches at the cell's own depth; None where that is not known.
 
-        ``shape``: rows and length of another batch, in the branch that was recorded.
+        ``shape``: rows and length of another batch, and its rank, in the branch that was recorded.
         """
         if shape is None or self.launches is None:
             return self.launches
@@ -87,7 +87,7 @@ class Recipe:
     def deep(self, shape: Shape | None = None) -> Deep:
         """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth.
 
-        ``shape``: rows and length of another batch, in the branch that was recorded.
+        ``shape``: rows and length of another batch, and its rank, in the branch that was recorded.
         """
         if shape is None or self.rules is None:
             return log_and_phases(self.marks, [growth.at(self.times) for growth in self.growths])
@@ -95,6 +95,17 @@ class Recipe:
         sizes = np.split(self.rules.sizes(*shape), stops)
         scripts = [growth.at(self.times, own) for growth, own in zip(self.growths, sizes, strict=True)]
         return log_and_phases(self.marks, scripts)
+
+
+def shape_of(spec: CellSpec) -> Shape:
+    """Return rows, length and, of a cell with adapters, their rank."""
+    return (spec.batch_size, spec.seq_len, *(() if spec.lora_r is None else (spec.lora_r,)))
+
+
+def at_shape(spec: CellSpec, shape: Shape) -> CellSpec:
+    """Return the cell with those rows, length and, where ``shape`` has one, rank."""
+    names = ("batch_size", "seq_len", "lora_r")
+    return spec.model_copy(update=dict(zip(names, shape, strict=False)))
 
 
 def recorded_words(spec: CellSpec, without: Collection[str] = ()) -> dict[str, Any]:
@@ -133,14 +144,15 @@ def rules_over(
 ) -> ShapeRules:
     """Return how sizes follow from rows and length; ``logs`` are of one depth, with ``times`` copies of a period.
 
-    The first log is of the cell's own shape. Raises OtherBranch where the events at another are not the same.
+    The first log is of the cell's own shape. Raises OtherBranch where the events at another are not the same, or where
+    ranks were recorded and a size follows from nothing.
     """
     kind_of_layer = pattern.kind if pattern else lambda layer: layer
     bare = scripts_of([replace(log, size_bytes=np.sign(log.size_bytes)) for log in logs.values()], kind_of_layer)
     for shape, scripts in zip(logs, bare, strict=True):
         if not all(map(_is_same, scripts, bare[0])):
             own = next(iter(logs))
-            raise OtherBranch(f"at {shape[0]} x {shape[1]} the events are not those at {own[0]} x {own[1]}")
+            raise OtherBranch(f"at {' x '.join(map(str, shape))} the events are not those at {' x '.join(map(str, own))}")
     sizes = {}
     for shape, scripts in zip(logs, scripts_of(list(logs.values()), kind_of_layer), strict=True):
         parts = []
@@ -149,7 +161,10 @@ def rules_over(
             own[growth.layout(times)[0]] = np.abs(script.size_bytes)
             parts.append(own)
         sizes[shape] = np.concatenate(parts)
-    return shape_rules(sizes)
+    rules = shape_rules(sizes)
+    if has_ranks(list(sizes)) and rules.num_unexplained:
+        raise OtherBranch(f"the bytes of {rules.num_unexplained} events follow from neither shape nor rank")
+    return rules
 
 
 def _is_same(one: Script, other: Script) -> bool:

@@ -28,7 +28,7 @@ from vramprobe.measure.isolation import new_ticket, require_packages, run_isolat
 from vramprobe.measure.launcher import Launchers
 from vramprobe.recipe.launches import launch_rules, launches_of
 from vramprobe.recipe.pattern import LayerPattern, layer_pattern
-from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over
+from vramprobe.recipe.recipe import Recipe, at_shape, pack, recipe_of, rules_over, shape_of
 from vramprobe.records.record import Error, RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.records.whole_file import replacing
@@ -51,7 +51,8 @@ class NotRecorded(VramprobeError):
 class Request:
     """A cell to record, and the file for its recipe.
 
-    ``shapes``: rows and lengths to record beside the cell's own, so that sizes follow from them. ``whole``: record the
+    ``shapes``: rows and lengths, or also ranks, to record beside the cell's own, so that sizes follow from them, all of
+    one kind. ``whole``: record the
     whole model and extend nothing.
     """
 
@@ -69,7 +70,7 @@ class Request:
     def from_json_line(cls, line: str) -> Request:
         """Parse the line that :meth:`to_json_line` wrote."""
         words = json.loads(line)
-        shapes = tuple((rows, length) for rows, length in words["shapes"])
+        shapes = tuple(map(tuple, words["shapes"]))
         return cls(CellSpec.model_validate_json(words["spec"]), Path(words["out"]), shapes, words["whole"])
 
 
@@ -132,11 +133,12 @@ class Recording:
         if not request.shapes:
             return recipe
         times = 1 if pattern else 0
-        by_shape = {(spec.batch_size, spec.seq_len): runs[times]}
-        for number, (rows, length) in enumerate(request.shapes, len(depths) + 1):
-            say(f"recording {spec.model}: run {number} of {count}, {rows} x {length} tokens")
-            other = spec.model_copy(update={"batch_size": rows, "seq_len": length})
-            by_shape[rows, length] = self._run(other, depths[times] if pattern else None)
+        by_shape = {shape_of(spec)[: len(request.shapes[0])]: runs[times]}
+        for number, shape in enumerate(request.shapes, len(depths) + 1):
+            rows, length, *rank = shape
+            at_rank = "".join(f", rank {one}" for one in rank)
+            say(f"recording {spec.model}: run {number} of {count}, {rows} x {length} tokens{at_rank}")
+            by_shape[shape] = self._run(at_shape(spec, shape), depths[times] if pattern else None)
         logs_by_shape = {shape: run.log for shape, run in by_shape.items()}
         counts_by_shape = {shape: run.count for shape, run in by_shape.items() if run.count is not None}
         recipe = replace(recipe, rules=rules_over(logs_by_shape, recipe.growths, pattern, times))

@@ -20,7 +20,7 @@ from vramprobe.catalog import Gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.build import cache_folder
 from vramprobe.errors import StoreError
-from vramprobe.log.shapes import Shape
+from vramprobe.log.shapes import Shape, has_ranks
 from vramprobe.recipe.recipe import FORMAT, Origin, Recipe, recorded_words, unpack
 from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec
@@ -30,7 +30,9 @@ BOOK = "recipes.zip"
 CARD_OF_CAPABILITY = {**dict.fromkeys(("8.0", "8.6", "8.9"), "A100-80GB-SXM"), "9.0": "H100-SXM"}
 #: What decides no allocation, or is open in a shipped recipe.
 _OPEN = {"model", "batch_size", "seq_len"}
-_NAME = re.compile(r"(?P<key>\w{24}) (?P<shapes>\d+x\d+(?:,\d+x\d+)*) (?P<label>\S+)\.recipe")
+#: That too where two ranks were recorded.
+_RANK = "lora_r"
+_NAME = re.compile(r"(?P<key>\w{24}) (?P<shapes>\d+x\d+(?:x\d+)?(?:,\d+x\d+(?:x\d+)?)*) (?P<label>\S+)\.recipe")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shippe
     ``book``: the file to read; by default the user's own and the package's. Raises StoreError for a damaged entry.
     """
     cards = {gpu.short_name, CARD_OF_CAPABILITY.get(gpu.compute_capability, gpu.short_name)}
-    keys, shape = {entry_key(spec, card) for card in cards}, (spec.batch_size, spec.seq_len)
+    keys = {entry_key(spec, card, any_rank=any_rank) for card in cards for any_rank in (False, True)}
+    shape = spec.batch_size, spec.seq_len
     found = [
         (_distance(shapes, shape), shapes, path, name)
         for path in (books() if book is None else [book])
@@ -101,10 +104,12 @@ def _names(book: Path) -> list[str]:
         raise StoreError(f"{book} is no file of recipes ({error}): vramprobe recipes export writes one") from error
 
 
-def entry_key(spec: CellSpec | Mapping[str, Any], card: str) -> str:
-    """24 hexadecimal digits that cells share which differ in rows and length alone; ``spec`` or its words."""
+def entry_key(spec: CellSpec | Mapping[str, Any], card: str, *, any_rank: bool = False) -> str:
+    """24 hexadecimal digits that cells share which differ in rows and length alone, or in the adapters' rank too;
+    ``spec`` or its words."""
     cell = spec if isinstance(spec, Mapping) else recorded_words(spec)
-    words = [FORMAT, {name: value for name, value in cell.items() if name not in _OPEN}, card]
+    is_open = {*_OPEN, *([_RANK] if any_rank else [])}
+    words = [FORMAT, {name: value for name, value in cell.items() if name not in is_open}, card]
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -115,9 +120,11 @@ def entry_name(spec: CellSpec, card: str, shapes: Collection[Shape]) -> str:
 
 def name_of(origin: Origin) -> str:
     """Return the name under which a recipe of this origin is an entry of a book."""
-    recorded = ",".join(f"{rows}x{length}" for rows, length in sorted(origin.shapes))
-    label = re.sub(r"_b\d+s\d+", "", origin.label)
-    return f"{entry_key(origin.cell, origin.card)} {recorded} {label}.recipe"
+    recorded = ",".join("x".join(map(str, shape)) for shape in sorted(origin.shapes))
+    label, any_rank = re.sub(r"_b\d+s\d+", "", origin.label), has_ranks(origin.shapes)
+    if any_rank:
+        label = re.sub(r"-r\d+-", "-any-rank-", label)
+    return f"{entry_key(origin.cell, origin.card, any_rank=any_rank)} {recorded} {label}.recipe"
 
 
 def labels_of(model: str, book: Path | None = None) -> list[str]:
@@ -155,24 +162,23 @@ def read_book(book: Path) -> dict[str, bytes]:
 
 
 def shapes_of(name: str) -> tuple[Shape, ...]:
-    """Return the rows and lengths that an entry was recorded at."""
+    """Return the rows and lengths, or also the ranks, that an entry was recorded at."""
     match = _NAME.fullmatch(name)
     assert match is not None, name
-    pairs = (part.split("x") for part in match["shapes"].split(","))
-    return tuple((int(rows), int(length)) for rows, length in pairs)
+    return tuple(tuple(map(int, part.split("x"))) for part in match["shapes"].split(","))
 
 
 def _answers(shapes: Collection[Shape], shape: Shape) -> bool:
     """Tell if a recipe of these shapes says anything of ``shape``: one row or several, and its own length or any."""
     if len(shapes) == 1:
         return shape in shapes
-    lengths = {one for _, one in shapes}
+    lengths = {one for _, one, *_ in shapes}
     return is_of_one_row(shapes) == (shape[0] == 1) and (len(lengths) > 1 or shape[1] in lengths)
 
 
 def is_of_one_row(shapes: Collection[Shape]) -> bool:
     """Return True if one row alone was recorded, whose branches are others than those of several."""
-    return all(rows == 1 for rows, _ in shapes)
+    return all(rows == 1 for rows, *_ in shapes)
 
 
 def _distance(shapes: Collection[Shape], shape: Shape) -> float:

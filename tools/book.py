@@ -44,8 +44,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: many tokens as no model is wide: else products of two kinds have the same shapes, and their launches are one.
 _SEVERAL = (((5, 2048), (2, 512), (3, 1024), (8, 8192)), ((5, 4096), (2, 2048), (3, 1536), (8, 8192)))
 _ONE = (((1, 2624), (1, 1024), (1, 1536), (1, 8192)), ((1, 4672), (1, 4096), (1, 6144), (1, 8192)))
-#: The rank that is recorded beside the cell's own.
-OTHER_RANK = 64
+#: The ranks that are recorded beside the cell's own.
+OTHER_RANKS = (64, 8)
 #: Where the events depend on the length: some lengths, each for any number of rows.
 _LENGTHS = (1024, 2048, 4096)
 
@@ -62,7 +62,8 @@ def attempts(spec: CellSpec) -> Iterator[list[tuple[Shape, ...]]]:
     ]
     if has_open_rank(spec):
         for shapes in of_any_length:
-            yield [(*((*shape, spec.lora_r) for shape in shapes), (*shapes[0], OTHER_RANK))]
+            at_ranks = ((*shapes[0], rank) for rank in OTHER_RANKS)
+            yield [(*((*shape, spec.lora_r) for shape in shapes), *at_ranks)]
     for shapes in of_any_length:
         yield [shapes]
     yield [((1, length),) if one_row else tuple((rows, length) for rows in (5, 2, 3)) for length in lengths]
@@ -70,7 +71,7 @@ def attempts(spec: CellSpec) -> Iterator[list[tuple[Shape, ...]]]:
 
 def has_open_rank(spec: CellSpec) -> bool:
     """Tell if sizes follow from the rank; states of 8 bits are for large tensors alone, which a rank decides."""
-    return spec.lora_r not in (None, OTHER_RANK) and OPTIMIZERS[spec.optim].state != "8bit"
+    return spec.lora_r not in (None, *OTHER_RANKS) and OPTIMIZERS[spec.optim].state != "8bit"
 
 
 def recorded(spec: CellSpec, gpu: Gpu, shapes: tuple[Shape, ...], *, records: bool) -> tuple[str, bytes] | None:

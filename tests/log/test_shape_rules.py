@@ -47,3 +47,38 @@ def test_a_rule_must_give_a_shape_that_it_was_not_made_from() -> None:
     """Two shapes fit any line: nothing would be held against it."""
     rules = shape_rules({(2, 512): np.array([1000]), (3, 512): np.array([1700])})
     assert rules.num_unexplained == 1
+
+
+#: The last are of other ranks.
+RANKED = [*((*shape, 16) for shape in SHAPES), (2, 1024, 64), (2, 1024, 8)]
+OF_RANK = {
+    "weights": lambda rows, length, rank: 8192 * rank,
+    "activations": lambda rows, length, rank: 2 * rows * length * rank,
+    "both read at once": lambda rows, length, rank: 2 * rows * length * rank + 4096 * rank,
+    "tokens and weights": lambda rows, length, rank: 4 * rows * length + 4096 * rank,
+    "a factor and weights": lambda rows, length, rank: 4 * 100 + 4096 * rank,
+    "nothing": lambda rows, length, rank: 12 + rows * length,
+}
+
+
+@pytest.mark.parametrize("name", OF_RANK)
+def test_what_adapters_add_follows_from_runs_at_other_ranks(name: str) -> None:
+    size = OF_RANK[name]
+    rules = shape_rules({shape: np.array([size(*shape)]) for shape in RANKED})
+    assert rules.num_unexplained == 0
+    assert rules.sizes(7, 3000, 256).tolist() == [size(7, 3000, 256)]
+    assert rules.at_rank(32).sizes(7, 3000).tolist() == [size(7, 3000, 32)]
+
+
+def test_a_line_of_the_rank_is_held_against_a_third() -> None:
+    sizes = {shape: np.array([400 + 4096 * shape[2]]) for shape in RANKED}
+    del sizes[RANKED[-1]]
+    assert shape_rules(sizes).num_unexplained == 1
+    assert shape_rules(sizes | {RANKED[-1]: np.array([400])}).num_unexplained == 1
+
+
+def test_a_second_rank_of_one_batch_is_no_other_batch() -> None:
+    """A rule of two features is held against nothing by two batches, whatever their ranks."""
+    shapes = [(2, 512, 16), (3, 512, 16), (3, 512, 64)]
+    rules = shape_rules({shape: np.array([100 + 7 * shape[0]]) for shape in shapes})
+    assert rules.num_unexplained == 1

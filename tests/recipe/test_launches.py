@@ -12,7 +12,7 @@ from vramprobe import api, catalog
 from vramprobe.log.shapes import Shape
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.launches import launch_rules, launches_at, launches_of
-from vramprobe.recipe.recipe import unpack
+from vramprobe.recipe.recipe import at_shape, unpack
 from vramprobe.recipe.recorder import record_packed
 from vramprobe.speed.counted import time_of
 from vramprobe.speed.raw_count import count_of
@@ -133,19 +133,33 @@ def test_launches_that_do_not_follow_from_the_shape_have_no_rule(other: str) -> 
     assert rules is None
 
 
+RANKED = (*((*shape, 16) for shape in SHAPES[:4]), (*SHAPES[0], 64), (*SHAPES[0], 32))
+
+
 @exhaustive
-@pytest.mark.parametrize(("rows", "shapes"), [(5, SHAPES[1:4]), (1, ((1, 4096), (1, 6144), (1, 8192)))])
-def test_a_recorded_count_at_another_shape_is_the_one_recorded_there(rows: int, shapes: tuple[Shape, ...]) -> None:
+@pytest.mark.parametrize(
+    ("shapes", "asked"),
+    [
+        (SHAPES[:4], (4, 1280)),
+        (((1, 4672), (1, 4096), (1, 6144), (1, 8192)), (1, 5120)),
+        (RANKED, (4, 1280, 8)),
+        (RANKED, (3, 2100, 128)),
+    ],
+)
+def test_a_recorded_count_at_another_shape_is_the_one_recorded_there(shapes: tuple[Shape, ...], asked: Shape) -> None:
+    """Peaks, too."""
     require_emulation()
     words = {"model": "smollm2-135m", "method": "lora", "device": "cuda", "gradient_checkpointing": True}
-    spec = recorded_as(api.cell(**words, batch_size=rows, seq_len=2048 if rows > 1 else 4672))
-    gpu, shape = catalog.find_gpu("A100-80GB-SXM"), (4, 1280) if rows > 1 else (1, 5120)
-    made = unpack(record_packed(spec, gpu, lambda words: None, shapes=shapes), "x")
-    there = spec.model_copy(update={"batch_size": shape[0], "seq_len": shape[1]})
-    seen = unpack(record_packed(there, gpu, lambda words: None), "x").launches
-    found = made.launches_at(shape)
-    assert sorted(map(str, found.pop("rows"))) == sorted(map(str, seen.pop("rows")))
-    assert found == seen
+    spec, gpu = (
+        at_shape(recorded_as(api.cell(**words, batch_size=1, seq_len=8)), shapes[0]),
+        catalog.find_gpu("A100-80GB-SXM"),
+    )
+    made = unpack(record_packed(spec, gpu, lambda words: None, shapes=shapes[1:]), "x")
+    seen = unpack(record_packed(at_shape(spec, asked), gpu, lambda words: None), "x")
+    assert made.deep(asked).phases == seen.deep().phases
+    found, expected = made.launches_at(asked), seen.launches
+    assert sorted(map(str, found.pop("rows"))) == sorted(map(str, expected.pop("rows")))
+    assert found == expected
 
 
 @exhaustive

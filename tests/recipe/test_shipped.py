@@ -18,11 +18,12 @@ from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import StoreError
 from vramprobe.log.log import Log, PhaseMark
+from vramprobe.log.shapes import Shape
 from vramprobe.predict import recorded
 from vramprobe.recipe import book as kept_recipes
 from vramprobe.recipe import sharing, shipped
 from vramprobe.recipe.book import find_recipe, recorded_as
-from vramprobe.recipe.recipe import Recipe, pack, recipe_of, rules_over, unpack
+from vramprobe.recipe.recipe import OtherBranch, Recipe, pack, recipe_of, rules_over, unpack
 from vramprobe.recipe.recorder import Surroundings, record_packed
 from vramprobe.recipe.shipped import entry_name, labels_of, read_book, shipped_recipe, write_book
 from vramprobe.spec import CellSpec
@@ -35,9 +36,9 @@ TOKEN_BYTES = 4096
 SEVERAL, ONE = ((2, 512), (3, 1024), (5, 2048), (8, 8192)), ((1, 1024), (1, 1536), (1, 2560), (1, 8192))
 
 
-def log_at(rows: int, length: int) -> Log:
+def log_at(rows: int, length: int, rank: int = 0) -> Log:
     """Weights, and in each of two steps a block of so many bytes for each token."""
-    batch = rows * length * TOKEN_BYTES
+    batch = rows * length * (TOKEN_BYTES + rank)
     return Log(
         size_bytes=np.array([WEIGHTS_BYTES, batch, -batch, batch, -batch]),
         blocks=np.array([1, 2, 2, 3, 3]),
@@ -50,7 +51,7 @@ def log_at(rows: int, length: int) -> Log:
     )
 
 
-def recipe(shapes: tuple[tuple[int, int], ...]) -> Recipe:
+def recipe(shapes: tuple[Shape, ...]) -> Recipe:
     logs = {shape: log_at(*shape) for shape in shapes}
     first = logs[shapes[0]]
     made = Recipe(
@@ -87,6 +88,32 @@ def test_an_entry_answers_the_shapes_of_its_branch(book: Path) -> None:
         assert peak == WEIGHTS_BYTES + shape[0] * shape[1] * TOKEN_BYTES
         is_outside = shape in ((2, 16384), (1, 600))
         assert any("near, not exact" in note for note in found.notes(shape)) == is_outside
+
+
+def test_an_entry_of_several_ranks_answers_for_any(tmp_path: Path) -> None:
+    """A byte of each token and unit of rank is the adapters'; a cell with quantized weights is another."""
+    shapes = (*((*shape, 16) for shape in SEVERAL), (*SEVERAL[0], 64), (*SEVERAL[0], 32))
+    path = tmp_path / "recipes.zip"
+    write_book({entry_name(cell(1, 8), "A100-80GB-SXM", shapes): pack(recipe(shapes))}, path)
+    gpu = catalog.find_gpu("RTX-4090")
+    for rank in (8, 16, 256):
+        found = shipped_recipe(cell(4, 2048, lora_r=rank), gpu, path)
+        assert found is not None
+        peak = max(phase.allocated_peak_bytes for phase in found.recipe.deep((4, 2048, rank)).phases)
+        assert peak == WEIGHTS_BYTES + 4 * 2048 * (TOKEN_BYTES + rank)
+        assert not any("near, not exact" in note for note in found.notes((4, 2048, rank)))
+    assert shipped_recipe(cell(4, 2048, method="qlora"), gpu, path) is None
+    assert labels_of("glm-4-9b", path) == ["glm-4-9b_lora-any-rank-all_bf16+bf16_adamw-fused"]
+
+
+def test_a_size_that_no_rank_explains_is_another_branch() -> None:
+    shapes = (*((*shape, 16) for shape in SEVERAL), (*SEVERAL[0], 64))
+    logs = {shape: log_at(*shape) for shape in shapes}
+    odd = logs[shapes[-1]]
+    logs[shapes[-1]] = replace(odd, size_bytes=odd.size_bytes + 5 * np.sign(odd.size_bytes))
+    growths = recipe_of([logs[shapes[0]]], None, [4], [{}], [{}])["growths"]
+    with pytest.raises(OtherBranch, match="neither shape nor rank"):
+        rules_over(logs, growths, None, 0)
 
 
 def test_nothing_answers_for_another_cell_or_card(book: Path) -> None:
@@ -143,7 +170,12 @@ def test_the_book_holds_what_its_cells_ask_and_no_more() -> None:
     book = data_file(shipped.BOOK)
     cells = load_sweep(ROOT / "configs" / "book.yaml", device="cuda").cells
     cards = set(shipped.CARD_OF_CAPABILITY.values())
-    keys = {shipped.entry_key(recorded_as(one), card) for one in cells for card in cards}
+    keys = {
+        shipped.entry_key(recorded_as(one), card, any_rank=any_rank)
+        for one in cells
+        for card in cards
+        for any_rank in (False, True)
+    }
     entries = read_book(book)
     assert entries
     assert book.stat().st_size < 12_000_000

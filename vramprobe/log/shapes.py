@@ -1,7 +1,8 @@
 """Sizes as exact functions of rows, length and LoRA rank, from logs of one cell at a few of them.
 
 In: the bytes of each event at several (rows, length) or (rows, length, rank), where the events are the same ones in the
-same order. Out: ShapeRules, which give the bytes at any other. A size without a rule is named, not guessed. Pure Python and NumPy.
+same order. Out: ShapeRules, which give the bytes at any other. A size without a rule is named, not guessed. Pure Python
+and NumPy.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ RULES = (
 )
 #: Which feature one of the rank is, at a rank that does not change: so often that.
 _AT_ONE_RANK = {"rank": "1", "tokens rank": "tokens"}
-#: Those that adapters add, where logs of two ranks are at hand: tried after the others.
+#: Those that adapters add, where logs of other ranks are at hand: tried after the others.
 _RULES_OF_RANK = (
     ("rank",),
     ("tokens rank",),
@@ -128,8 +129,15 @@ def has_ranks(shapes: Collection[Shape]) -> bool:
 def _rule(shapes: Sequence[Shape], values: Sequence[int]) -> Mapping[str, Fraction] | None:
     of_rank = _RULES_OF_RANK if has_ranks(shapes) else ()
     num_batches = len({(rows, length) for rows, length, *_ in shapes})
+    num_ranks = len({tuple(rank) for _, _, *rank in shapes})
     for names in (*RULES, *of_rank):
-        if len(names) < num_batches and (found := _solved(shapes, values, names)) is not None:
+        # With a factor of the rank and one beside it, two ranks fit whatever they are, and three do not.
+        is_line = any({of_rank, at_one} <= set(names) for of_rank, at_one in _AT_ONE_RANK.items())
+        if (
+            len(names) < num_batches
+            and not (is_line and num_ranks < 3)
+            and (found := _solved(shapes, values, names)) is not None
+        ):
             return found
     return None
 

@@ -35,9 +35,10 @@ def find_recipe(
 ) -> Recipe:
     """Return the cell's recipe on ``gpu``, recorded now if it is not in the cache; ``say`` hears of the progress.
 
-    ``shapes``: further rows and lengths, or ranks too, so that the recipe answers for others. ``folder``: the cache; the user's by
-    default. ``counted``: a recipe from before launches were counted will not do. ``where``: the libraries, and an
-    emulated GPU or this machine's own. Raises CannotRecord, NotEmulatable where no GPU can be emulated here.
+    ``shapes``: further rows and lengths, or ranks too, so that the recipe answers for others. ``folder``: the cache;
+    the user's by default. ``counted``: a recipe from before launches were counted will not do. ``where``: the
+    libraries, and an emulated GPU or this machine's own. Raises CannotRecord, NotEmulatable where no GPU can be
+    emulated here.
     """
     spec = recorded_as(spec)
     path = _path(spec, gpu, shapes, folder, where)

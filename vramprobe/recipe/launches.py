@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vramprobe.log.depth import NotLinear, line_of
-from vramprobe.log.shapes import Shape, ShapeRules, shape_rules
+from vramprobe.log.shapes import Shape, ShapeRules, has_ranks, shape_rules
 
 _SUMS = ("calls", "flops", "read", "written", "launches")
 #: Of other operators the bytes alone decide; the shapes of those over all weights differ from depth to depth.
@@ -129,6 +129,7 @@ def launch_rules(
     rules = shape_rules({shape: np.array(list(chain(*rows)), dtype=np.int64) for shape, rows in sizes.items()})
     if rules.num_unexplained:
         return None
+    own = next(iter(sizes))
     values, coefficients = list(sizes.values()), iter(rules.rule_of)
     depths = [{_names(row, "shapes"): row["calls"] for row in _calls_of(count)} for count in counts]
     found: dict[tuple[Any, ...], _Rules] = {}
@@ -136,7 +137,7 @@ def launch_rules(
         try:
             times_called = Fraction(_at_depth([one.get(_names(row, "shapes"), 0) for one in depths], times))
         except NotLinear:
-            if any(rows[at] != values[0][at] for rows in values):
+            if any(rows[at] != values[0][at] for shape, rows in sizes.items() if not has_ranks([shape, own])):
                 return None
             times_called = Fraction(0)  # over all weights at once, whatever the batch
         each = [rules.coefficients[next(coefficients)] for _ in values[0][at]]
@@ -144,7 +145,7 @@ def launch_rules(
         known.add(each, values[0][at], times_called / row["calls"])
         if _key_of(row)[3] and known.shapes != each[len(_SUMMED) :]:
             return None  # calls of this row have two shapes elsewhere
-    return _as_shape_rules(launches, found)
+    return _as_shape_rules(launches, found, sum(own[2:]))
 
 
 def launches_at(launches: Launches, rules: LaunchRules, shape: Shape) -> Launches:
@@ -212,13 +213,15 @@ def _at_depth(numbers: Sequence[int], times: int) -> int:
 
 class _Rules:
     """Rules of one row of the launches: ``sums`` and ``own``, over all its calls, of the figures and what they are at
-    the cell's own shape; ``shapes``, those of the numbers of its shapes.
+    the cell's own shape; ``shapes``, those of the numbers of its shapes. ``rest``: of each figure, what calls over all
+    weights at once follow, the rank or nothing, and the factors, of which the whole model has a multiple.
     """
 
     def __init__(self) -> None:
         self.sums: list[dict[str, Fraction]] = [{} for _ in _SUMMED]
         self.own = [Fraction(0)] * len(_SUMMED)
         self.shapes: list[Mapping[str, Fraction]] = []
+        self.rest: list[dict[str, Fraction]] = [{} for _ in _SUMMED]
 
     def add(self, rules: Sequence[Mapping[str, Fraction]], numbers: Sequence[int], times: Fraction) -> None:
         """Add one kind of call, ``times`` as often as it was counted, by the rules of its :func:`_numbers`."""
@@ -226,16 +229,23 @@ class _Rules:
             for feature, factor in rules[place].items():
                 total[feature] = total.get(feature, Fraction(0)) + factor * times
             self.own[place] += numbers[place] * times
+            if not times:
+                for feature, factor in rules[place].items():
+                    self.rest[place][feature] = self.rest[place].get(feature, Fraction(0)) + factor
         self.shapes = self.shapes or list(rules[len(_SUMMED) :])
 
 
-def _as_shape_rules(launches: Launches, found: Mapping[tuple[Any, ...], _Rules]) -> LaunchRules:
-    """Return the rules of all figures and shapes of ``launches`` in their order, what no call gives being constant."""
+def _as_shape_rules(launches: Launches, found: Mapping[tuple[Any, ...], _Rules], rank: int) -> LaunchRules:
+    """Return the rules of all figures and shapes of ``launches``, which are of ``rank``, in their order; what no call
+    gives is constant, or goes with the rank."""
     rules: list[Mapping[str, Fraction]] = []
     for row in launches["rows"]:
         known = found.get(_key_of(row), _Rules())
-        for name, own, rule in zip(_SUMMED, known.own, known.sums, strict=True):
-            rules.append({**rule, "1": rule.get("1", Fraction(0)) + row[name] - own})
+        for name, own, rule, rest in zip(_SUMMED, known.own, known.sums, known.rest, strict=True):
+            left, of_rest = row[name] - own, rest.get("1", Fraction(0)) + rest.get("rank", Fraction(0)) * rank
+            shares = rest if of_rest else {"1": Fraction(1)}
+            more = {feature: factor * left / (of_rest or 1) for feature, factor in shares.items()}
+            rules.append({feature: rule.get(feature, 0) + more.get(feature, 0) for feature in {**rule, **more}})
         if row["shapes"] and known.shapes:
             rules += known.shapes
         else:

@@ -151,8 +151,8 @@ def rules_over(
     bare = scripts_of([replace(log, size_bytes=np.sign(log.size_bytes)) for log in logs.values()], kind_of_layer)
     for shape, scripts in zip(logs, bare, strict=True):
         if not all(map(_is_same, scripts, bare[0])):
-            own = next(iter(logs))
-            raise OtherBranch(f"at {' x '.join(map(str, shape))} the events are not those at {' x '.join(map(str, own))}")
+            other, own = (" x ".join(map(str, one)) for one in (shape, next(iter(logs))))
+            raise OtherBranch(f"at {other} the events are not those at {own}")
     sizes = {}
     for shape, scripts in zip(logs, scripts_of(list(logs.values()), kind_of_layer), strict=True):
         parts = []

@@ -30,8 +30,8 @@ BOOK = "recipes.zip"
 CARD_OF_CAPABILITY = {**dict.fromkeys(("8.0", "8.6", "8.9"), "A100-80GB-SXM"), "9.0": "H100-SXM"}
 #: What decides no allocation, or is open in a shipped recipe.
 _OPEN = {"model", "batch_size", "seq_len"}
-#: That too where two ranks were recorded.
-_RANK = "lora_r"
+#: That too where several ranks were recorded; the factor of what adapters add follows the rank unless it is named.
+_OF_RANK = {"lora_r", "lora_alpha"}
 _NAME = re.compile(r"(?P<key>\w{24}) (?P<shapes>\d+x\d+(?:x\d+)?(?:,\d+x\d+(?:x\d+)?)*) (?P<label>\S+)\.recipe")
 
 
@@ -108,7 +108,7 @@ def entry_key(spec: CellSpec | Mapping[str, Any], card: str, *, any_rank: bool =
     """24 hexadecimal digits that cells share which differ in rows and length alone, or in the adapters' rank too;
     ``spec`` or its words."""
     cell = spec if isinstance(spec, Mapping) else recorded_words(spec)
-    is_open = {*_OPEN, *([_RANK] if any_rank else [])}
+    is_open = _OPEN | (_OF_RANK if any_rank else set())
     words = [FORMAT, {name: value for name, value in cell.items() if name not in is_open}, card]
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
 

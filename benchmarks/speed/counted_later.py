@@ -94,7 +94,7 @@ def as_page(found: Sequence[Later]) -> str:
 
 
 def as_rows(found: Sequence[Later]) -> str:
-    """As CSV, with the columns of counted_steps.csv that pairs.py reads."""
+    """As CSV."""
     return as_csv(
         [
             {name: one.record[name] for name in NAMES}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import as_csv, as_markdown, write_or_check
-from benchmarks.techniques import guides
 from benchmarks.techniques.runs import fingerprint
 from vramprobe.report.plots.techniques import plot
 from vramprobe.techniques.matrix import matrix, parts
@@ -125,7 +124,6 @@ def page(entries: Entries, rows: list[Row], several: list[Row]) -> str:
             )
     lines += _together(several, entries)
     lines += _matrix()
-    lines += guides.lines(entries)
     lines += _published(by_id)
     lines += ["", "## How each is switched on", ""]
     head = ["technique", "package", "TRL", "Axolotl", "LLaMA-Factory", "torchtune"]

@@ -1,9 +1,9 @@
 """Every architecture of the catalog once: ``python benchmarks/truth/catalog.py`` (rebuilds catalog.csv and catalog.md).
 
 Each is cut to its first layers, as many as have one layer of each kind, and trained by LoRA on an emulated H100 (the
-real CUDA software over a driver that launches nothing), and counted by arithmetic where that walks its layers. Neither
-is a measurement. The emulated records stay under ``--out`` and are not run again;
-``--check`` says whether catalog.md is what catalog.csv says and whether every architecture has a row.
+real CUDA software over a driver that launches nothing): not a measurement. The emulated records stay under ``--out``
+and are not run again; ``--check`` says whether catalog.md is what catalog.csv says and whether every architecture has a
+row.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, read_csv  # noqa: E402
 from vramprobe import catalog  # noqa: E402
-from vramprobe.architecture import UnsupportedArchitecture  # noqa: E402
-from vramprobe.predict.predict import predict  # noqa: E402
 from vramprobe.records import store  # noqa: E402
 from vramprobe.records.table import describe_outcome  # noqa: E402
 from vramprobe.spec import CellSpec, resolve  # noqa: E402
@@ -67,14 +65,6 @@ def emulate(asked: dict[str, CellSpec], out: Path) -> dict[str, Any]:
     return store.latest_by_fingerprint(store.read(out / "records").records)
 
 
-def counted_bytes(cell: CellSpec) -> int | str:
-    """By arithmetic alone; empty where it does not walk these layers."""
-    try:
-        return predict(cell, gpu=catalog.find_gpu(CARD)).peak_allocated_bytes.value
-    except UnsupportedArchitecture:
-        return ""
-
-
 def rows(out: Path) -> list[Row]:
     """A row per architecture, in the catalog's order."""
     asked = cells()
@@ -92,43 +82,30 @@ def rows(out: Path) -> list[Row]:
                 "outcome": record.outcome.kind,
                 "detail": describe_outcome(record.outcome),
                 "emulated_bytes": record.peak.allocated_bytes if record.peak else "",
-                "counted_bytes": counted_bytes(cell),
             }
         )
     return made
 
 
-def percent(row: Row) -> float | None:
-    """How far arithmetic is from the emulated peak; None without a number."""
-    if not row["emulated_bytes"] or not row["counted_bytes"]:
-        return None
-    return 100 * (int(row["counted_bytes"]) / int(row["emulated_bytes"]) - 1)
-
-
 def summary(found: list[Row]) -> str:
     """The page."""
     ok = [row for row in found if row["outcome"] == "ok"]
-    counted = [row for row in found if row["counted_bytes"]]
     lines = [
         "# Every architecture of the catalog, once\n",
         f"{len(found)} architectures, cut to their first layers, with LoRA of the query and value projections on",
-        f"{CELL['batch_size']} × {CELL['seq_len']} tokens: {len(ok)} ran on an emulated {CARD},",
-        f"{len(counted)} are counted by arithmetic.",
-        "Emulated: the real CUDA software over a driver that launches nothing; no GPU was measured. In percent of the",
-        "emulated peak of allocated memory; a dash: no arithmetic, so `predict` records a recipe.",
+        f"{CELL['batch_size']} × {CELL['seq_len']} tokens: {len(ok)} ran on an emulated {CARD}.",
+        "Emulated: the real CUDA software over a driver that launches nothing; no GPU was measured.",
         "Linear attention, Mamba and convolutions run as transformers has them without the kernels of",
         "flash-linear-attention, mamba-ssm and causal-conv1d, with which memory is another.",
         "By `python benchmarks/truth/catalog.py`.\n",
     ]
-    head = ["architecture", "family", "parameters", "layers run", "emulated, GiB", "arithmetic, %"]
+    head = ["architecture", "family", "parameters", "layers run", "allocated, GiB"]
     cells = []
     for row in found:
         emulated = f"{int(row['emulated_bytes']) / 2**30:.3f}" if row["emulated_bytes"] else row["outcome"]
-        error = percent(row)
-        shown = "–" if error is None else f"{error:+.2f}"
         size = f"{int(row['num_params']) / 1e9:.3g}B"
-        cells.append([row["model"], row["model_type"], size, row["num_layers"], emulated, shown])
-    return "\n".join([*lines, *as_markdown(head, "llrrrr", cells)]) + "\n"
+        cells.append([row["model"], row["model_type"], size, row["num_layers"], emulated])
+    return "\n".join([*lines, *as_markdown(head, "llrrr", cells)]) + "\n"
 
 
 def read_rows() -> list[Row]:

@@ -44,7 +44,7 @@ UNSEEN_CARDS = frozenset({"H200", "L4", "L40S", "RTX-3090", "RTX-5090"})
 CLEAN = (
     "421 further cells on RTX-3090, RTX-5090, L40S and T4 were run after that, and first looked at with the arithmetic",
     "as it then stood (commit e836207). Both tiers came out to the byte in 357. Three ran only because the allocator",
-    "gave cached blocks back, which is judged in [emulated_edges.md](emulated_edges.md); of the other 418 allocated",
+    "gave cached blocks back, which is judged in [recipes.md](recipes.md); of the other 418 allocated",
     "memory was off by 0.002 % on average and 0.21 % at worst, reserved by 0.04 % and 6.24 %: one block of 100 MiB of",
     "opt-125m under checkpointing, on two cards. That was followed (OPT's layers hand gradients on as views, to which",
     "none is added in place) and mended for all OPT alike; without it the worst was 0.53 %.",
@@ -254,7 +254,7 @@ def stale() -> list[str]:
 
 
 def is_at_ease(record: RunRecord) -> bool:
-    """Whether its card had room for all that the allocator kept; where it had not, emulated_edges.py judges."""
+    """Whether its card had room for all that the allocator kept; where it had not, recipes.py judges."""
     return record.outcome.kind == "ok" and not record.num_alloc_retries
 
 

@@ -19,6 +19,7 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -228,6 +229,20 @@ def limits(cells: Iterable[Oracle], answer: Answer) -> list[str]:
     return as_markdown(["kind", "GPU", *head], "llrrrr", lines)
 
 
+def verdicts(cells: Iterable[Oracle]) -> list[str]:
+    """A line for each GPU: what predict said of runs near its limit, and how they ended."""
+    counts: dict[str, Counter[tuple[str | None, str]]] = {}
+    for oracle in cells:
+        if oracle.kind == "boundary" and oracle.run is not None:
+            for name in (oracle.gpu or "CPU", "all"):
+                counts.setdefault(name, Counter())[oracle.today.verdict, oracle.run.outcome] += 1
+    ends = [(said, outcome) for said in ("fits", "tight", "does not fit") for outcome in ("ok", "oom")]
+    lines = [[name, own.total(), *(own[end] for end in ends)] for name, own in counts.items()]
+    lines.sort(key=lambda line: line[0] == "all")
+    head = [f"{said}, {'ran' if outcome == 'ok' else 'ran out'}" for said, outcome in ends]
+    return as_markdown(["GPU", "cells", *head], "lrrrrrrr", lines)
+
+
 def tables(cells: Sequence[Oracle], answer: Answer, *, baseline: bool = False) -> list[str]:
     """All tables of one answer; ``baseline``: it is the arithmetic that the last one compares with."""
     found = compared(cells, answer, of_run)
@@ -267,6 +282,14 @@ def page(cells: Sequence[Oracle]) -> str:
         "answered, arithmetic has no such family, and `predict` records or refuses.",
         "",
         *tables(cells, arithmetic, baseline=True),
+        "",
+        "## Verdicts at a GPU's limit",
+        "",
+        "Cells chosen to need 95 to 105 % of a GPU (`vramprobe/data/sweeps/emulated-edges-*.yaml`): what",
+        "`predict --gpu` says, beside the GPU's own CUDA context, and how the emulated run ended. Each run had a",
+        "context of 480 MiB, more than an L4's, so that some ran out that are *tight*.",
+        "",
+        *verdicts(cells),
         *_of_recipes(cells),
     ]
     return "\n".join(lines) + "\n"

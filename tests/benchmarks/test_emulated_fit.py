@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -57,11 +56,3 @@ def test_it_ships_for_cards_of_nvidias_alone() -> None:
     assert fit is not None
     assert fit.is_emulated
     assert shipped_fit("cuda", find_gpu("MI300X")) is None
-
-
-def test_the_table_of_verdicts_is_what_its_csv_says_and_none_is_a_false_fits(script: Script) -> None:
-    module = script("truth.emulated_edges")
-    with module.TABLE.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert module.TABLE.with_suffix(".md").read_text() == module.summary(rows)
-    assert not [row for row in rows if row["verdict"] == "fits" and row["emulated"] == "out of memory"]

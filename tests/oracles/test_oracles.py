@@ -32,6 +32,7 @@ GONE = {
         "ranks/ranks_405b",
         "ranks/ranks_replayed",
         "truth/emulated",
+        "truth/emulated_edges",
         "truth/llama4",
         "truth/losses",
         "truth/vision",
@@ -69,6 +70,12 @@ def kept(run: oracles.Run) -> list[dict[str, Any]]:
 def numbers(row: dict[str, Any]) -> set[str]:
     """The figures of a table's row or of a record's peak."""
     return {str(value) for value in {**row, **(row.get("peak") or {})}.values()}
+
+
+def test_no_run_at_a_gpus_limit_that_fits_ran_out(cells: list[oracles.Oracle]) -> None:
+    said = [(one.today.verdict, one.run.outcome) for one in cells if one.kind == "boundary" and one.run is not None]
+    assert len(said) == 593
+    assert ("fits", "oom") not in said
 
 
 def test_each_run_is_in_the_file_that_it_names_with_these_figures(cells: list[oracles.Oracle]) -> None:

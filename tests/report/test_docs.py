@@ -239,12 +239,9 @@ HOW = {
     "python tools/roles.py --check": AS_IT_IS,
     "python benchmarks/truth/own_commands.py": Way(more="--check", why="its runs take minutes"),
     "python benchmarks/truth/recipes.py": Way(more="--check", why="it would write its page"),
-    "python benchmarks/recommend/recommended.py": HOURS,
     "python benchmarks/speed/speed_model.py": Way(
         loaded=True, why="a minute of fits; tests/benchmarks/test_published_steps.py holds the rates against the rows"
     ),
-    "python benchmarks/speed/ranks.py": Way(more="--check", why="it would write its table"),
-    "python benchmarks/speed/pairs.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/truth/emulated_fit.py": Way(more="--check", why="it would fit for minutes"),
     "python benchmarks/truth/oracles_again.py 20": HOURS,
     "python benchmarks/truth/oracles_again.py 10 --kind ranks": HOURS,
@@ -253,7 +250,6 @@ HOW = {
     "python benchmarks/truth/coverage.py": Way(more="--check", why="it would write its page"),
     "python benchmarks/truth/shares.py": Way(elsewhere="tests/predict/test_shares.py"),
     "python benchmarks/truth/catalog.py": Way(more="--check", why="it would write its table"),
-    "python benchmarks/truth/emulated_edges.py": Way(more="--check", why="it would write its table"),
 }
 #: Files that name scripts and tables in sentences.
 SAYING = (".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml")

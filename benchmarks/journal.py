@@ -1,4 +1,4 @@
-"""Journals of runs: JSON lines, appended and never changed, of which the last of each run counts; one profile anew.
+"""Journals of runs: JSON lines, appended and never changed, of which the last of each run counts; profiles anew.
 
 In and out: dictionaries with ``line`` (or another key that names what was run), ``fingerprint`` and ``outcome``, or
 the profiles that ``vramprobe profile --save`` appends. A line that was torn (a full disk, a kill) is passed over, and
@@ -7,19 +7,22 @@ the next one starts on a line of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from vramprobe.records.profile import ProfileRecord, read_profiles
+from vramprobe.records.profile import ProfileRecord, last_profile, read_profiles
 
 Entry = dict[str, Any]
 Row = TypeVar("Row", bound=Hashable)
+_DYING_SECONDS = 30.0
 
 
 def profiled(
@@ -37,6 +40,50 @@ def profiled(
         out = subprocess.DEVNULL if quiet else None
         subprocess.run(words, cwd=cwd, env=os.environ | dict(environment or {}), stdout=out, check=False)
         return json.loads(saved.read_text().splitlines()[-1])
+
+
+class Limited(NamedTuple):
+    """What came of a command: its profile, None where it made none, what it printed, and whether it took too long."""
+
+    record: ProfileRecord | None
+    said: str
+    is_late: bool
+
+
+def limited(
+    options: Sequence[str],
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    environment: Mapping[str, str] | None = None,
+    seconds: float,
+) -> Limited:
+    """Run ``vramprobe profile OPTIONS -- COMMAND`` for at most so long; none of its processes is left."""
+    saved, is_late = cwd / "profile.jsonl", False
+    words = [sys.executable, "-m", "vramprobe", "profile", *options, "--json", "--save", str(saved), "--", *command]
+    with (cwd / "said").open("wb") as said:
+        process = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=os.environ | dict(environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            is_late = True
+        finally:
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                process.send_signal(signal.SIGTERM)  # which ends the command's own processes, too
+                process.wait(_DYING_SECONDS)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    record = last_profile(saved) if saved.exists() else None
+    return Limited(record, (cwd / "said").read_text(errors="replace"), is_late)
 
 
 def append(path: Path, entry: Entry) -> None:
@@ -66,9 +113,14 @@ def read(path: Path, key: str = "line") -> list[Entry]:
     return entries
 
 
-def latest(entries: list[Entry], key: str = "line", *, outcome: str | None = None) -> dict[Any, Entry]:
-    """The last entry of each run (of this outcome), by ``key``."""
-    return {entry[key]: entry for entry in entries if outcome in (None, entry["outcome"])}
+def latest(entries: Iterable[Entry], *keys: str) -> dict[Any, Entry]:
+    """The last entry of each run that ended well, else its last; by the value of its key, or by those of several."""
+    found: dict[Any, Entry] = {}
+    for entry in entries:
+        of = tuple(map(entry.get, keys)) if len(keys) > 1 else entry[keys[0]]
+        if of not in found or entry["outcome"] == "ok" or found[of]["outcome"] != "ok":
+            found[of] = entry
+    return found
 
 
 def latest_profiles(path: Path, rows_of: Callable[[ProfileRecord], Iterable[Row]]) -> dict[Row, ProfileRecord]:

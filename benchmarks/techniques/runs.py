@@ -6,18 +6,15 @@ In: a base, the technique or none, an interpreter that has every package. Out: a
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shlex
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from vramprobe.records.profile import ProfileRecord, last_profile
+from benchmarks import journal
+from vramprobe.records.profile import ProfileRecord
 from vramprobe.techniques.registry import Base, Technique, command_of
 
 HERE = Path(__file__).resolve().parent
@@ -44,29 +41,11 @@ def attempt(base: Base, several: list[Technique], python: Path) -> dict[str, Any
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         script = [str(HERE / word) if (HERE / word).is_file() else word for word in words[1:]]
-        save = Path(folder, "profile.jsonl")
-        command = [sys.executable, "-m", "vramprobe", "profile", "--emulate", base.gpu, "--empty-weights"]
-        environment = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "TOKENIZERS_PARALLELISM": "false"}
-        process = subprocess.Popen(
-            ["nice", *command, "--steps-only", "--save", str(save), "--", str(python.parent / words[0]), *script],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            said, _ = process.communicate(timeout=LIMIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.communicate()
-            said = f"TimeoutError: no end within {LIMIT_SECONDS} s"
-        except BaseException:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
-            raise
-        record = last_profile(save) if save.exists() else None
+        options = ["--emulate", base.gpu, "--empty-weights", "--steps-only"]
+        environment = {"PYTHONPATH": str(HERE.parents[1]), "TOKENIZERS_PARALLELISM": "false"}
+        command = [str(python.parent / words[0]), *script]
+        ran = journal.limited(options, command, cwd=Path(folder), environment=environment, seconds=LIMIT_SECONDS)
+        record, said = ran.record, f"TimeoutError: no end within {LIMIT_SECONDS} s" if ran.is_late else ran.said
         said = said.replace(folder, "FOLDER")
     entry = {
         "base": base.id,

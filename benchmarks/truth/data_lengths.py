@@ -15,11 +15,12 @@ import sys
 import time
 from pathlib import Path
 
-from vramprobe.records.profile import ProfileRecord, read_profiles
+from vramprobe.records.profile import ProfileRecord
 from vramprobe.units import format_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import journal
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,7 @@ JOURNAL = Path(__file__).with_suffix(".jsonl")
 PAGE = Path(__file__).with_suffix(".md")
 SECONDS = Path(__file__).with_suffix(".csv")
 WHOLE = "100,000 rows, every step"
+TRAIN = ("python", "benchmarks/truth/data_lengths_train.py")
 #: By name: options of profile; of data_lengths_train.py the model, the rows, the rows of a batch, the longest.
 RUNS = {
     "100,000 rows": ((), ("small", "100000", "128", "16384")),
@@ -38,32 +40,38 @@ RUNS = {
 
 def run(names: list[str]) -> None:
     """These profiles anew, and the seconds of each: the clock's, and the processors'."""
-    kept = dict(zip(RUNS, read_profiles(JOURNAL), strict=False)) if JOURNAL.exists() else {}
-    seconds = {row["name"]: row for row in read_csv(SECONDS)} if SECONDS.exists() else {}
-    new = JOURNAL.with_suffix(".new")
+    seconds = {row["name"]: row for row in read_csv(SECONDS)}
     for name in names:
         options, words = RUNS[name]
-        new.unlink(missing_ok=True)
         command = [
-            sys.executable,
-            "-m",
-            "vramprobe",
             "profile",
             "--emulate",
             "H100-SXM",
             "--trace",
             "none",
             "--no-speed",
+            *options,
+            "--save",
+            str(JOURNAL),
         ]
-        command += [*options, "--save", str(new), "--json", "--", "python", "benchmarks/truth/data_lengths_train.py"]
+        command += ["--json", "--", *TRAIN, *words]
         start, before = time.monotonic(), os.times()
-        subprocess.run([*command, *words], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "vramprobe", *command], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         used = sum(os.times()[2:4]) - sum(before[2:4])
-        (kept[name],) = read_profiles(new)
         seconds[name] = {"name": name, "elapsed": f"{time.monotonic() - start:.0f}", "processor": f"{used:.0f}"}
-    new.unlink(missing_ok=True)
-    JOURNAL.write_text("".join(kept[name].model_dump_json() + "\n" for name in RUNS if name in kept))
     SECONDS.write_text(as_csv([seconds[name] for name in RUNS if name in seconds]))
+
+
+def profiles() -> dict[str, ProfileRecord]:
+    """The last profile of each run, in their order: those that asked the loader have its batches."""
+
+    def names(record: ProfileRecord) -> list[str]:
+        is_whole = record.ranks[0].batches is None
+        words = tuple(record.command[len(TRAIN) :])
+        return [name for name, told in RUNS.items() if told == (("--whole",) if is_whole else (), words)]
+
+    found = journal.latest_profiles(JOURNAL, names)
+    return {name: found[name] for name in RUNS}
 
 
 def difference(chosen: ProfileRecord, whole: ProfileRecord) -> float:
@@ -148,9 +156,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.run is not None:
         run(asked.run or list(RUNS))
-    profiles = dict(zip(RUNS, read_profiles(JOURNAL), strict=True))
     seconds = {row["name"]: row for row in read_csv(SECONDS)}
-    write_or_check({PAGE: markdown(profiles, seconds)}, "truth/data_lengths.py", check=asked.check)
+    write_or_check({PAGE: markdown(profiles(), seconds)}, "truth/data_lengths.py", check=asked.check)
 
 
 if __name__ == "__main__":

@@ -97,15 +97,15 @@ def run(recipe: Recipe, num_layers: int | None, *, environments: Path, uv: str, 
     }
 
 
-def entry_of(recipe: Recipe, num_layers: int | None, entries: list[journal.Entry]) -> journal.Entry | None:
-    """The last that ended well, else the last."""
-    same = [entry for entry in entries if entry["fingerprint"] == recipe.fingerprint(num_layers)]
-    return next((one for one in reversed(same) if one["outcome"] == "ok"), same[-1] if same else None)
+def latest(entries: list[journal.Entry]) -> dict[str, journal.Entry]:
+    """The entry that counts of each recipe and depth, by its fingerprint."""
+    return journal.latest(entries, "fingerprint")
 
 
 def phases_of(recipe: Recipe, entries: list[journal.Entry]) -> dict[str, int] | None:
     """Phase → its highest allocated bytes, of the whole model: where it was cut, on the line through two depths."""
-    found = [entry_of(recipe, num_layers, entries) for num_layers in recipe.layers or (None,)]
+    known = latest(entries)
+    found = [known.get(recipe.fingerprint(num_layers)) for num_layers in recipe.layers or (None,)]
     if any(entry is None or entry["outcome"] != "ok" for entry in found):
         return None
     phases = [entry["phases"] for entry in found if entry]
@@ -130,7 +130,7 @@ def page(entries: list[journal.Entry]) -> str:
     done = [(recipe, phases) for recipe in recipes() if (phases := phases_of(recipe, entries)) is not None]
     for recipe, phases in done:
         steps = max(size for name, size in phases.items() if name != "load")
-        whole = None if recipe.layers else entry_of(recipe, None, entries)
+        whole = None if recipe.layers else latest(entries)[recipe.fingerprint(None)]
         cut = f" (lines through {' and '.join(map(str, recipe.layers))} layers)" if recipe.layers else ""
         shown = [
             f"{steps / GB:.1f}",
@@ -166,7 +166,7 @@ def main() -> None:
         if given.only and not any(words in recipe.name for words in given.only):
             continue
         for num_layers in recipe.layers or (None,):
-            known = entry_of(recipe, num_layers, entries)
+            known = latest(entries).get(recipe.fingerprint(num_layers))
             if known is None or given.again or known["outcome"] != "ok":
                 how = {"environments": given.environments, "uv": given.uv, "limit_seconds": given.limit}
                 entry = run(recipe, num_layers, **how)

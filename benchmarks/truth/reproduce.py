@@ -33,6 +33,7 @@ from benchmarks.truth.reproduction.run import profile, run
 
 JOURNAL, TABLE = (Path(__file__).resolve().with_suffix(suffix) for suffix in (".jsonl", ".csv"))
 PUBLISHED_STEPS = 100
+Key = tuple[int, str, str]
 SPARE_BYTES = 3 << 30  # of this machine's memory, beside what a run's weights take
 
 
@@ -119,7 +120,7 @@ def main() -> None:
 def run_what_is_left(given: argparse.Namespace) -> None:
     """Every row that was asked for and that the journal has not."""
     path = given.journal or JOURNAL
-    done = journal.latest(journal.read(path))
+    done = latest(path)
     todo = [
         one
         for one in recipes(given.steps)
@@ -160,13 +161,17 @@ def sample(number: int, entries: dict[int, journal.Entry]) -> list[Recipe]:
 
 def current(path: Path) -> dict[int, journal.Entry]:
     """The last entry of each row's recipe as it is now, with the stack's packages as they are now."""
-    known = {(one.line, one.fingerprint, fingerprint(one.stack)) for one in recipes()}
-    entries = [
-        entry
-        for entry in journal.read(path)
-        if (entry["line"], entry["fingerprint"], entry.get("stack_fingerprint")) in known
-    ]
-    return journal.latest(entries) | journal.latest(entries, outcome="ok")
+    known = latest(path)
+    return {one.line: known[key_of(one)] for one in recipes() if key_of(one) in known}
+
+
+def latest(path: Path) -> dict[Key, journal.Entry]:
+    """The entry that counts of each run under each set of packages, by :func:`key_of`."""
+    return journal.latest(journal.read(path), "line", "fingerprint", "stack_fingerprint")
+
+
+def key_of(recipe: Recipe) -> Key:
+    return recipe.line, recipe.fingerprint, fingerprint(recipe.stack)
 
 
 def stale(path: Path) -> str | None:
@@ -185,12 +190,9 @@ def _interrupted(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _is_done(recipe: Recipe, done: dict[int, journal.Entry], again: bool) -> bool:
-    entry = done.get(recipe.line)
-    if entry is None or entry["fingerprint"] != recipe.fingerprint:
-        return False
-    is_of_these_pins = entry.get("stack_fingerprint") == fingerprint(recipe.stack)
-    return is_of_these_pins and (entry["outcome"] == "ok" or not again)
+def _is_done(recipe: Recipe, done: dict[Key, journal.Entry], again: bool) -> bool:
+    entry = done.get(key_of(recipe))
+    return entry is not None and (entry["outcome"] == "ok" or not again)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def run(python: Path, seconds: float, only: str | None) -> None:
     """Repeat what the journal lacks under the libraries of ``python``, for at most so long."""
     libraries = _libraries_of(python)
     wanted = {cell_of(row): row for row in read_csv(PUBLISHED)}
-    known = {(entry["line"], entry["fingerprint"]) for entry in journal.read(JOURNAL)}
+    known = journal.latest(journal.read(JOURNAL), "line", "fingerprint")
     started = time.monotonic()
     for cell in sorted(wanted, key=lambda cell: _size(wanted[cell])):
         if (cell, libraries) in known or (only and only not in cell):
@@ -88,7 +88,7 @@ def _size(row: dict[str, str]) -> tuple[float, int]:
 
 def rows() -> list[dict[str, Any]]:
     """A row for each published run that completed: measured, emulated and predicted bytes, and step times."""
-    entries = {(entry["line"], entry["fingerprint"]): entry for entry in journal.read(JOURNAL)}
+    entries = journal.latest(journal.read(JOURNAL), "line", "fingerprint")
     found = []
     for row in read_csv(PUBLISHED):
         if not row["allocated_mib"]:

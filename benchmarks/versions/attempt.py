@@ -6,12 +6,8 @@ largest blocks with the lines that asked for them, ``oom``, ``timeout`` or ``err
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,15 +15,15 @@ from typing import Any
 
 import psutil
 
+from benchmarks import journal
 from benchmarks.frameworks.stacks import fingerprint_of
 from benchmarks.versions.runs import CARD, Run
 from vramprobe.emulate.build import emulator_version
-from vramprobe.records.profile import RankProfile, profile_from_json
+from vramprobe.records.profile import ProfileRecord, RankProfile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _MOST_BLOCKS = 10
 _MOST_LINES = 12
-_DYING_SECONDS = 30.0
 
 
 def attempt(run: Run, python: Path, pins: dict[str, str], *, limit_seconds: float) -> dict[str, Any]:
@@ -58,49 +54,25 @@ def profiled(
 ) -> dict[str, Any]:
     """The part of an entry that is this command's own. It runs in ``work``, by ``python`` or what lies beside it."""
     hidden = {str(REPOSITORY): "", str(work): "", str(python.parents[1]): "", str(Path.home()): "~/"}
-    words = ["profile", "--emulate", cards, "--empty-weights", "--steps-only", "--trace", "step", "--json"]
-    words += [*([] if seq_len is None else ["--seq-len", str(seq_len)]), "--", *command]
-    environment = os.environ | {
+    options = ["--emulate", cards, "--empty-weights", "--steps-only", "--trace", "step"]
+    options += [] if seq_len is None else ["--seq-len", str(seq_len)]
+    environment = {
         "PYTHONPATH": str(REPOSITORY),
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
         "HF_HOME": str(work / "hf"),
         "TMPDIR": str(work),
     }
-    with (work / "said").open("wb") as said, (work / "record").open("wb") as record:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vramprobe", *words],
-            env=environment,
-            cwd=work,
-            stdin=subprocess.DEVNULL,
-            stdout=record,
-            stderr=said,
-            start_new_session=True,
-        )
-        try:
-            process.wait(limit_seconds)
-        except subprocess.TimeoutExpired:
-            return {"outcome": "timeout", "said": _last_words(work / "said", hidden)}
-        finally:
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                process.send_signal(signal.SIGTERM)  # which ends the command's own processes, too
-                process.wait(_DYING_SECONDS)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    lines = [line for line in (work / "record").read_text(errors="replace").splitlines() if '"ranks"' in line]
-    if not lines:
-        return {"outcome": "error", "said": _last_words(work / "said", hidden)}
-    return entry_of(lines[-1], _last_words(work / "said", hidden))
+    ran = journal.limited(options, command, cwd=work, environment=environment, seconds=limit_seconds)
+    said = _last_words(ran.said, hidden)
+    return {"outcome": "timeout", "said": said} if ran.is_late else entry_of(ran.record, said)
 
 
-def entry_of(line: str, said: str) -> dict[str, Any]:
-    """The entry's own part of a profile as JSON; ``said``: the command's last words."""
-    profile = profile_from_json(line)
-    rank = profile.highest_rank
-    if profile.outcome.kind != "ok" or rank is None or rank.peak is None or not rank.repeats:
-        kind = profile.outcome.kind if profile.outcome.kind in ("oom", "error") else "error"
-        return {"outcome": kind, "said": said}
+def entry_of(profile: ProfileRecord | None, said: str) -> dict[str, Any]:
+    """The entry's own part of a profile; ``said``: the command's last words."""
+    rank = profile.highest_rank if profile is not None else None
+    if profile is None or profile.outcome.kind != "ok" or rank is None or rank.peak is None or not rank.repeats:
+        return {"outcome": "oom" if profile is not None and profile.outcome.kind == "oom" else "error", "said": said}
     steering = (
         []
         if profile.emulation is None
@@ -125,9 +97,9 @@ def _largest(rank: RankProfile) -> list[dict[str, Any]]:
     return [one.model_dump(exclude_none=True) for one in blocks]
 
 
-def _last_words(path: Path, hidden: dict[str, str]) -> str:
+def _last_words(said: str, hidden: dict[str, str]) -> str:
     """Without this machine's paths: the journal is published."""
-    text = "\n".join(path.read_text(errors="replace").replace("\r", "\n").splitlines()[-_MOST_LINES:])
+    text = "\n".join(said.replace("\r", "\n").splitlines()[-_MOST_LINES:])
     for words, instead in hidden.items():
         text = text.replace(f"{words}{os.sep}", instead)
     return text

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import journal
 from benchmarks.frameworks.stacks import PINS, fingerprint, pins
 from benchmarks.tables import as_csv, read_csv
 from benchmarks.versions import picture
@@ -48,11 +49,11 @@ Entry = dict[str, Any]
 
 def rows(entries: list[Entry], stacks: list[str]) -> list[Row]:
     """One for each run under each stack that the journal has, run by run in the order of the days."""
-    found = []
+    found, known = [], latest(entries)
     for run in runs():
         before: Row | None = None
         for stack in stacks:
-            entry = _entry_of(run, stack, entries)
+            entry = known.get(key_of(run, fingerprint(stack)))
             if entry is None:
                 continue
             row = _row(run, stack, entry, before)
@@ -61,15 +62,13 @@ def rows(entries: list[Entry], stacks: list[str]) -> list[Row]:
     return found
 
 
-def _entry_of(run: Run, stack: str, entries: list[Entry]) -> Entry | None:
-    """The last that ended well, else the last."""
-    packages = fingerprint(stack)
-    same = [
-        one
-        for one in entries
-        if (one["run"], one["fingerprint"], one["pins_fingerprint"]) == (run.name, run.fingerprint, packages)
-    ]
-    return next((one for one in reversed(same) if one["outcome"] == "ok"), same[-1] if same else None)
+def latest(entries: list[Entry]) -> dict[tuple[str, ...], Entry]:
+    """The entry that counts of each run under each set of packages, by :func:`key_of`."""
+    return journal.latest(entries, "run", "fingerprint", "pins_fingerprint")
+
+
+def key_of(run: Run, packages: str) -> tuple[str, ...]:
+    return run.name, run.fingerprint, packages
 
 
 def _row(run: Run, stack: str, entry: Entry, before: Row | None) -> Row:

@@ -55,8 +55,8 @@ def campaign(todo: list[tuple[str, Run]], *, path: Path, uv: str, limit_seconds:
 
 def is_done(stack: str, run: Run, entries: list[journal.Entry], *, errors_too: bool) -> bool:
     """Whether the journal has this very run under these very packages; an error counts unless ``errors_too``."""
-    same = [entry for entry in entries if _is_of(entry, run, fingerprint(stack))]
-    return any(entry["outcome"] == "ok" for entry in same) or bool(same and not errors_too)
+    entry = table.latest(entries).get(table.key_of(run, fingerprint(stack)))
+    return entry is not None and (entry["outcome"] == "ok" or not errors_too)
 
 
 def bisect(words: list[str], package: str | None, *, path: Path, uv: str, limit_seconds: float) -> str:
@@ -66,19 +66,17 @@ def bisect(words: list[str], package: str | None, *, path: Path, uv: str, limit_
 
     def sized(changed: dict[str, str]) -> int | None:
         told = bisection.changed_pins(start, end, changed, uv=uv)
-        known = [entry for entry in entries if _is_of(entry, run, fingerprint_of(told))]
-        if known:
-            return known[-1].get("peak_bytes")
+        known = table.latest(entries).get(table.key_of(run, fingerprint_of(told)))
+        if known is not None:
+            return known.get("peak_bytes")
         python = environment(home() / _BISECTED, told, uv=uv)
         entry = {"stack": start, "changed": changed, **attempt(run, python, told, limit_seconds=limit_seconds)}
         journal.append(path, entry)
         entries.append(entry)
         return entry.get("peak_bytes")
 
-    peaks = [
-        next((e["peak_bytes"] for e in reversed(entries) if _is_of(e, run, fingerprint(name)) and "peak_bytes" in e), 0)
-        for name in (start, end)
-    ]
+    known = table.latest(entries)
+    peaks = [known.get(table.key_of(run, fingerprint(name)), {}).get("peak_bytes", 0) for name in (start, end)]
     if not all(peaks) or peaks[0] == peaks[1]:
         return f"{run.name}: there is nothing to trace between {start} and {end}: {peaks[0]:,} and {peaks[1]:,} bytes"
     found = bisection.traced(
@@ -163,10 +161,6 @@ def _known(names: list[str], refuse: Callable[[str], None]) -> None:
     unknown = sorted(set(names) - set(dated_stacks()))
     if unknown:
         refuse(f"no stack {', '.join(unknown)}; there are: {', '.join(dated_stacks())}")
-
-
-def _is_of(entry: journal.Entry, run: Run, packages: str) -> bool:
-    return (entry["run"], entry["fingerprint"], entry["pins_fingerprint"]) == (run.name, run.fingerprint, packages)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from vramprobe.records.profile import read_profiles
-
 
 def test_the_page_is_made_of_profiles_that_agree(script: Callable[[str], ModuleType]) -> None:
     page = script("truth.data_lengths")
-    profiles = dict(zip(page.RUNS, read_profiles(page.JOURNAL), strict=True))
+    profiles = page.profiles()
     seconds = {row["name"]: row for row in page.read_csv(page.SECONDS)}
     assert page.PAGE.read_text(encoding="utf-8") == page.markdown(profiles, seconds)
     chosen, whole = profiles["100,000 rows"], profiles[page.WHOLE]

@@ -78,8 +78,10 @@ def test_a_torn_line_costs_only_itself(script: Script, tmp_path: Path) -> None:
 def test_the_last_attempt_counts_and_an_error_does_not_hide_what_was_known(script: Script, tmp_path: Path) -> None:
     journal = script("journal")
     entries = [{"line": 1, "fingerprint": "f", "outcome": outcome} for outcome in ("ok", "error")]
-    assert journal.latest(entries)[1]["outcome"] == "error"
-    assert journal.latest(entries, outcome="ok")[1]["outcome"] == "ok"
+    assert journal.latest(entries, "line")[1]["outcome"] == "ok"
+    twice = [entry | {"seconds": seconds} for entry in (entries[1], entries[0]) for seconds in (1, 2)]
+    assert journal.latest(twice[:2], "line", "fingerprint") == {(1, "f"): twice[1]}
+    assert journal.latest(twice, "line", "fingerprint") == {(1, "f"): twice[3]}
 
 
 def test_an_interrupted_campaign_goes_on_where_it_was(
@@ -98,7 +100,7 @@ def test_an_interrupted_campaign_goes_on_where_it_was(
     monkeypatch.setattr(reproduce, "run", run)
     with pytest.raises(KeyboardInterrupt):
         reproduce.campaign(todo, path=path, uv="uv", limit_seconds=1)
-    done = reproduce.journal.latest(reproduce.journal.read(path))
+    done = reproduce.latest(path)
     left = [one for one in todo if not reproduce._is_done(one, done, again=False)]
     assert [one.line for one in left] == [one.line for one in todo[2:]]
 
@@ -133,11 +135,16 @@ def test_a_change_of_what_is_run_or_of_its_packages_is_run_anew(script: Script) 
     recipe = reproduce.recipes()[0]
     entry = {"line": recipe.line, "fingerprint": recipe.fingerprint, "outcome": "ok"}
     fresh = entry | {"stack_fingerprint": reproduce.fingerprint(recipe.stack)}
-    assert reproduce._is_done(recipe, {recipe.line: fresh}, again=True)
-    assert not reproduce._is_done(recipe, {recipe.line: fresh | {"fingerprint": "another"}}, again=True)
-    assert not reproduce._is_done(recipe, {recipe.line: fresh | {"stack_fingerprint": "another"}}, again=True)
-    assert not reproduce._is_done(recipe, {recipe.line: fresh | {"outcome": "error"}}, again=True)
-    assert reproduce._is_done(recipe, {recipe.line: fresh | {"outcome": "error"}}, again=False)
+    key = ("line", "fingerprint", "stack_fingerprint")
+
+    def is_done(*, again: bool, **other: str) -> bool:
+        return reproduce._is_done(recipe, reproduce.journal.latest([fresh | other], *key), again=again)
+
+    assert is_done(again=True)
+    assert not is_done(again=True, fingerprint="another")
+    assert not is_done(again=True, stack_fingerprint="another")
+    assert not is_done(again=True, outcome="error")
+    assert is_done(again=False, outcome="error")
 
 
 def test_the_published_figures_are_what_trainer_printed(script: Script) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from vramprobe.records.profile import profile_from_json
+
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "versions"
 Script = Callable[[str], ModuleType]
 
@@ -116,8 +118,9 @@ def test_a_run_that_did_not_repeat_is_no_figure(script: Script) -> None:
         "environment": {},
     }
     for repeats, outcome in ((True, "ok"), (False, "error"), (None, "error")):
-        line = json.dumps(profile | {"ranks": [rank | {"repeats": repeats}]})
-        assert attempt.entry_of(line, "said")["outcome"] == outcome
+        record = profile_from_json(json.dumps(profile | {"ranks": [rank | {"repeats": repeats}]}))
+        assert attempt.entry_of(record, "said")["outcome"] == outcome
+    assert attempt.entry_of(None, "said") == {"outcome": "error", "said": "said"}
 
 
 def test_the_committed_table_is_what_the_committed_journal_says() -> None:

@@ -5,23 +5,10 @@ Nothing in it knows of vramprobe.
 
 import torch
 from accelerate import Accelerator
+from train import Rows
 from transformers import LlamaConfig, LlamaForCausalLM
 
 EPOCHS = 2
-
-
-class Rows(torch.utils.data.Dataset):
-    """Rows of 512 tokens, all alike."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        tokens = torch.arange(512)
-        return {"input_ids": tokens, "labels": tokens}
 
 
 def main():

@@ -23,6 +23,13 @@ def as_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = No
     return text.getvalue()
 
 
+def append_csv(path: Path, row: Mapping[str, Any]) -> None:
+    """One row more, behind a head where the file is new."""
+    text = as_csv([row])
+    with path.open("a", newline="") as file:
+        file.write(text if file.tell() == 0 else text.partition("\n")[2])
+
+
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a table as text; none where there is no file."""
     if not path.exists():

@@ -87,7 +87,7 @@ def _phases(measured: RunRecord, emulated: RunRecord | None) -> tuple[int, int]:
 
 def operator_rows(folder: Path) -> list[dict[str, Any]]:
     """A row for each of torch's operators: outcomes and bytes of both sides."""
-    here, there = (_by_name(path / "operators.jsonl") for path in (folder, HERE / "emulated"))
+    here, there = (_by("operator", path / "operators.jsonl") for path in (folder, HERE / "emulated"))
     return [_operator_row(name, one, there[name]) for name, one in here.items() if name in there]
 
 
@@ -98,34 +98,27 @@ def _operator_row(name: str, measured: dict[str, Any], emulated: dict[str, Any])
     return row | {"error": measured.get("error", "")[:160]}
 
 
-def _by_name(path: Path) -> dict[str, dict[str, Any]]:
+def _by(key: str, path: Path) -> dict[str, dict[str, Any]]:
+    """The lines of a file by one of their values."""
     lines = path.read_text().splitlines() if path.exists() else []
-    return {row["operator"]: row for row in map(json.loads, lines)}
+    return {row[key]: row for row in map(json.loads, lines)}
 
 
 def context_rows(folder: Path) -> list[dict[str, Any]]:
     """A row for each case of context.py."""
-    here, there = (_cases(path / "context.jsonl") for path in (folder, HERE / "emulated"))
+    here, there = (_by("case", path / "context.jsonl") for path in (folder, HERE / "emulated"))
     return [
         {"case": name}
         | {key: one.get(key) for key in (*CONTEXT_KEYS, "error")}
-        | {
-            f"emulated_{key}": there.get(name, {}).get(key)
-            for key in ("context_bytes", "allocated_bytes", "peak_allocated_bytes")
-        }
+        | {f"emulated_{key}": there.get(name, {}).get(key) for key in CONTEXT_KEYS}
         for name, one in here.items()
         if name != "card"
     ]
 
 
-def _cases(path: Path) -> dict[str, dict[str, Any]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {row["case"]: row for row in map(json.loads, lines)}
-
-
 def program_rows(folder: Path) -> list[dict[str, Any]]:
     """A row for each program of programs.py: peaks and seconds of both sides."""
-    here, there = (_profiles(path / "programs.jsonl") for path in (folder, HERE / "emulated"))
+    here, there = (_by("program", path / "programs.jsonl") for path in (folder, HERE / "emulated"))
     asked = {_label(row["command"], row["asked"]): row for row in read_csv(HERE.parent / "truth" / "own_commands.csv")}
     rows = []
     for name, one in sorted(here.items()):
@@ -146,11 +139,6 @@ def _label(command: str, shape: str) -> str:
 
 def _peak(profile: dict[str, Any] | None, tier: str) -> int | None:
     return ((profile or {}).get("peak") or {}).get(tier)
-
-
-def _profiles(path: Path) -> dict[str, dict[str, Any]]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {row["program"]: row for row in map(json.loads, lines)}
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
@@ -272,7 +260,7 @@ def page(folder: Path) -> str:
     """The page of the folder."""
     cells, boundary = cell_rows(folder, "cells"), cell_rows(folder, "boundary")
     context, programs, operators = context_rows(folder), program_rows(folder), operator_rows(folder)
-    card = _cases(folder / "context.jsonl").get("card", {})
+    card = _by("case", folder / "context.jsonl").get("card", {})
     remarks = folder / "remarks.md"
     lines = [
         f"# {card.get('name', 'A GPU')}: measured, emulated, predicted",

@@ -77,6 +77,13 @@ _SHARDINGS: dict[str, Sharding] = {
 }
 
 
+#: What repeats of one run share.
+_CONFIGURATION = (
+    "family", "model", "method", "dtype", "quant", "batch_size", "grad_accum", "seq_len", "grad_checkpointing",
+    "lora_r", "lora_targets", "n_gpus", "sharding", "gpu", "fused_kernels", "packed",
+)  # fmt: skip
+
+
 class SpeedRow(BaseModel):
     """One published figure, as the source wrote it; null where it says nothing. The columns are published_speed.csv's.
 
@@ -124,25 +131,8 @@ class SpeedRow(BaseModel):
 
     @property
     def configuration(self) -> tuple[Any, ...]:
-        """What repeats of one run share: all but versions, dates and figures."""
-        return (
-            self.family,
-            self.model,
-            self.method,
-            self.dtype,
-            self.quant,
-            self.batch_size,
-            self.grad_accum,
-            self.seq_len,
-            self.grad_checkpointing,
-            self.lora_r,
-            self.lora_targets,
-            self.n_gpus,
-            self.sharding,
-            self.gpu,
-            self.fused_kernels,
-            self.packed,
-        )
+        """All but versions, dates and figures."""
+        return tuple(getattr(self, name) for name in _CONFIGURATION)
 
 
 #: Sources whose attention is FlashAttention's first version or its Triton twin. FlashAttention-2 is about twice as fast

@@ -10,9 +10,7 @@ nothing and fails where one of the tables is not what the rows give.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import math
 import statistics
 import sys
@@ -38,7 +36,7 @@ from benchmarks.speed.rates_fit import (
     left_out_errors,
     source_of,
 )
-from benchmarks.tables import as_markdown, write_or_check
+from benchmarks.tables import as_csv, as_markdown, write_or_check
 from vramprobe.catalog.shipped import data_file
 from vramprobe.speed.rates import Condition, SpeedFit
 
@@ -47,15 +45,6 @@ ASIDE = """Six configurations are predicted and not fitted to: four GPUs on two 
 (Qwen), and FSDP on a machine with slow PCIe lanes (fsdp_qlora). Cards whose chip has no steps of two sources have the
 interval of a card never seen. It holds H100s and A100s of 40 GB, but few of the L40, L40S and RTX cards, of which there
 are two to six configurations each (below).
-"""
-BEFORE = """Until the fit read measured kernels, it had 16 rates: one share of the peak for all products of a
-generation, and one of the links' data sheets. Its errors then, of the same configurations:
-
-| left out, before | good conditions: median | 90 % below | all: median | 90 % below |
-| --- | ---: | ---: | ---: | ---: |
-| source | 5.3 % | 15.0 % | 6.8 % | 35.7 % |
-| card, by its chip | 6.4 % | 16.0 % | 9.7 % | 26.0 % |
-| card, by its name | 4.3 % | 14.2 % | 5.0 % | 23.0 % |
 """
 ROWS = OUT.with_suffix(".csv")
 GUIDES_UTILISATION = 0.4
@@ -163,8 +152,6 @@ def page() -> tuple[str, str, str]:
         "its name. What the 80 % interval of a fit, and of widths, that have not seen the source holds:\n",
         coverage_table(conditions.values()),
         ASIDE,
-        "## Before it read measured kernels\n",
-        BEFORE,
         "## By source\n",
         table(
             ["source left out", "n", "median", "90 % below", "in the interval", "one HFU: median", "90 % below"],
@@ -190,45 +177,26 @@ def page() -> tuple[str, str, str]:
         "## Rows that say nothing here\n",
         table(["reason", "rows", "most from"], _reasons()),
     ]
-    rows = io.StringIO()
-    writer = csv.writer(rows, lineterminator="\n")
-    writer.writerow(
-        [
-            "line",
-            "source",
-            "card",
-            "num_gpus",
-            "method",
-            "model",
-            "batch_size",
-            "seq_len",
-            "sharding",
-            "published_tokens_per_s_per_gpu",
-            "error_source_left_out",
-            "error_card_left_out",
-            "in_interval",
-            "good_conditions",
-        ]
-    )
-    for row, case, one in found:
-        writer.writerow(
-            [
-                row.line,
-                one.source,
-                one.gpu.short_name,
-                one.num_gpus,
-                case.spec.method,
-                row.model,
-                case.spec.batch_size,
-                case.spec.seq_len,
-                one.sharding,
-                f"{one.tokens_per_second:.4g}",
-                *(f"{math.exp(errors[id(one)]) - 1:+.4f}" for errors in (by_source, by_card)),
-                "yes" if inside[id(one)] else "no",
-                "yes" if case.is_well_conditioned else "no",
-            ]
-        )
-    return "\n".join(parts), rows.getvalue(), fit.model_dump_json(indent=1) + "\n"
+    rows = [
+        {
+            "line": row.line,
+            "source": one.source,
+            "card": one.gpu.short_name,
+            "num_gpus": one.num_gpus,
+            "method": case.spec.method,
+            "model": row.model,
+            "batch_size": case.spec.batch_size,
+            "seq_len": case.spec.seq_len,
+            "sharding": one.sharding,
+            "published_tokens_per_s_per_gpu": f"{one.tokens_per_second:.4g}",
+            "error_source_left_out": f"{math.exp(by_source[id(one)]) - 1:+.4f}",
+            "error_card_left_out": f"{math.exp(by_card[id(one)]) - 1:+.4f}",
+            "in_interval": "yes" if inside[id(one)] else "no",
+            "good_conditions": "yes" if case.is_well_conditioned else "no",
+        }
+        for row, case, one in found
+    ]
+    return "\n".join(parts), as_csv(rows), fit.model_dump_json(indent=1) + "\n"
 
 
 def _card_and_method(cases: dict[int, SpeedCase]) -> Callable[[StepObservation], str]:

@@ -9,7 +9,6 @@ goes on where it ended. ``--check`` says whether late_2026.md is what the CSV gi
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import sys
 from collections.abc import Container, Iterator
@@ -21,7 +20,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_markdown, read_csv, write_or_check
+from benchmarks.tables import append_csv, as_markdown, read_csv, write_or_check
 from benchmarks.truth.oracles_again import ran
 from vramprobe import catalog
 from vramprobe.errors import VramprobeError
@@ -80,12 +79,7 @@ def run() -> None:
     done = {(row["gpu"], row["cell"]) for row in read_csv(CSV)}
     of_gpus = [_rows_on(gpu, done) for gpu in (_A100, _LARGE)]
     for row in filter(None, chain.from_iterable(zip_longest(*of_gpus))):
-        is_new = not CSV.exists()
-        with CSV.open("a", newline="") as file:
-            writer = csv.DictWriter(file, row, lineterminator="\n")
-            if is_new:
-                writer.writeheader()
-            writer.writerow(row)
+        append_csv(CSV, row)
         print(row, flush=True)
     close_recorders()
 

@@ -2,16 +2,13 @@
 
 ``explain`` reads each report of oom/reports.toml. Its run, where the thread tells it, is repeated without a GPU, by
 arithmetic: its requests go through the allocator's replay on a card that has exactly what the message leaves to
-PyTorch, reserved and free. Nothing is fitted; ``--check`` writes nothing. ``--emulate`` first runs those that say
-``is_emulated`` on an emulated A100 (``vramprobe emulate setup``; a minute each) and keeps how they end.
+PyTorch, reserved and free. Nothing is fitted; ``--check`` writes nothing.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
-import subprocess
 import sys
 import tomllib
 import traceback
@@ -29,7 +26,6 @@ from benchmarks.truth.published_verdicts import PublishedRun, card_of, judged, r
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.ledger import Device
 from vramprobe.allocator.ledger import OutOfMemory as Full
-from vramprobe.emulate.cards import card_properties, context_bytes
 from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.report import report_of
 from vramprobe.kernels.chip import A100
@@ -43,10 +39,8 @@ from vramprobe.units import GIB, format_bytes
 
 FOLDER = Path(__file__).with_suffix("")
 TABLE = Path(__file__).with_suffix(".csv")
-EMULATED = FOLDER / "emulated.json"
 #: Phases that a repetition does not tell apart.
 _ALIKE = ({"load", "to_device", "prepare"}, {"forward", "backward", "forward or backward"})
-_EMULATED_FIGURES = ("requested", "allocated", "reserved")
 Row = dict[str, Any]
 _VERDICTS = """`predict --gpu` of the runs above on the card of the report, and of published runs that ended well
 beside them, as the command line says it: under today's libraries and for a Trainer's loop, and wide enough for what was
@@ -117,23 +111,6 @@ def _played(spec: CellSpec, device: Device) -> tuple[str, int | None, int, int]:
         return phase, full.segment_bytes, full.usage.allocated_bytes, full.usage.reserved_bytes
     peak = allocator.ledger.peak()
     return "fits", None, max(peak.allocated_bytes, loaded), peak.reserved_bytes
-
-
-def emulated(report: Mapping[str, Any]) -> dict[str, Any]:
-    """How the report's run ends on an emulated A100 that leaves PyTorch as much as the message says."""
-    said = report_of(io.BytesIO(report["text"].encode())).oom
-    assert said is not None
-    room = room_of(said)
-    assert room is not None
-    limit = room + context_bytes(card_properties("A100-80GB-SXM"))
-    words = [f"--limit-vram={limit}B", "--emulate=A100-SXM-80GB", "--json"]
-    for name, value in report["cell"].items():
-        option = f"--{name.replace('_', '-')}"
-        words.append(option if value is True else f"{option}={value}")
-    command = [sys.executable, "-m", "vramprobe", "measure", *words]
-    done = subprocess.run(command, cwd=FOLDER.parents[2], capture_output=True, text=True)
-    outcome = json.loads(done.stdout.splitlines()[-1])["outcome"]
-    return {name: outcome.get(name) for name in ("kind", "phase", *(f"{one}_bytes" for one in _EMULATED_FIGURES))}
 
 
 def compared(report: Mapping[str, Any]) -> Row:
@@ -221,9 +198,6 @@ def markdown(rows: Sequence[Row], verdicts: Sequence[str]) -> str:
         "little by itself: the phase and the request do.\n",
         "## Repeated\n",
         *_repeated_table(again),
-        "\n## Emulated\n",
-        "Some of them, run on an emulated A100 with the same memory (*emulated*):\n",
-        *_emulated_table(again),
         "\n## What explain says\n",
         *as_markdown(
             ("report", "the thread tells", "cause shown", "by explain", "right"),
@@ -270,26 +244,6 @@ def _repeated_table(rows: Sequence[Row]) -> list[str]:
     )
 
 
-def _emulated_table(rows: Sequence[Row]) -> list[str]:
-    kept = json.loads(EMULATED.read_text()) if EMULATED.exists() else {}
-    return as_markdown(
-        ("report", "phase: here, emulated", *(f"{one}: here, emulated" for one in _EMULATED_FIGURES)),
-        "llrrr",
-        [
-            (
-                row["source"],
-                f"{row['repeated_phase']}, {kept[row['source']]['phase'] or 'fits'}",
-                *(
-                    f"{_shown(row[f'repeated_{one}_bytes'])}, {_shown(kept[row['source']][f'{one}_bytes'])}"
-                    for one in _EMULATED_FIGURES
-                ),
-            )
-            for row in rows
-            if row["source"] in kept
-        ],
-    )
-
-
 def _gap(row: Row) -> float:
     return 100 * abs(row["repeated_allocated_bytes"] / row["allocated_bytes"] - 1)
 
@@ -312,9 +266,6 @@ def _pair(row: Row, tier: str) -> str:
 def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    if "--emulate" in sys.argv:
-        ran = {report["source"]: emulated(report) for report in reports() if report.get("is_emulated")}
-        EMULATED.write_text(json.dumps(ran, indent=1) + "\n")
     rows = [compared(report) for report in reports()]
     verdicts = [_VERDICTS, *section(list(judged([*published_runs(), *runs_of_others()])))]
     made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): markdown(rows, verdicts)}

@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks import journal
 from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 
 PAGE, CSV = (Path(__file__).with_suffix(end) for end in (".md", ".csv"))
@@ -75,33 +76,25 @@ SFTTrainer(model, arguments, train_dataset=Dataset.from_list([{"input_ids": [0] 
 
 def rows_of(name: str, home: Path) -> list[dict[str, Any]]:
     """A row for each shape: what was predicted without running it, and what ran."""
-    script = home / "train.py"
-    script.write_text(COMMANDS[name])
-    _, profile_seconds = _profile(home, script, OWN, "own", probe=True)
+    (home / "train.py").write_text(COMMANDS[name])
+    _, profile_seconds = _profile(home, OWN, "own")
+    if not (home / "own" / "recipe").exists():
+        sys.exit(f"{name}: no recipe was kept")
     found = []
-    for shape in SHAPES:
+    for rows, length in SHAPES:
         started = time.perf_counter()
-        words = [
-            *_words("predict"),
-            "--from",
-            "own",
-            "--batch-size",
-            str(shape[0]),
-            "--seq-len",
-            str(shape[1]),
-            "--json",
-        ]
-        said = subprocess.run(words, cwd=home, capture_output=True, text=True)
+        words = ["predict", "--from", "own", "--batch-size", str(rows), "--seq-len", str(length), "--json"]
+        said = subprocess.run([sys.executable, "-m", "vramprobe", *words], cwd=home, capture_output=True, text=True)
         seconds = time.perf_counter() - started
         if said.returncode:
-            sys.exit(f"{name} at {shape}: {said.stderr}")
+            sys.exit(f"{name} at {rows} x {length}: {said.stderr}")
         predicted = json.loads(said.stdout)
-        seen, _ = _profile(home, script, shape, f"{shape[0]}x{shape[1]}", probe=False)
+        seen, _ = _profile(home, (rows, length), f"{rows}x{length}", "--no-probe")
         found.append(
             {
                 "command": name,
                 "own": f"{OWN[0]} x {OWN[1]}",
-                "asked": f"{shape[0]} x {shape[1]}",
+                "asked": f"{rows} x {length}",
                 "allocated_bytes": seen["allocated_bytes"],
                 "predicted_allocated_bytes": predicted["peak_allocated_bytes"]["value"],
                 "reserved_bytes": seen["reserved_bytes"],
@@ -116,23 +109,11 @@ def rows_of(name: str, home: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _words(verb: str) -> list[str]:
-    return [sys.executable, "-m", "vramprobe", verb]
-
-
-def _profile(home: Path, script: Path, shape: tuple[int, int], folder: str, *, probe: bool) -> tuple[Any, float]:
+def _profile(home: Path, shape: tuple[int, int], folder: str, *options: str) -> tuple[Any, float]:
     """(the run's peak, seconds)."""
-    words = [*_words("profile"), "--emulate", GPU, "--steps-only", "--no-speed", "--folder", folder, "--json"]
-    words += [] if probe else ["--no-probe"]
     started = time.perf_counter()
-    said = subprocess.run(
-        [*words, "--", "python", str(script), *map(str, shape)], cwd=home, capture_output=True, text=True
-    )
-    if said.returncode:
-        sys.exit(said.stderr)
-    if probe and not (home / folder / "recipe").exists():
-        sys.exit(said.stderr)
-    record = json.loads(said.stdout.strip().splitlines()[-1])
+    words = ["--emulate", GPU, "--steps-only", "--no-speed", "--folder", folder, *options]
+    record = journal.profiled(words, ["python", "train.py", *map(str, shape)], cwd=home, quiet=True)
     return record["ranks"][0]["peak"], time.perf_counter() - started
 
 

@@ -12,7 +12,6 @@ MODULE:FUNCTION`` prints the same tables for another answer, ``--differing`` als
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import math
 import random
@@ -27,7 +26,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_markdown, write_or_check
+from benchmarks.tables import append_csv, as_markdown, read_csv, write_or_check
 from tests.oracles import oracles
 from tests.oracles.oracles import Oracle
 from vramprobe.errors import VramprobeError
@@ -69,10 +68,7 @@ def recipe(oracle: Oracle) -> Sizes:
 
 @cache
 def _recorded() -> dict[tuple[str, str], dict[str, str]]:
-    if not CSV.exists():
-        return {}
-    with CSV.open(newline="") as file:
-        return {(row["gpu"], row["fingerprint"]): row for row in csv.DictReader(file)}
+    return {(row["gpu"], row["fingerprint"]): row for row in read_csv(CSV)}
 
 
 def record(cells: Sequence[Oracle], number: int) -> None:
@@ -109,12 +105,7 @@ def record(cells: Sequence[Oracle], number: int) -> None:
             "how": refusal or next(one for one in found.warnings if one.startswith("recorded")),
             "seconds": f"{time.monotonic() - began:.1f}",
         }
-        is_new = not CSV.exists()
-        with CSV.open("a", newline="") as file:
-            writer = csv.DictWriter(file, row)
-            if is_new:
-                writer.writeheader()
-            writer.writerow(row)
+        append_csv(CSV, row)
         print(oracle.gpu, oracle.spec.cell_id, row["seconds"], refusal, flush=True)
 
 

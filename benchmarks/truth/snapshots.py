@@ -26,7 +26,7 @@ TABLE = Path(__file__).with_suffix(".csv")
 
 
 class Source(NamedTuple):
-    """One file of a public repository."""
+    """One file of a public repository: a row of snapshots.csv, where a new one needs its other columns empty."""
 
     repository: str
     commit: str
@@ -34,38 +34,9 @@ class Source(NamedTuple):
     path: str
 
 
-SOURCES = (
-    Source("JasperSolt/EoR_NN", "10cd0b497ace3272c4a808c774480f3a15b7fb4f", "", "snapshot.pickle"),
-    Source("LfieLike/SketchKV2", "b118ae0c84b12792e417c05ecc8bc843aaca10b8", "MIT", "my_snapshot.pickle"),
-    Source("albi2/thesis-text-to-SQL", "0f4302bf9883ebd00847c8e24e2fa3f1d712404b", "", "dump_snapshot.pickle"),
-    Source("cranberrii/ftcourse", "a8cedf28ee118bdd0d50773780885e0e3a4bf027", "", "memory_snapshot.pickle"),
-    *(
-        Source("Yiyi-philosophy/LLM-inference", "61261a2e7d744c533ce8b3e70a96546b8af01379", "Apache-2.0", path)
-        for path in ("1.3b_snapshot.pickle", "log1/1.3b_snapshot.pickle", "oom_snapshot.pickle")
-    ),
-    *(
-        Source("silmont2000/assignment2-systems", "75d09aad44d65bcf350114d4beaf1d3a7cde42db", "MIT", f"{name}.pickle")
-        for name in ("mem_snapshot", "memory_forward_bf16_128", "memory_forward_fp32_128")
-    ),
-    *(
-        Source(
-            "Wedsonlin/assignment2-systems",
-            "87b086417ea831f54f7535eb3680f90da0952722",
-            "MIT",
-            f"results/medium_{name}_memory_snapshot.pickle",
-        )
-        for name in ("1024_inference", "1024_training", "128_training", "512_training")
-    ),
-    *(
-        Source(
-            "kkaitlyn111/cs336-a2-systems",
-            "c1272e189aa1b8ab6b0a02e08f3f2be1ae122c39",
-            "",
-            f"memory_files/memory_{name}.pickle",
-        )
-        for name in ("ctx128_forward", "ctx128_fullstep", "ctx128_forward_mixed", "ctx256_forward_")
-    ),
-)
+def sources() -> list[Source]:
+    """The files that snapshots.csv has."""
+    return [Source(*(row[name] for name in Source._fields)) for row in read_csv(TABLE)]
 
 
 def contents(source: Source, clones: Path) -> bytes:
@@ -150,7 +121,7 @@ def _shown(size: Any) -> str:
 
 def main() -> None:
     given = [word for word in sys.argv[1:] if word != "--check"]
-    rows = [compared(one, contents(one, Path(given[0]))) for one in SOURCES] if given else read_csv(TABLE)
+    rows = [compared(one, contents(one, Path(given[0]))) for one in sources()] if given else read_csv(TABLE)
     made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): markdown(rows)}
     write_or_check(made, "truth/snapshots.py", check="--check" in sys.argv)
 

@@ -13,7 +13,7 @@ MIB = 2**20
 def test_the_page_is_made_of_the_table_whose_totals_are_torchs(script: Script) -> None:
     tables, snapshots = script("tables"), script("truth.snapshots")
     rows = tables.read_csv(snapshots.TABLE)
-    assert [(row["repository"], row["path"]) for row in rows] == [(one[0], one[3]) for one in snapshots.SOURCES]
+    assert [(row["repository"], row["path"]) for row in rows] == [(one[0], one[3]) for one in snapshots.sources()]
     assert len(rows) >= 12
     for row in rows:
         assert row["allocated_bytes"] == row["torch_allocated_bytes"]

@@ -14,7 +14,8 @@ import pytest
 from vramprobe import catalog
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.errors import MissingDependency, SpecError
-from vramprobe.recommend.options import Question, counts_of, offers_of
+from vramprobe.recommend.money import offers_of
+from vramprobe.recommend.options import Question, counts_of
 from vramprobe.recommend.prices import Offer, chosen, offers_from_skypilot, read_offers, shipped_offers
 
 HEAD = "provider,date,terms,gpu,n_gpus,usd_per_hour"

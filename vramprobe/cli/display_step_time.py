@@ -1,6 +1,6 @@
-"""Print a predicted step time: seconds with an interval, classes, lines, unclaimed launches.
+"""Print a predicted step time: seconds with an interval, classes, lines, unclaimed launches; or one line with its cost.
 
-In: a StepTime. Out: text on the terminal (rich). Every time says that it is predicted. Decides nothing.
+In: a StepTime or a StepCost. Out: text on the terminal (rich). Every time says that it is predicted. Decides nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from vramprobe.units import short_count, short_seconds
 
 if TYPE_CHECKING:
     from vramprobe.profile.diff_time import TimeDifference
+    from vramprobe.recommend.step_cost import StepCost
     from vramprobe.records.step_time import StepTime
 
 _BAR_WIDTH = 24
@@ -78,6 +79,13 @@ def _print_bubble(console: Console, time: StepTime) -> None:
         f"{time.parallel['pipeline']} equal stages and {time.num_micro_steps} micro-batches {schedule} adds "
         f"{time.bubble_share:.0%}; another schedule or a slower stage may add more"
     )
+
+
+def print_step_cost(cost: StepCost) -> None:
+    """Print the time and the cost of a cell's step in one line."""
+    from vramprobe.recommend.words import step_in_words
+
+    Console(highlight=False).print(escape(step_in_words(cost)))
 
 
 def print_time_difference(console: Console, time: TimeDifference) -> None:

@@ -351,6 +351,8 @@ def _show(
     from vramprobe.cli.emulate import say
 
     prediction = api.predict(widen=True, engine=engine, say=say, gpu=gpu, stack=stack, **ranks, **cell)
+    if varied is not None:  # its steps are not all like that of the worst batch
+        prediction = prediction.model_copy(update={"step": None})
     judged, others = prediction.verdict, None
     if changes or (judged and judged.verdict != "fits" and stack is None):
         others = _changes(gpu, prediction, ranks | cell, is_asked=changes)
@@ -374,7 +376,7 @@ def _print_as_json(
 ) -> None:
     more = {"changes": [one.model_dump(mode="json") for one in others]} if others is not None else {}
     more |= varied.as_json() if varied is not None else {}
-    left_out = {"options"} if prediction.verdict else {"options", "verdict"}
+    left_out = {"options"} if prediction.verdict else {"options", "verdict", "step"}
     print_json(prediction.model_dump(mode="json", exclude=left_out) | more)
 
 
@@ -385,6 +387,10 @@ def _print_as_text(
 
     in_words = prediction.parts if explain else {}
     display.print_prediction(prediction, judged, prediction.unknowns, prediction.largest_part, in_words)
+    if prediction.step is not None:
+        from vramprobe.cli import display_step_time
+
+        display_step_time.print_step_cost(prediction.step)
     if others is not None:
         from vramprobe.cli import display_changes
 

@@ -23,6 +23,7 @@ from vramprobe.predict import questions
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.unknowns import Unknown, deciding, with_unknowns
 from vramprobe.predict.verdict import Verdict, usable_bytes, verdict
+from vramprobe.recommend.step_cost import StepCost, step_cost
 from vramprobe.records.shown import Shown
 from vramprobe.spec import option_names, understood
 from vramprobe.units import format_bytes
@@ -44,10 +45,12 @@ _DEFAULT_DTYPE_NOTE = "dtype bf16 is assumed for the weights: give dtype, or the
 class JudgedPrediction(Prediction, Shown):
     """A Prediction, the verdict for the GPU (None without one), and the cell's options as they were understood.
 
-    As on the command line: what its intervals were widened by, the largest part and each part in words.
+    ``step``: its time and cost there, where it fits and they are known at once. As on the command line: what its
+    intervals were widened by, the largest part and each part in words.
     """
 
     verdict: Verdict | None = None
+    step: StepCost | None = None
     unknowns: list[Unknown] = Field(default_factory=list)
     largest_part: str = ""
     parts: dict[str, str] = Field(default_factory=dict)
@@ -104,11 +107,22 @@ def predict(
         | {
             "warnings": [*found.warnings, *words.notes, *_copies_while_loading(found, card)],
             "verdict": judged,
+            "step": _step(card, judged, words.options),
             "unknowns": open_words,
             **(_in_words(found, said) if widen else {}),
             "options": said,
         }
     )
+
+
+def _step(card: catalog.Gpu | None, judged: Verdict | None, options: Mapping[str, Any]) -> StepCost | None:
+    """Return the time and cost of a step on a card that holds it; of the usual libraries alone."""
+    if card is None or judged is None or judged.verdict == "does not fit":
+        return None
+    if options.get("stack") or options.get("python") or options.get("engine") == "measured":
+        return None
+    said = {name: value for name, value in options.items() if name in option_names() and value is not None}
+    return step_cost(questions.cell_on_ranks(**{"device": "cuda"} | said), card)
 
 
 def _in_words(found: Prediction, options: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,9 @@ CANNOT_EMULATE = (NotEmulatable, NoCompiler, BuildError)
 #: What is recorded to answer for others: the first at several depths.
 _COUNTS = {"batch_size": (8, 2, 3, 5), "seq_len": (1024, 1536, 2560, 4096)}
 
+#: Micro-steps that are recorded for a step's time: more are like the second.
+MOST_COUNTED = 2
+
 
 class NoRecipe(SpecError):
     """A cell that is not recorded: only what one process does on an NVIDIA GPU is."""
@@ -73,6 +76,18 @@ def predict_and_count(
         return _predicted(_replay_shipped(shipped, spec), spec, None, gpu), _launches_of(launches, spec)
     recipe = find_recipe(spec, _card(gpu), say, counted=True)
     return _predicted(_replay(recipe, spec), spec, None, gpu), _launches_of(recipe.launches, spec)
+
+
+def launches_at_hand(spec: CellSpec, *, gpu: catalog.Gpu) -> Launches | None:
+    """Return the launches of :func:`predict_and_count` where nothing need be recorded for them; else None."""
+    try:
+        require_recordable(spec, gpu)
+        if (shipped := _counted_shipped(spec, gpu)) is not None:
+            return shipped.recipe.launches_at((spec.batch_size, spec.seq_len))
+        kept = kept_recipe(spec, _card(gpu), lambda words: None)
+    except (NoRecipe, *CANNOT_EMULATE):
+        return None
+    return None if kept is None else kept.launches
 
 
 def _counted_shipped(spec: CellSpec, gpu: catalog.Gpu) -> Shipped | None:

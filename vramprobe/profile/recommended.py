@@ -27,12 +27,13 @@ from vramprobe.profile.run_files import read_run
 from vramprobe.profile.run_length import RunLength, run_length
 from vramprobe.profile.step_time import counted_ranks
 from vramprobe.recommend.answer import Recommendation, answers_of, judged, old_dates, price_notes
-from vramprobe.recommend.options import COUNTS, CommandSetting, Limits, Option, nearest, offers_of, usd_of
+from vramprobe.recommend.money import offers_of, usd_of
+from vramprobe.recommend.options import COUNTS, CommandSetting, Limits, Option, nearest
 from vramprobe.recommend.prices import Offer
 from vramprobe.records.profile import CardVerdict, ProfileRecord
 from vramprobe.speed.counted import CountedTime
+from vramprobe.speed.figure import Figure
 from vramprobe.speed.rates import GPUS_PER_MACHINE
-from vramprobe.speed.step import Figure
 from vramprobe.units import format_bytes, plural
 
 _NOT_COUNTED = "not counted: storage, egress, downloads, evaluation, checkpoints, data loading, runs that fail"

@@ -14,7 +14,8 @@ from vramprobe.predict.changes import LEAST_SHARE, candidates
 from vramprobe.predict.verdict import Verdict, verdict
 from vramprobe.recommend.answer import Effect
 from vramprobe.recommend.memory import predict_on
-from vramprobe.recommend.options import Option, Question, host_of, hours_of, offers_of, usd_of, words_of
+from vramprobe.recommend.money import cheapest, host_of, hours_of
+from vramprobe.recommend.options import Option, Question, words_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.settings import SettingsSearch, Words, without_bf16
 from vramprobe.rules.sharding import cannot_shard
@@ -110,5 +111,5 @@ def _run(
         return None
     hours = hours_of(tokens, made.tokens_per_second)
     host = host_of(spec)
-    its = offers_of(offers, option.gpu, num_gpus)
-    return judged, hours.value, min((usd_of(hours, one, num_gpus, host).value for one in its), default=None)
+    _, usd = cheapest(offers, hours, option.gpu, num_gpus, host)
+    return judged, hours.value, None if usd is None else usd.value

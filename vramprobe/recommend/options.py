@@ -12,26 +12,20 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from vramprobe.architecture import architecture
 from vramprobe.catalog import Gpu
 from vramprobe.choices import Sharding
 from vramprobe.options import ADAPTER_OPTIONS
 from vramprobe.predict.verdict import Verdict
+from vramprobe.recommend.money import Host, cheapest, host_of, hours_of, offers_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.settings import Setting, SettingsSearch, Words
-from vramprobe.spec import CellSpec
-from vramprobe.speed.step import Figure
-from vramprobe.terms.cell.optimizer import state_bytes
-from vramprobe.terms.cell.parameters import tensors
+from vramprobe.speed.figure import Figure
 
 METHODS = ("full", "lora", "qlora")
 #: Sequences of an optimizer step, unless told.
 GLOBAL_BATCH = 16
 #: Numbers of cards that are tried, up to ``max_gpus``.
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
-#: Checkpoints that are kept while a run goes on, as a trainer's save_total_limit of 2 keeps.
-_KEPT_CHECKPOINTS = 2
-_HOURS_PER_MONTH = 730
 
 
 class _Frozen(BaseModel):
@@ -59,14 +53,6 @@ class Question(_Frozen):
     max_gpus: int = 8
     sharding: Sharding | None = None
     gpus: tuple[str, ...] = ()  # short names; empty: those with an offer
-
-
-class Host(_Frozen):
-    """Bytes that the run needs beside its cards, by arithmetic: the machine's memory while loading, and disk."""
-
-    memory_bytes: int
-    disk_bytes: int
-    checkpoint_bytes: int
 
 
 class CommandSetting(_Frozen):
@@ -110,11 +96,6 @@ def words_of(question: Question, method: str) -> Words:
     return {name: value for name, value in own.items() if name not in drop}
 
 
-def offers_of(offers: Sequence[Offer], gpu: str, num_gpus: int) -> list[Offer]:
-    """The offers of machines that hold so many of a GPU."""
-    return [one for one in offers if one.gpu == gpu and one.holds(num_gpus)]
-
-
 def counts_of(question: Question, offers: Sequence[Offer], gpu: str) -> list[int]:
     """Return the numbers of a GPU to try: those that a provider rents out; all, where the question names its GPUs."""
     few = [count for count in COUNTS if count <= question.max_gpus]
@@ -132,8 +113,9 @@ def option_of(
     if setting is None:
         return None
     spec = search.spec_of(setting.candidate, gpu)
-    host, its = host_of(spec), offers_of(offers, gpu.short_name, num_gpus)
+    host = host_of(spec)
     if setting.verdict.verdict == "does not fit":
+        its = offers_of(offers, gpu.short_name, num_gpus)
         offer = min(its, key=lambda one: one.hourly(num_gpus), default=None)
         return Option(
             method=spec.method,
@@ -147,8 +129,7 @@ def option_of(
             why_not=f"does not fit: {setting.verdict.reason}",
         )
     hours = hours_of(question.tokens, setting.estimate.tokens_per_second)
-    offer = min(its, key=lambda one: usd_of(hours, one, num_gpus, host).value, default=None)
-    usd = None if offer is None else usd_of(hours, offer, num_gpus, host)
+    offer, usd = cheapest(offers, hours, gpu.short_name, num_gpus, host)
     return Option(
         method=spec.method,
         gpu=gpu.short_name,
@@ -159,28 +140,6 @@ def option_of(
         offer=offer,
         host=host,
     )
-
-
-def hours_of(tokens: int, rate: Figure) -> Figure:
-    """Hours that so many tokens take at this rate per second."""
-    return Figure(value=tokens / rate.value / 3600, low=tokens / rate.high / 3600, high=tokens / rate.low / 3600)
-
-
-def host_of(spec: CellSpec) -> Host:
-    """Loading holds the 16-bit weights once on the first rank; disk holds them and the checkpoints that are kept."""
-    stored = tensors(spec, architecture(spec.architecture))
-    weights = 2 * sum(t.numel * t.num_copies for t in stored if t.role != "adapter")
-    trained = [t for t in stored if t.trained]
-    checkpoint = sum(t.num_bytes * t.num_copies for t in trained) + state_bytes(spec, trained)
-    return Host(memory_bytes=weights, disk_bytes=weights + _KEPT_CHECKPOINTS * checkpoint, checkpoint_bytes=checkpoint)
-
-
-def usd_of(hours: Figure, offer: Offer, num_gpus: int, host: Host | None) -> Figure:
-    """The cards by the hour, and storage and the last checkpoint's egress where both are known and have a price."""
-    disk_bytes, sent_bytes = (0, 0) if host is None else (host.disk_bytes, host.checkpoint_bytes)
-    hourly = offer.hourly(num_gpus) + disk_bytes / 1e9 * (offer.usd_per_gb_month or 0.0) / _HOURS_PER_MONTH
-    once = sent_bytes / 1e9 * (offer.usd_per_gb_egress or 0.0)
-    return Figure(value=hours.value * hourly + once, low=hours.low * hourly + once, high=hours.high * hourly + once)
 
 
 def nearest(options: Sequence[Option]) -> Option:

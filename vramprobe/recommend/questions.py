@@ -19,6 +19,7 @@ from vramprobe.recommend.answer import Recommendation, recommended
 from vramprobe.recommend.changes import effects
 from vramprobe.recommend.options import GLOBAL_BATCH, METHODS, Question, nearest, words_of
 from vramprobe.recommend.prices import SKYPILOT, Offer, chosen, offers_from_skypilot, read_offers, shipped_offers
+from vramprobe.recommend.step_cost import has_architecture
 from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.spec import resolve
 from vramprobe.speed.measured import Measured, measured_speeds
@@ -105,16 +106,13 @@ def recommend(
 
 
 def _has_no_arithmetic(question: Question) -> bool:
-    from vramprobe.architecture import RunFails, UnsupportedArchitecture, architecture
+    from vramprobe.architecture import RunFails
 
     words = {"device": "cuda", "batch_size": 1} | words_of(question, question.methods[0])
     try:
-        architecture(resolve(**words).architecture)
+        return not has_architecture(resolve(**words))
     except RunFails:
         return False  # recommended raises it
-    except UnsupportedArchitecture:
-        return True
-    return False
 
 
 def offers_from(prices: str | Path | None) -> list[Offer]:

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 from vramprobe.catalog import Gpu, find_gpu, list_gpus
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.recorded import DEFAULT_CARD, over_rows, predict_and_count
+from vramprobe.predict.recorded import DEFAULT_CARD, MOST_COUNTED, over_rows, predict_and_count
 from vramprobe.predict.verdict import verdict
 from vramprobe.recommend.answer import Recommendation, answers_of, judged, old_dates, price_notes, what_it_lacks
-from vramprobe.recommend.options import COUNTS, Option, Question, hours_of, nearest, offers_of, usd_of, words_of
+from vramprobe.recommend.money import cheapest, hours_of, offers_of
+from vramprobe.recommend.options import COUNTS, Option, Question, nearest, words_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.settings import Setting
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.speed.counted import Count, time_of
+from vramprobe.speed.counted import Count
 from vramprobe.speed.rates import GPUS_PER_MACHINE
 from vramprobe.speed.raw_count import count_of
-from vramprobe.speed.scaled import with_micro_steps
-from vramprobe.speed.step import Estimate, Figure
+from vramprobe.speed.scaled import counted_estimate
 
 #: Kernels of cards from Ampere on are alike but for cuBLAS's workspace: one recording answers for all that are not
 #: named.
@@ -117,10 +117,10 @@ def _ways(question: Question, method: str, count: int, gpu: Gpu, say: Callable[[
 
 
 def _way_of(question: Question, words: dict[str, Any], count: int, gpu: Gpu, say: Callable[[str], None]) -> _Way:
-    """The cell is recorded with one or two micro-steps, of which more are like the second."""
+    """The cell is recorded with one micro-step or two."""
     words = {"batch_size": 1} | words
     accum = words.get("grad_accum") or max(1, round(question.global_batch / count / words["batch_size"]))
-    spec = resolve(**{"device": "cuda"} | words | {"grad_accum": min(accum, 2)})
+    spec = resolve(**{"device": "cuda"} | words | {"grad_accum": min(accum, MOST_COUNTED)})
     spec = spec.model_copy(update={"num_gpus": count, "sharding": question.sharding if count > 1 else None})
     prediction, launches = predict_and_count(spec, gpu=gpu, say=say)
     return _Way(spec, accum, prediction, count_of(launches))
@@ -162,9 +162,7 @@ def _cards(question: Question, offers: Sequence[Offer], count: int) -> list[Gpu]
 
 def _option(question: Question, way: _Way, gpu: Gpu, offers: Sequence[Offer]) -> Option:
     spec, accum, prediction = way.spec, way.grad_accum, way.prediction
-    time, num_gpus = time_of(with_micro_steps(way.count, accum / spec.grad_accum), gpu), spec.num_gpus
-    tokens = num_gpus * accum * spec.batch_size * spec.seq_len
-    rate = Figure(value=tokens / time.seconds, low=tokens / time.high_seconds, high=tokens / time.low_seconds)
+    estimate, num_gpus = counted_estimate(spec, way.count, accum, gpu), spec.num_gpus
     setting = Setting(
         num_gpus=num_gpus,
         sharding=spec.sharding,
@@ -172,25 +170,19 @@ def _option(question: Question, way: _Way, gpu: Gpu, offers: Sequence[Offer]) ->
         grad_accum=accum,
         gradient_checkpointing=spec.gradient_checkpointing,
         verdict=verdict(prediction, gpu),
-        estimate=Estimate(
-            seconds=time.seconds,
-            tokens_per_second=rate,
-            mfu=time.mfu,
-            parts=time.by_class,
-            condition=time.condition,
-        ),
+        estimate=estimate,
         warnings=prediction.warnings,
     )
     fits = setting.verdict.verdict != "does not fit"
-    hours, its = hours_of(question.tokens, rate) if fits else None, offers_of(offers, gpu.short_name, num_gpus)
-    offer = min(its, key=lambda one: one.hourly(num_gpus), default=None)
+    hours = hours_of(question.tokens, estimate.tokens_per_second)
+    offer, usd = cheapest(offers, hours, gpu.short_name, num_gpus, None)
     return Option(
         method=spec.method,
         gpu=gpu.short_name,
         num_gpus=num_gpus,
         setting=setting,
-        hours=hours,
-        usd=None if hours is None or offer is None else usd_of(hours, offer, num_gpus, None),
+        hours=hours if fits else None,
+        usd=usd if fits else None,
         offer=offer,
         host=None,
         why_not="" if fits else f"does not fit: {setting.verdict.reason}",

@@ -1,13 +1,19 @@
-"""Words: an Option as people read it, a short text for each column; the command line and the page write by the same.
+"""Words: an Option as people read it, a short text for each column, and a StepCost in a line; the command line and the
+page write by the same.
 
-In: an Option. Out: texts. Never computes a figure.
+In: an Option or a StepCost. Out: texts. Never computes a figure.
 """
 
 from __future__ import annotations
 
-from vramprobe.recommend.options import Option
-from vramprobe.speed.step import Figure
-from vramprobe.units import format_usd, spread_of_hours
+from typing import TYPE_CHECKING
+
+from vramprobe.speed.figure import Figure
+from vramprobe.units import format_usd, spread_of_hours, spread_of_seconds
+
+if TYPE_CHECKING:
+    from vramprobe.recommend.options import Option
+    from vramprobe.recommend.step_cost import StepCost
 
 #: How a reason begins → what stands for it in a table.
 _IN_A_WORD = {
@@ -64,6 +70,19 @@ def price_of(one: Option) -> str | None:
     """Format the offer: its provider, its price per hour, and its date."""
     offer = one.offer
     return None if offer is None else f"{offer.provider} {format_usd(offer.hourly(one.num_gpus))}/h, {offer.date}"
+
+
+def step_in_words(cost: StepCost) -> str:
+    """Return the time of a step, the tokens per second of all GPUs, and what a million of them cost, with the price."""
+    seconds = cost.step_seconds
+    said = [
+        f"{spread_of_seconds(seconds.value, seconds.low, seconds.high)} a step",
+        f"{cost.tokens_per_second.value:,.0f} tokens/s",
+    ]
+    if cost.million_tokens_usd is not None and cost.hourly_usd is not None:
+        price = f"{cost.provider} {format_usd(cost.hourly_usd)}/h, {cost.price_date}"
+        said.append(f"{spread_of_usd(cost.million_tokens_usd)} a million tokens ({price})")
+    return f"{', '.join(said)}: predicted, 80 % intervals"
 
 
 def limits_of(one: Option) -> str:

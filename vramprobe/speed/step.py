@@ -17,6 +17,7 @@ from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
 from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
+from vramprobe.speed.figure import Figure
 from vramprobe.speed.rates import (
     GPUS_PER_MACHINE,
     SHORT_TOKENS,
@@ -33,16 +34,6 @@ from vramprobe.speed.work import Work, work_of
 _NETWORK = {"Ampere": 25e9, "Hopper": 50e9, "Blackwell": 50e9, "Blackwell Ultra": 100e9}
 _SLOW_NETWORK = 100e9 / 8 / GPUS_PER_MACHINE
 Kernel = Literal["bitsandbytes", "gptq"]
-
-
-class Figure(BaseModel):
-    """A number and where 80 % of the truths should lie."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    value: float
-    low: float
-    high: float
 
 
 class Estimate(BaseModel):

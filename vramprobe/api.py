@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from vramprobe import catalog
 from vramprobe.emulate import require_emulated
 from vramprobe.errors import SpecError, require_extra
-from vramprobe.interop.questions import predict, recommend, techniques
-from vramprobe.predict.questions import cell, cell_on_ranks, changes, given_fit
+from vramprobe.interop.questions import changes, predict, recommend, techniques
+from vramprobe.predict.questions import cell, cell_on_ranks, given_fit
 from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_len, min_gpus, min_gpus_by_sharding
 from vramprobe.sweep.jobs import default_results
 

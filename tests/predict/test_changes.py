@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from vramprobe import api, catalog
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.cli.options import ANSWERED
 from vramprobe.cli.verbs import app
+from vramprobe.interop.arguments import OPTION_OF
 from vramprobe.predict.changes import LEAST_SHARE, Change, candidates
 from vramprobe.predict.predict import predict as by_arithmetic
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict
 from vramprobe.spec import CellSpec
-from vramprobe.techniques.registry import known_changes
+from vramprobe.speed.step import estimate
+from vramprobe.techniques.registry import known_changes, trl_switches
 
 LARGE = {"model": "llama-3.1-70b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
 SMALL = {"model": "gpt2", "method": "lora", "batch_size": 2, "seq_len": 512}
@@ -114,7 +117,7 @@ def test_every_technique_that_a_cell_has_not_is_tried_in_the_options_in_which_it
 
 def test_the_command_shows_changes_where_a_cell_does_not_fit_or_when_asked() -> None:
     shown = run(*words_of(LARGE), "--gpu", "RTX-A6000")
-    assert "what other options would save, each line by itself:" in shown
+    assert "what other options would save, each line by itself (" in shown
     assert "--gradient-checkpointing" in shown
     told = json.loads(run(*words_of(LARGE), "--gpu", "RTX-A6000", "--json"))["changes"]
     assert [Change(**one) for one in told] == api.changes(gpu="RTX-A6000", **LARGE)
@@ -152,6 +155,54 @@ def test_a_cell_that_is_recorded_gets_its_changes_from_recordings_on_one_gpu(mon
     assert [one.options for one in found if len(one.options) == 1] == [one for one in expected if len(one) == 1]
     assert len(recorded) > len(found) > 5
     assert {one.num_gpus for one in recorded} == {1}
+
+
+def test_a_change_says_how_much_longer_a_token_takes_and_what_trl_calls_it() -> None:
+    """By the estimate of both cells; half the rows are half the tokens of a step."""
+    cell, gpu = LARGE | {"model": "llama-3.1-8b", "batch_size": 4}, "RTX-4090"
+    found = {tuple(one.options): one for one in api.changes(gpu=gpu, **cell)}
+
+    def token_seconds(**options: Any) -> float:
+        return 1 / estimate(api.cell(device="cuda", **cell | options), catalog.find_gpu(gpu)).tokens_per_second.value
+
+    for name, value in (("gradient_checkpointing", True), ("batch_size", 2), ("seq_len", 1024), ("kbit_prep", "none")):
+        share = found[name,].slower_share
+        assert share == pytest.approx(token_seconds(**{name: value}) / token_seconds() - 1)
+    assert 0.25 < found["gradient_checkpointing",].slower_share < 0.5, "one forward more beside three"
+    assert {name: found[name,].trl for name in ("batch_size", "seq_len", "lora_targets", "kbit_prep", "method")} == {
+        "batch_size": "--per_device_train_batch_size 2",
+        "seq_len": "--max_length 1024",
+        "lora_targets": "--lora_target_modules q_proj v_proj",
+        "kbit_prep": "",
+        "method": "",  # to leave the quantization out is no switch
+    }
+    assert {one.slower_share for one in api.changes(**cell)} == {None}
+    assert {one.slower_share for one in api.changes(gpu="24GiB", **cell)} == {None}
+    shown = run(*words_of(cell), "--gpu", gpu, columns=110)
+    assert "each line by itself (%: how much longer a token takes, predicted):" in shown
+    assert re.search(r"less +--batch-size 2 \(TRL --per_device_train_batch_size 2\)\n", shown)
+    assert re.search(r"less +\+\d\d%  --gradient-checkpointing\n", shown), "TRL reads it so, too"
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("full", {"method": "qlora", "quant": "nf4"}, "--use_peft --load_in_4bit --use_bnb_nested_quant"),
+        ("lora", {"method": "qlora", "quant": "int8"}, "--use_peft --load_in_8bit"),
+        ("qlora", {"quant": "nf4-single"}, "--load_in_4bit"),
+        ("full", {"dtype": "bf16", "autocast": "bf16"}, "--dtype bfloat16 --bf16"),
+        ("lora", {"dora": False}, ""),
+        ("lora", {"seq_len": 64, "loop": "trainer"}, ""),
+    ],
+)
+def test_trl_has_words_for_all_of_a_change_or_none_are_said(method: str, options: dict[str, Any], said: str) -> None:
+    assert trl_switches(options, method) == said
+
+
+def test_trl_s_words_for_training_arguments_are_fields_that_interop_reads_so() -> None:
+    fields = {option: field for field, option in OPTION_OF.items() if not field.startswith("max_seq")}
+    for name in ("batch_size", "seq_len", "optim"):
+        assert trl_switches({name: 2}, "lora") == f"--{fields[name]} 2"
 
 
 def test_what_has_no_arithmetic_gets_no_changes_by_it() -> None:

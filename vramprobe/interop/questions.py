@@ -23,12 +23,14 @@ from vramprobe.predict import questions
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.unknowns import Unknown, deciding, with_unknowns
 from vramprobe.predict.verdict import Verdict, usable_bytes, verdict
-from vramprobe.recommend.step_cost import StepCost, step_cost
+from vramprobe.recommend.step_cost import StepCost, slower_share, step_cost
 from vramprobe.records.shown import Shown
 from vramprobe.spec import option_names, understood
+from vramprobe.techniques.registry import trl_switches
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
+    from vramprobe.predict.changes import Change
     from vramprobe.recommend.answer import Recommendation
     from vramprobe.recommend.inverse import Most
     from vramprobe.recommend.ranking import Ranking
@@ -123,6 +125,25 @@ def _step(card: catalog.Gpu | None, judged: Verdict | None, options: Mapping[str
         return None
     said = {name: value for name, value in options.items() if name in option_names() and value is not None}
     return step_cost(questions.cell_on_ranks(**{"device": "cuda"} | said), card)
+
+
+def changes(*, gpu: str | None = None, **options: Any) -> list[Change]:
+    """Return what other options of a cell would save, and whether it fits ``gpu`` then, how TRL takes them, and how
+    much longer a token takes; the options are those of :func:`vramprobe.predict.questions.changes`.
+    """
+    found = questions.changes(gpu=gpu, **options)
+    card = catalog.gpu_or_size(gpu) if gpu is not None else None
+    said = {name: value for name, value in options.items() if name in option_names() and value is not None}
+    words = {"device": "cuda"} | questions.without_recipe(said)
+    now = questions.cell_on_ranks(**words)
+
+    def share(one: Change) -> float | None:
+        return None if card is None else slower_share(now, questions.cell_on_ranks(**words | one.options), card)
+
+    return [
+        one.model_copy(update={"trl": trl_switches(one.options, now.method), "slower_share": share(one)})
+        for one in found
+    ]
 
 
 def _in_words(found: Prediction, options: dict[str, Any]) -> dict[str, Any]:

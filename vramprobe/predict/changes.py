@@ -37,6 +37,8 @@ class Change(BaseModel):
     saved_bytes: int
     tight_bytes: int | None = None  # allocated, where only that fits and cached blocks go back
     verdict: Literal["fits", "tight", "does not fit"] | None
+    trl: str = ""  # the same on TRL's command line; "" where it has no words for it
+    slower_share: float | None = None  # by which a token takes longer; predicted, null where that is not known
 
 
 def candidates(spec: CellSpec) -> list[Options]:

@@ -203,7 +203,7 @@ def changes(
     """
     from vramprobe.predict.changes import candidates, smaller_images, what_would_save
 
-    words, num_gpus = _without_recipe(options) | {"device": device}, options.get("num_gpus") or 1
+    words, num_gpus = without_recipe(options) | {"device": device}, options.get("num_gpus") or 1
     # What is compared is of one tier.
     own = {"fit": fit, "gpu": gpu, "say": say, "replays": False}
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
@@ -235,7 +235,7 @@ def _near(words: dict[str, Any], card: catalog.Gpu | None) -> Prediction:
     return near(one, card)
 
 
-def _without_recipe(options: dict[str, Any]) -> dict[str, Any]:
+def without_recipe(options: dict[str, Any]) -> dict[str, Any]:
     """A recipe as the words that it stands for, so that each of them can be another."""
     named = spec.RECIPES.get(options.get("recipe"), {})
     return {name: value for name, value in (named | options).items() if name != "recipe"}

@@ -73,6 +73,17 @@ def step_cost(spec: CellSpec, gpu: Gpu, offers: Sequence[Offer] | None = None) -
     )
 
 
+def slower_share(now: CellSpec, then: CellSpec, gpu: Gpu) -> float | None:
+    """Return by which share a token takes longer in one cell than in another, by arithmetic; None where it has none."""
+    try:
+        if now.device != "cuda" or not (_runs(now, gpu) and _runs(then, gpu) and has_architecture(now)):
+            return None
+        rates = [_by_arithmetic(one, gpu).tokens_per_second.value for one in (now, then)]
+    except (SpecError, RunFails):
+        return None
+    return rates[0] / rates[1] - 1
+
+
 def has_architecture(spec: CellSpec) -> bool:
     """Return True if recommend counts the model's work by arithmetic. Raises RunFails."""
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -24,6 +24,18 @@ _FORMS = {
     "adapter": {"trl": "SFTTrainer(peft_config={})"},
     "quantization": {"trl": "from_pretrained(quantization_config={})"},
 }
+
+#: Options of a cell that are no technique of their own, as TRL's command line takes them: of any value, and of one.
+_TRL_OPTIONS = {
+    "batch_size": "--per_device_train_batch_size {}",
+    "seq_len": "--max_length {}",
+    "optim": "--optim {}",
+    "attn": "--attn_implementation {}",
+    "lora_r": "--lora_r {}",
+    "lora_dropout": "--lora_dropout {}",
+    "method": "--use_peft",
+}
+_TRL_VALUES = {("dtype", "bf16"): "--dtype bfloat16", ("autocast", "bf16"): "--bf16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +116,25 @@ def known_changes(of_model: bool) -> list[dict[str, Any]]:
     """
     kinds = ("weights", "adapter") if of_model else ("activations", "optimizer", "training")
     return [one.changes for kind in kinds for one in of_kind(kind) if one.changes]
+
+
+def trl_switches(options: Mapping[str, Any], method: str) -> str:
+    """Return options that replace those of a cell of ``method`` as TRL's command line takes them; "" where it has no
+    words for one of them, as to leave quantization out.
+    """
+    if method == "qlora" and "method" in options:
+        return ""
+    said = [_trl_switch(name, value) for name, value in options.items()]
+    return " ".join(said) if all(said) else ""
+
+
+def _trl_switch(name: str, value: Any) -> str:
+    if name in _TRL_OPTIONS:
+        return _TRL_OPTIONS[name].format(value)
+    if (name, value) in _TRL_VALUES:
+        return _TRL_VALUES[name, value]
+    with_it = [one for kind in KINDS for one in of_kind(kind) if (one.changes or {}).get(name) == value]
+    return next((one.switch("trl") for one in with_it if set(one.changes or {}) <= {name, "method"}), "")
 
 
 def _with_remark(table: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from vramprobe.catalog import find_gpu, gpu_or_size
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.predict import recorded
 from vramprobe.predict.questions import cell_on_ranks
+from vramprobe.recipe.recipe import shape_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.step_cost import StepCost, step_cost
 from vramprobe.spec import CellSpec
@@ -131,7 +133,7 @@ def test_nothing_is_said_where_nothing_is_at_hand(monkeypatch: pytest.MonkeyPatc
             raise NotEmulatable("no emulated GPU here")
         return recorded_before if spec.seq_len == 128 else None
 
-    recorded_before = type("Kept", (), {"launches": None})()
+    recorded_before = SimpleNamespace(launches=None)
     monkeypatch.setattr(recorded, "kept_recipe", kept)
     monkeypatch.setattr(recorded, "find_recipe", None)  # nothing is recorded
     for length in (64, 128, 100_000):
@@ -196,3 +198,18 @@ def test_it_costs_predict_no_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "arithmetic []\n"
+
+
+def test_launches_at_hand_are_those_that_a_prediction_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the recipe that ships, at the cell's own rows, length and rank; none of a length that it does not cover."""
+    monkeypatch.setattr(recorded, "find_recipe", None)  # nothing is recorded
+    monkeypatch.setattr(recorded, "kept_recipe", lambda *words: None)
+    spec, gpu = cell(**QLORA | {"method": "lora"}), find_gpu("L40S")
+    launches = recorded.launches_at_hand(spec, gpu=gpu)
+    assert launches is not None
+    assert launches == recorded.predict_and_count(spec, gpu=gpu)[1]
+    assert recorded.launches_at_hand(spec.model_copy(update={"seq_len": 100_000}), gpu=gpu) is None
+    any_rank = SimpleNamespace(recipe=SimpleNamespace(launches_at=lambda shape: {"shape": shape}))
+    monkeypatch.setattr(recorded, "_counted_shipped", lambda *words: any_rank)
+    eight = spec.model_copy(update={"lora_r": 8})
+    assert recorded.launches_at_hand(eight, gpu=gpu) == {"shape": shape_of(eight)} == {"shape": (1, 2048, 8)}

@@ -83,7 +83,7 @@ def launches_at_hand(spec: CellSpec, *, gpu: catalog.Gpu) -> Launches | None:
     try:
         require_recordable(spec, gpu)
         if (shipped := _counted_shipped(spec, gpu)) is not None:
-            return shipped.recipe.launches_at((spec.batch_size, spec.seq_len))
+            return shipped.recipe.launches_at(shape_of(spec))
         kept = kept_recipe(spec, _card(gpu), lambda words: None)
     except (NoRecipe, *CANNOT_EMULATE):
         return None

@@ -1,12 +1,14 @@
 """A benchmark's tables: rows to the text of CSV and Markdown files, written or compared with the files that are there.
 
-In: rows, one dict or sequence each. Out: text with LF line ends, or files beside the script. Imports no vramprobe.
+In: rows, one dict or sequence each, and a page's template. Out: text with LF line ends, or files beside the script.
+Imports no vramprobe.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +45,14 @@ def as_markdown(head: Sequence[str], align: str, rows: Iterable[Sequence[Any]]) 
     rule = ["---" if side == "l" else "---:" for side in align]
     assert len(rule) == len(head), head
     return [f"| {' | '.join(map(str, line))} |" for line in (head, rule, *rows)]
+
+
+def filled(page: Path, **parts: object) -> str:
+    """The template beside a page (``NAME.in.md``), a text, a number or a list of lines in place of each ``{part}``."""
+    text = page.with_suffix(".in.md").read_text(encoding="utf-8")
+    texts = {name: "\n".join(part) if isinstance(part, list) else str(part) for name, part in parts.items()}
+    assert texts.keys() == set(re.findall(r"\{(\w+)\}", text)), page
+    return re.sub(r"\{(\w+)\}", lambda name: texts[name[1]], text)
 
 
 def write_or_check(made: Mapping[Path, str | bytes], script: str, *, check: bool) -> None:

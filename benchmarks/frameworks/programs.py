@@ -20,7 +20,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 
 TABLE = Path(__file__).resolve().with_suffix(".csv")
 PRINTED = "0.719, 0.715, 0.692 G by epoch (another release, command not known)"
@@ -70,27 +70,6 @@ RUNS = (
         _NANOCHAT.format("base_train --depth=4 --eval-every=-1 --core-metric-every=-1"),
     ),
 )
-HEAD = """# The field's other programs, on an emulated GPU
-
-Each command as its users start it, unmodified, with the weights and data sets that `--empty-weights` makes where they
-are missing (torchtitan and Megatron-LM: [frameworks.md](frameworks.md)). Peaks and the predicted step time are of the
-highest rank; *host* is what the program's CPU tensors and pinned memory held at most; *took* is how long the emulation
-took, on two cores that others used, too. Emulated: workspaces of cuDNN follow rules learnt on an H200; the rows of
-timm, torchvision, the U-Net, ACT and the diffusion policy were made before these rules and count them as 0. YOLO11n
-prints 0.658, 0.688, 0.707 G. *steps* are optimizer steps: YOLO accumulates gradients up to 64 pictures, so that its
-three batches make one. Step times take convolutions in fp32 as TF32, torch's default; products within cuDNN's LSTM are
-not counted. The U-Net's evaluation has 5 of its 1,000 denoising steps. ACT and the diffusion policy were cut after
-300 s on a busy machine; the last two of their steps are byte-identical. SmolVLA is made by its type, its language model
-in float32; the published run loads its base in bfloat16. The Evoformer stands alone, with torch's softmax in place of
-OpenFold's own kernel.
-
-Without a row: pi0.5 (made by its type it fills 14 GiB of this host with random weights for minutes), modded-nanogpt
-(FlashAttention 3 comes from the hub, which is not reached), nanochat's SFT and RL (they need its pretrained model).
-nanochat evaluates 640 batches before its first step unless `--eval-every=-1` is given, as in its row.
-
-Rebuild: `python benchmarks/frameworks/programs.py FOLDER`.
-
-"""
 
 
 def run(one: Run, folder: Path) -> dict[str, str]:
@@ -152,7 +131,7 @@ def page(rows: list[dict[str, str]]) -> str:
     ]
     table = as_markdown([*columns, "published"], "llrlrrrrrl", lines)
     commands = [f"- {row['program']}: `{row['command']}`" for row in rows]
-    return HEAD + "\n".join([*table, "", "Commands:", "", *commands]) + "\n"
+    return filled(TABLE.with_suffix(".md"), table=table, commands=commands)
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 import journal  # noqa: E402
 import serving  # noqa: E402
-from tables import as_markdown, read_csv, write_or_check  # noqa: E402
+from tables import as_markdown, filled, read_csv, write_or_check  # noqa: E402
 
 JOURNAL, PAGE = HERE / "emulated.jsonl", HERE / "emulated.md"
 _SERVED, _GPU = "0.19.0", "H100-SXM"
@@ -199,10 +199,11 @@ def page() -> str:
         ]
         return "\n".join(as_markdown(HEAD, "rlll" + "l" + "r" * (len(HEAD) - 5), shown))
 
-    text = (HERE / "emulated.in.md").read_text(encoding="utf-8")
-    text = text.replace("{summary}", summary(accounts, published))
-    return text.replace("{table}", lines(lambda row: row.is_served)).replace(
-        "{older}", lines(lambda row: not row.is_served)
+    return filled(
+        PAGE,
+        summary=summary(accounts, published),
+        table=lines(lambda row: row.is_served),
+        older=lines(lambda row: not row.is_served),
     )
 
 

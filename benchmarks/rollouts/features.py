@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 import emulated  # noqa: E402
 import journal  # noqa: E402
-from tables import as_markdown, write_or_check  # noqa: E402
+from tables import as_markdown, filled, write_or_check  # noqa: E402
 
 JOURNAL, PAGE = HERE / "features.jsonl", HERE / "features.md"
 HEAD = ("feature", "model", "arguments", "weights", "predicted", "activation peak", "KV cache", "KV tokens", "ends")
@@ -80,9 +80,8 @@ def page() -> str:
     found = ran()
     lines = [line(name, record) for name, record in found.items()]
     answered = sum(record.outcome.kind == "ok" for record in found.values())
-    text = (HERE / "features.in.md").read_text(encoding="utf-8").replace("{vllm}", TABLE["vllm"])
-    text = text.replace("{summary}", f"{answered} of {len(lines)} answer; the table says why each other one ends.")
-    return text.replace("{table}", "\n".join(as_markdown(HEAD, "lllrrrrrl", lines)))
+    summary = f"{answered} of {len(lines)} answer; the table says why each other one ends."
+    return filled(PAGE, vllm=TABLE["vllm"], summary=summary, table=as_markdown(HEAD, "lllrrrrrl", lines))
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from vramprobe.units import GIB, KIB
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from tables import as_markdown, read_csv, write_or_check  # noqa: E402
+from tables import as_markdown, filled, read_csv, write_or_check  # noqa: E402
 
 PAGE = HERE / "graphs.md"
 HEAD = ("row", "half", "model", "instances", "nodes", "torch's pool", "graphs", "error")
@@ -65,9 +65,8 @@ def page(rows: list[dict[str, str]], of_instance: int, of_node: int) -> str:
     result = (
         f"with the charge, {len(errors)} held out logs have their graphs within {errors[worst]:.2f} GiB (row {worst})."
     )
-    text = (HERE / "graphs.in.md").read_text(encoding="utf-8").replace("{result}", result)
-    text = text.replace("{graph}", str(of_instance // KIB)).replace("{node}", str(of_node // KIB))
-    return text.replace("{table}", "\n".join(as_markdown(HEAD, "rllrrrrr", lines)))
+    table = as_markdown(HEAD, "rllrrrrr", lines)
+    return filled(PAGE, result=result, graph=of_instance // KIB, node=of_node // KIB, table=table)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks import journal
 from benchmarks.rollouts import stacks
-from benchmarks.tables import as_markdown, write_or_check
+from benchmarks.tables import as_markdown, filled, write_or_check
 from vramprobe.predict.grpo import Grpo, grpo
 from vramprobe.records.profile import ProfileRecord, RolloutStage
 from vramprobe.units import GIB
@@ -109,12 +109,12 @@ def stacks_page() -> str:
             details += [f"\n{name}, GPU of rank {rank.rank or 0}:\n", *_stages(rank.rollout)]
         if row["stack"] == "trl-server":
             apart += _phases(record)
-    tables = {
-        "settings": _table(("setting", "outcome", "GPU", *STAGES), lines),
-        "stages": "\n".join(details),
-        "apart": "\n".join(as_markdown(("process", "phase", "allocated", "device"), "llrr", apart)),
-    }
-    return (HERE / "stacks.in.md").read_text(encoding="utf-8").format(**tables)
+    return filled(
+        STACKS_PAGE,
+        settings=_table(("setting", "outcome", "GPU", *STAGES), lines),
+        stages=details,
+        apart=as_markdown(("process", "phase", "allocated", "device"), "llrr", apart),
+    )
 
 
 def page() -> str:
@@ -135,16 +135,16 @@ def page() -> str:
                 f"\n{setting} (model, completion, method, utilization, sleep):\n",
                 *_stages(list(stages.values())),
             ]
-    tables = {
-        "settings": _table(("model", "completion", "method", "utilization", "sleep", "outcome", *STAGES), lines),
-        "predicted": _table(("setting", "outcome", "predicted", *STAGES), against),
-        "stages": "\n".join(details),
-    }
-    return (HERE / "grpo.in.md").read_text(encoding="utf-8").format(**tables)
+    return filled(
+        PAGE,
+        settings=_table(("model", "completion", "method", "utilization", "sleep", "outcome", *STAGES), lines),
+        predicted=_table(("setting", "outcome", "predicted", *STAGES), against),
+        stages=details,
+    )
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    return "\n".join(as_markdown(head, "l" * len(head), lines))
+def _table(head: Sequence[str], lines: Sequence[Sequence[object]]) -> list[str]:
+    return as_markdown(head, "l" * len(head), lines)
 
 
 def _method(told: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_markdown, filled, read_csv, write_or_check
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.catalog import find_gpu, find_model
 from vramprobe.kernels.chip import chip_like
@@ -225,14 +225,9 @@ def page() -> str:
     """published_rl.md."""
     rows = {row["row"]: row for row in read_csv(HERE / "published_rl.csv")}
     base = float(rows[AFTER_INIT]["memory"])
-    tables = {
-        "loop": loop_table(rows),
-        "steps": steps_table(base),
-        "others": other_table(),
-        "missing": missing_table(rows),
-    }
-    text = (HERE / "published_rl.in.md").read_text(encoding="utf-8")
-    return text.format(**{name: "\n".join(lines) for name, lines in tables.items()})
+    return filled(
+        PAGE, loop=loop_table(rows), steps=steps_table(base), others=other_table(), missing=missing_table(rows)
+    )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from vramprobe.units import GIB
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from tables import as_csv, as_markdown, read_csv, write_or_check  # noqa: E402
+from tables import as_csv, as_markdown, filled, read_csv, write_or_check  # noqa: E402
 
 CHARGES = data_file("serving_charges.csv")
 #: Published models → the catalog's; what is not here is no model of the catalog's, or has a part that is not text.
@@ -134,10 +134,8 @@ def page(lines: list[list[str]]) -> str:
             ("all", lines),
         )
     ]
-    text = (HERE / "serving.in.md").read_text(encoding="utf-8")
-    return text.replace("{summary}", "\n".join(f"- {one}" for one in summary)).replace(
-        "{table}", "\n".join(as_markdown(COLUMNS, "l" * len(COLUMNS), lines))
-    )
+    table = as_markdown(COLUMNS, "l" * len(COLUMNS), lines)
+    return filled(HERE / "serving.md", summary=[f"- {one}" for one in summary], table=table)
 
 
 def main() -> None:

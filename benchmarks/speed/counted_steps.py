@@ -52,7 +52,7 @@ from benchmarks.speed.rates_fit import (
     source_of,
 )
 from benchmarks.speed.speed_model import coverage_table, percent, spread, table
-from benchmarks.tables import as_csv, read_csv, write_or_check
+from benchmarks.tables import as_csv, filled, read_csv, write_or_check
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.speed.counted import Count, CountRow, time_of
@@ -72,6 +72,7 @@ PAIRS: list[tuple[int | str, int | str]] = [
     ("powerlm_lora_none_4", "powerlm_lora_foak_4"),
     ("mixtral_qlora_none_4", "mixtral_qlora_foak_4"),
 ]
+_COLUMNS = ("source", "step", "card", "counted by", "published tokens/s", "error, source left out", "without any step")
 #: Of a record, as a table names its step.
 NAMES = ("source", "line", "url", "what", "card", "num_gpus", "how")
 #: "multinode 2x2": what their network takes is not counted.
@@ -228,49 +229,26 @@ def as_page(found: Findings) -> str:
         ("steps set aside, by the fit to the others", found.aside),
     ]
     shares = [one.count.unclaimed_share for one in found.steps]
-    head = HEAD.format(
+    return filled(
+        OUT,
         num=len(found.steps),
         sources=len({one.source for one in found.steps}),
         cards=len({one.gpu.short_name for one in found.steps}),
         several=sum(record.get("num_gpus", 1) > 1 for record in found.records),
         commands=sum(record["how"] != "cell" for record in found.records),
         claimed=sum(share == 0 for share in shares),
-        most=100 * max(shares),
+        most=f"{100 * max(shares):.1f}",
         prototype=sum(record["how"] == "prototype" for record in found.records),
-    )
-    parts = [
-        head,
-        "## Left out\n",
-        table(
+        left_out=table(
             ["way", "steps", "median", "90 % below", "worst"],
             [[name, *told(one.values())] for name, one in ways if one],
         ),
-        "What the 80 % interval of a fit, and of widths, that have not seen the source holds:\n",
-        coverage_table(found.inside.values()),
-        "## By source and card (source left out)\n",
-        table(["source, card", "steps", "median", "90 % below", "worst", "in the interval"], _groups(found)),
-        "## Pairs\n",
-        "Speed-up of the second step over the first, by the fit without the source.\n",
-        table(["slower", "faster", "published", "predicted"], _pairs(found)),
-        "## What was fitted\n",
-        "Shares of what measured kernels reach by shape (`vramprobe/data/rates/kernels.json`), of the bandwidth, and "
-        "seconds.\n",
-        table(["rate", "value", "expected"], _rates(found.fit)),
-        "## Every step\n",
-        table(
-            [
-                "source",
-                "step",
-                "card",
-                "counted by",
-                "published tokens/s",
-                "error, source left out",
-                "without any step",
-            ],
-            [_line(found, at) for at in range(len(found.steps))],
-        ),
-    ]
-    return "\n".join(parts)
+        coverage=coverage_table(found.inside.values()),
+        groups=table(["source, card", "steps", "median", "90 % below", "worst", "in the interval"], _groups(found)),
+        pairs=table(["slower", "faster", "published", "predicted"], _pairs(found)),
+        rates=table(["rate", "value", "expected"], _rates(found.fit)),
+        steps=table(_COLUMNS, [_line(found, at) for at in range(len(found.steps))]),
+    )
 
 
 def _line(found: Findings, at: int) -> list[str]:
@@ -303,54 +281,6 @@ def as_rows(found: Findings) -> str:
             | {f"seconds_{name}": f"{value:.4g}" for name, value in sorted(seconds.items())}
         )
     return as_csv(lines)
-
-
-HEAD = """# Training speed: counted, predicted, beside what others published
-
-{num} published steps of {sources} sources on {cards} cards, {several} of them of two to eight GPUs (one rank is
-counted), all *predicted* from what the step launches on an emulated GPU: {commands} by the source's own command
-({prototype} of them by a prototype of the count, two shallow versions extrapolated), the others by their cell in
-today's libraries, counted with 2 and 4 layers and extrapolated. Of {claimed} steps every launch is claimed by an
-operator; the most that is not is {most:.1f} %. Errors are |predicted / published − 1| of tokens per second. Rebuild:
-`python benchmarks/speed/counted_steps.py`.
-
-The steps of llm-foundry, all of its rows of 8 GPUs and 1B parameters or more:
-
-- Its MPT is counted as the GPT-2 of its shapes, with MPT's activation, without dropout, under FSDP1. Gradients are
-  taken to be reduced in every micro-step.
-- Its attention is FlashAttention 1.0.9 or the Triton kernel of that time: its benchmark installed `.[gpu]` when these
-  tables were made (2023). FlashAttention-2, which PyTorch has, is about twice as fast (its paper), so attention has
-  twice its operations here. **This was set after these steps had been seen.** Without it a fit without them was 17 %
-  off (median), and up to 87 % at 65,536 tokens.
-
-Set aside, shown, and not fitted to; each was decided after it had been seen:
-
-- Batches padded to lengths that the source does not give (peft-method-comparison).
-- Four GPUs on two machines (Qwen): the network between them is not known.
-- FSDP on two RTX 3090 (fsdp_qlora): the source calls the PCIe lanes of this machine slow; they moved some 3.5 GB/s.
-
-Where a card is left out, so are those of the same chip: A100s of 40 and 80 GB are one. A card has the narrow interval
-only where two sources have steps of its chip, which is so of A100s alone; all others have that of a card never seen.
-
-What is known to be wrong:
-
-- *L40.* The three steps are predicted 15 to 30 % too slow. The card is known by the name of the source's file alone.
-  That names a card of 40 GB, which is not sold, and the source removed the file later. At all of an L40's 181 TFLOP/s
-  and 864 GB/s the steps would take 87 to 106 % of the published time; as an L40S's they would be 3 to 11 % off. Their
-  window of 4,096 holds the whole sequence, of which today's transformers makes a mask, and so attention of twice the
-  operations; they are counted without it since, 3 to 7 points faster.
-- *Qwen's QLoRA.* Its two steps are counted with bitsandbytes' weights, and ran on AutoGPTQ's, whose unpacking by
-  operators of torch moves some seven times the bytes: they are predicted 10 to 12 % too fast.
-- *RTX 4090.* LoRA on two of them is predicted 28 % too slow. As the L40 it has an L2 cache of 72 MB or more, and here
-  every byte comes from memory. No change was made for either.
-- *H100.* Its steps are predicted 10 % too fast by fits without them; all are of one source of 2023.
-- The LoRA cells of Qwen and the L40 were changed after they had been seen: adapters multiplied in 16 bit, as their
-  sources do; before, they were 40 and 32 % off.
-
-No counted step is decided by the host: `kernel_seconds` is what was expected. The 22 rows of the prototype were seen by
-its authors before they were published here, and the expected rates below were written down after its report had been
-read.
-"""
 
 
 def arithmetic(found: Findings) -> Errors:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_markdown, write_or_check
+from benchmarks.tables import as_markdown, filled, write_or_check
 from benchmarks.truth import oom
 from benchmarks.truth.published_verdicts import card_of
 from vramprobe.catalog import find_gpu, list_gpus
@@ -23,7 +23,6 @@ from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, NCCL_ALLOWANCE_BY
 from vramprobe.units import GIB, KIB, MIB
 
 PAGE = Path(__file__).with_suffix(".md")
-_LOADED: dict[Loaded, str] = {"step": "after a training step", "start": "at the start: a context, no kernel has run"}
 #: Figures of processes that are left out of the table: (MiB, card, why, source).
 _LEFT_OUT = (
     (367, "V100-16GB-SXM", "one of eight processes, NCCL within", "meta-llama/llama#918"),
@@ -34,47 +33,24 @@ _LEFT_OUT = (
     (1597, "A100-40GB-SXM", "torch 2.0.0, before lazy loading", "LianjiaTech/BELLE#257"),
     (1828, "A100-80GB-SXM", "fms-hf-tuning of 2025-02 (reproduce.md): unexplained", "fms-acceleration"),
 )
-_HEAD = """# The CUDA context, by card
-
-Memory of a card that a process takes beside what torch reserves: driver structures, stacks of the threads that the
-multiprocessors hold, kernels, libraries. An emulation cannot know it. The figures are published by others, but for
-the H200's, which this project measured (benchmarks/gpu/h200). A verdict (`predict`, `recommend`) sets the upper end
-of a card's range aside, with the part that the driver keeps (what nvidia-smi reports less what CUDA sees): the last
-column of the tables. An emulated GPU charges the middle of its card's range. `--gpu 12GiB` names no card: {size:.0f}
-GiB is set aside, more than any card's context (at most {most:.2f} GiB), and an emulated GPU of that size charges an
-A100's.
-
-{checked}
-
-The H200 was measured after the lines had been drawn through the published cards: 524 MiB expected and 526.8 measured at
-the start, 629 expected and 763.6 measured after a step, above the expected range (531 to 727). Its cuBLAS takes 66 MiB
-and 64 more for the handle of autograd's thread, in kernels and state outside torch.
-
-Rebuild: `python benchmarks/truth/contexts.py`. A new figure is one more row of `vramprobe/data/contexts.csv`; measured
-rows of a card take the place of its published ones.
-
-"""
-
-
 #: Messages of one process of several, whose repetition as a cell is of one (the threads say so).
 _OF_SEVERAL = ("PrimeIntellect-ai/verifiers#106", "axolotl-ai-cloud/axolotl#1717 (load)")
-_MESSAGES = """The reports of [oom.md](oom.md) whose message tells what the process had: that less what torch
-reserved. Those of one GPU are rows above but for the H100's, which is none, so that it shows what a card without one
-gets. Several: one of several processes, with NCCL; the two that take more than a verdict sets aside are FSDP and
-ZeRO-3 on eight cards, unexplained. What CUDA sees of a card differs by driver: up to 0.08 GiB less than the catalog
-says here; *fits* leaves 5 % of the card, which is more."""
 
 
 def page() -> str:
     """The whole page."""
     most = max(gpu.context_bytes or 0 for gpu in list_gpus()) / GIB
-    lines = [_HEAD.format(size=CONTEXT_ALLOWANCE_BYTES / GIB, most=most, checked=_checked())]
-    for loaded, words in _LOADED.items():
-        lines += [f"## {words.capitalize()}", "", *_by_card(loaded), ""]
-    lines += ["## Every figure", "", *_rows(), ""]
-    lines += ["## Messages of runs that ran out", "", *_messages(), ""]
-    lines += ["## Figures left out", "", *_left_out(), ""]
-    return "\n".join(lines)
+    return filled(
+        PAGE,
+        size=f"{CONTEXT_ALLOWANCE_BYTES / GIB:.0f}",
+        most=f"{most:.2f}",
+        checked=_checked(),
+        step=_by_card("step"),
+        start=_by_card("start"),
+        rows=_rows(),
+        messages=_messages(),
+        left_out=_left_out(),
+    )
 
 
 def _by_card(loaded: Loaded) -> list[str]:
@@ -139,7 +115,7 @@ def _messages() -> list[str]:
         )
     head = ["report", "card", "GPUs", "outside torch, GiB", "context and NCCL of a verdict, GiB", "enough"]
     head += ["CUDA's total in the message, GiB", "in the catalog, GiB"]
-    return [_MESSAGES, "", *as_markdown(head, "lllrrlrr", table)]
+    return as_markdown(head, "lllrrlrr", table)
 
 
 def _rows() -> list[str]:
@@ -156,15 +132,7 @@ def _left_out() -> list[str]:
         context = context_of(find_gpu(card).name)
         assert context is not None
         table.append([card, mib, f"{context.value_bytes / MIB:.0f}", why, source])
-    about = (
-        "Before CUDA 11.7 every kernel of torch was loaded at once (1.1 to 1.6 GiB), and old messages of torch count\n"
-        "other processes. A run on several GPUs has NCCL's buffers, for which a verdict sets 1.5 GiB aside."
-    )
-    return [
-        about,
-        "",
-        *as_markdown(["card", "published, MiB", "ours, MiB", "why it is no row", "source"], "lrrll", table),
-    ]
+    return as_markdown(["card", "published, MiB", "ours, MiB", "why it is no row", "source"], "lrrll", table)
 
 
 def main() -> None:

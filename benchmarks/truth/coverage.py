@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth import t4
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
 from vramprobe.catalog import find_gpu
@@ -234,7 +234,8 @@ def page(runs: Sequence[RealRun]) -> str:
         for yes in (False, True)
         for rows in (told, bare)
     ]
-    return _TEXT.format(
+    return filled(
+        PAGE,
         **dict(zip(("one", "open", "many", "many_open"), by_ranks, strict=True)),
         runs=len(runs),
         sources=len({run.source for run in runs}),
@@ -243,10 +244,8 @@ def page(runs: Sequence[RealRun]) -> str:
         below=f"{100 * below:.1f}",
         above=f"{100 * above:.1f}",
         fragmentation=f"{100 * open_words.FRAGMENTATION:.1f}",
-        table="\n".join(as_markdown(head, "llrrrrr", lines)),
-        outside="\n".join(
-            as_markdown(["source", "run", "tier", "predicted, %", "low, %", "high, %"], "lllrrr", outside)
-        ),
+        table=as_markdown(head, "llrrrrr", lines),
+        outside=as_markdown(["source", "run", "tier", "predicted, %", "low, %", "high, %"], "lllrrr", outside),
     )
 
 
@@ -259,48 +258,6 @@ def _of_group(group: Sequence[Held]) -> list[str]:
     inside = sum(one.is_inside for one in group)
     width = statistics.median((one.interval.high - one.interval.low) / 2 / one.interval.value for one in group)
     return [f"{inside} of {len(group)} ({100 * inside / len(group):.0f} %)", f"{100 * width:.1f} %"]
-
-
-_OUTSIDE = ["source", "run", "tier", "predicted, %", "low, %", "high, %"]
-_TEXT = """# Do printed intervals hold real runs?
-
-**Result:** on one GPU {one} when told all that is known, {open} when asked without loop and releases;
-on several GPUs {many} and {many_open}.
-
-{runs} published runs of {sources} sources, to which nothing was fitted: {figures} figures of allocated and reserved
-memory. A run is predicted twice by `vramprobe predict`. *Told*: with the loop (`--loop`) and the releases (`--stack`)
-that its source names, where the verb takes them; *open*: with neither. A 90 % interval should hold 85 to 95 %.
-
-`python benchmarks/truth/coverage.py` rebuilds this page. Rows of programs with models of their own (litgpt, torchtune,
-torchtitan, Unsloth) are no cell of ours, and rows that do not say their length, batch or metric cannot be predicted.
-PEFT's runs are taken at their cap of 768 tokens; fsdp_qlora's releases are not said.
-
-An interval is widened by what the words leave open ([unknowns.py](../../vramprobe/predict/unknowns.py)):
-
-- **loop**: above, by the logits that a loop keeps which keeps its outputs; arithmetic.
-- **versions**: -{below} % and +{above} % of the peak; 90 % of emulated runs of dense models by transformers' Trainer
-  under the eight older stacks of [versions.md](../versions/versions.md), against the newest.
-- **kernel**: below, on GPUs without flash attention, by the peak where keys are repeated; arithmetic.
-- **fragmentation**: ±{fragmentation} % of reserved memory on one GPU: what holds 90 % of the {apart} runs whose name
-  has an even SHA-256. Their reserved memory is not counted here.
-
-The CUDA context of the card is no part of these tiers; a verdict sets its upper end aside
-([contexts.md](contexts.md)), and does not count fragmentation, as PyTorch gives cached blocks back on a full card.
-Several GPUs have no width of their own, as a dozen runs, most of one source, are too few, and their intervals do not
-hold. transformers 4.40 to 4.48 copy the logits once more in fp32 (0.98 GiB at 2 × 4,096 tokens, where 1.3 GiB are
-missing), and `--sharding` takes no `--stack`; the rest is unexplained. PEFT's four runs are all in the half that widths
-are from.
-
-## Coverage
-
-{table}
-
-## Outside, all of it told
-
-Relative to what was measured.
-
-{outside}
-"""
 
 
 def main() -> None:

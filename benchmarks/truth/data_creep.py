@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.data_fragmentation import courses_of, device_of
 from vramprobe.profile.next_steps import ProfiledRun
@@ -158,30 +158,8 @@ def markdown(table: list[Row]) -> str:
         "seconds to predict",
         "seconds to run",
     )
-    lines = [
-        "# Reserved memory over a run of varied batches, from a profile of its first steps",
-        "",
-        f"**Result:** {num_steps - num_off:,} of {num_steps:,} steps reserve the predicted bytes (emulated against "
-        "predicted), under the allocator settings of the table.",
-        "",
-        "```",
-        "python benchmarks/truth/data_creep.py --run",
-        "```",
-        "",
-        "SmolLM2-135M, fully trained by transformers' `Trainer` with 4 padded rows a batch, lengths drawn from the "
-        "histogram that ships ([azure-chat](../../docs/lengths.md#the-histogram-that-ships)) and cut at 4,096 tokens. "
-        "A profile under the default settings runs its first steps and ten chosen batches, and learns each "
-        "request's size from these. The allocator's replay then plays the batches that the whole run had, in its "
-        "order, and is held against what torch reserved there after each step. *First* is the step after which the "
-        "requests are learnt and no longer the run's own. Where the cache is emptied, that is after every tenth step "
-        "from the 20th on. Seconds: to learn and play, and to run all steps, once, on "
-        "two cores "
-        "that did other work too. No GPU was measured.",
-        "",
-        *as_markdown(head, "llr" + "r" * 8, found),
-        "",
-    ]
-    return "\n".join(lines)
+    table = as_markdown(head, "llr" + "r" * 8, found)
+    return filled(PAGE, equal=f"{num_steps - num_off:,}", steps=f"{num_steps:,}", table=table)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from vramprobe.units import format_bytes
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = Path(__file__).with_suffix(".jsonl")
@@ -119,33 +119,13 @@ def markdown(profiles: dict[str, ProfileRecord], seconds: dict[str, dict[str, st
     )
     rows = [profile_row(name, profile, seconds[name]) for name, profile in profiles.items()]
     quantiles = [(p.name, p.num_rows, f"{p.width:,}", format_bytes(p.allocated_bytes), p.source) for p in batches.peaks]
-    lines = [
-        "# The largest batch of rows of real lengths, without training on all",
-        "",
-        f"**Result:** the batch that the run's own loader named has a peak within "
-        f"{100 * abs(difference(chosen, whole)):.2f} % of the highest of "
-        f"all {whole.ranks[0].num_steps:,} steps of the epoch (emulated against emulated). A million rows are "
-        f"asked, and an 8B answers for 100,000, in the seconds that the table shows.",
-        "",
-        "```",
-        "python benchmarks/truth/data_lengths.py --run",
-        "```",
-        "",
-        "Rows' lengths are drawn from the histogram that ships (`azure-chat`, [where it comes "
-        "from](../../docs/lengths.md#the-histogram-that-ships)) and cut at 16,384 tokens (8B: 4,096); a Llama of two "
-        "layers, fully trained with 128 rows a batch, and LoRA of an 8B with gradient checkpointing and 2 rows a "
-        "batch; transformers' `Trainer`, padded batches, on an emulated H100. A profile that asks trains on a few "
-        "of the batches (run) and predicts held-out ones from the others; their largest error is shown. Seconds: one "
-        "run on two cores that did other work too, to make the rows included.",
-        "",
-        *as_markdown(head, "lrrrrrrrr", rows),
-        "",
-        "Of the million rows' batches:",
-        "",
-        *as_markdown(("batch", "rows", "length", "allocated", "source"), "lrrrl", quantiles),
-        "",
-    ]
-    return "\n".join(lines)
+    return filled(
+        PAGE,
+        difference=f"{100 * abs(difference(chosen, whole)):.2f}",
+        steps=f"{whole.ranks[0].num_steps:,}",
+        table=as_markdown(head, "lrrrrrrrr", rows),
+        quantiles=as_markdown(("batch", "rows", "length", "allocated", "source"), "lrrrl", quantiles),
+    )
 
 
 def main() -> None:

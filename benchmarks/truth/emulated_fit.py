@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, read_csv
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv
 from vramprobe import catalog
 from vramprobe.model.card_fit import CardFit, load_fit, save_fit
 from vramprobe.predict.evaluate import is_outside, predicted
@@ -31,7 +31,7 @@ from vramprobe.records.record import RunRecord
 from vramprobe.units import published
 
 ROOT = Path(__file__).parents[2]
-TABLE = Path(__file__).with_suffix(".csv")
+TABLE, PAGE = (Path(__file__).with_suffix(end) for end in (".csv", ".md"))
 RECORDS = ROOT / "results" / "emulated" / "records.jsonl.xz"
 FIT = ROOT / "vramprobe" / "data" / "fits" / "emulated.json"
 REPRODUCED = Path(__file__).with_name("reproduce.csv")
@@ -39,26 +39,6 @@ Row = dict[str, Any]
 #: Nothing of theirs is fitted. Their cells were first looked at when the way of fitting had been chosen; since then the
 #: differences that they showed have been followed, event by event, to the requests that the arithmetic lacked.
 UNSEEN_CARDS = frozenset({"H200", "L4", "L40S", "RTX-3090", "RTX-5090"})
-#: Cells that were run when the above had been done, judged by the arithmetic of a commit as it then stood: what they
-#: showed has been mended or fitted since, so that this is not computed again.
-CLEAN = (
-    "421 further cells on RTX-3090, RTX-5090, L40S and T4 were run after that, and first looked at with the arithmetic",
-    "as it then stood (commit e836207). Both tiers came out to the byte in 357. Three ran only because the allocator",
-    "gave cached blocks back, which is judged in [recipes.md](recipes.md); of the other 418 allocated",
-    "memory was off by 0.002 % on average and 0.21 % at worst, reserved by 0.04 % and 6.24 %: one block of 100 MiB of",
-    "opt-125m under checkpointing, on two cards. That was followed (OPT's layers hand gradients on as views, to which",
-    "none is added in place) and mended for all OPT alike; without it the worst was 0.53 %.",
-    "",
-    "575 cells more, on A100, RTX-4090, RTX-5090, L4, H200 and B200, were judged in the same way by commit ed0cdaa and",
-    "the fit that it shipped: 468 to the byte in both tiers. One ran out, as it was said to; of the other 574",
-    "allocated memory was off by 0.0001 % on average and 0.02 % at worst, reserved by 0.02 % and 4.14 %. Three were",
-    "off by more than 0.5 %, none followed: DoRA on a RTX 5090 (+1.7, +4.1 %), pythia-1b full on a L4 (-2.1 %).",
-    "",
-    "48 cells on H200 of families of which none is fitted and none had been run here on CUDA (Gemma 1, OLMo 3,",
-    "Granite, Hunyuan, AFM, Ministral 3, Seed-OSS; 2B to 36B, 512 and 2,048 tokens) were judged by commit 5fbdadb: 37",
-    "to the byte in both tiers, allocated memory off by 0.001 % on average and 0.02 % at worst, reserved by 0.01 % and",
-    "0.37 %. Nothing was mended after.",
-)
 _TIERS = ("allocated", "reserved")
 _WIDE = 1.0  # percent: differences from here on are listed with a cause
 
@@ -147,35 +127,6 @@ def _group(name: str, rows: list[Row]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-#: Why the reserved memory of a cell is further off than _WIDE: a part of its name, and the cause. First match wins.
-CAUSES: tuple[tuple[str, str], ...] = ()
-
-
-#: What was found where reserved memory was further off, each on its cells' emulated runs: the page's own list.
-FOUND = (
-    "What the differences came from, each found in an emulated run's own history and mended in `vramprobe/terms/`:",
-    "",
-    "- Kernels' scratch, which goes at once but needs a segment: partial sums of a bias's and a norm's gradient",
-    "  (`cuda/Reduce.cuh`, by the card's number of multiprocessors), flash attention's splits where queries are few",
-    "  (`num_splits_heuristic`), its row sums apart from the query's gradient, cuBLAS's copy of a matrix with gaps.",
-    "- Python's variables: a norm's rows in fp32 live until it returns, LoRA's narrow result does not; the loss and",
-    "  its gradient live through backward; BLOOM, DeepSeek V2, Falcon, GPT-2, GPT-NeoX, OLMo 2, Phi-3 and Qwen 3 each",
-    "  in their own order.",
-    "- Autograd's and g++'s order: `mul` makes its right side's gradient first, `addmm` its input's, its weight's and",
-    "  its bias's; autocast casts the last argument first; a clone and a sum with a number pass their gradient on.",
-    "- The load: adapters and raised weights are made while a tied head, a quantised weight's whole and 16-bit copies",
-    "  stand or have left holes. Blocks in such holes are up to 1 MiB larger than asked for, in allocated memory, too.",
-    "- The third step, which found other holes than the second.",
-    "- bitsandbytes' 8-bit products in integers on CUDA, which were counted as the CPU's (5 and 20 % of two fitted",
-    "  cells), and the two copies of doubly quantised scales.",
-)
-
-
-def cause_of(row: Row) -> str:
-    """The named cause of a difference."""
-    return next((why for part, why in CAUSES if part in row["cell"]), "unexplained")
-
-
 def is_unseen_card(row: Row) -> bool:
     return row["gpu"] in UNSEEN_CARDS
 
@@ -186,41 +137,21 @@ _COLUMNS = "cells | allocated: mean | worst | inside, % | reserved: mean | worst
 
 def summary(rows: list[Row], model: CardFit) -> str:
     """The errors on larger models, then on cards that nothing was fitted to, then each large one with its cause."""
-    cards = ", ".join(model.cards)
     larger, elsewhere = [row for row in rows if not is_unseen_card(row)], [row for row in rows if is_unseen_card(row)]
-    lines = [
-        "# The fit for CUDA on cells that it has not seen\n",
-        f"Fitted to {model.num_records} emulated cells of {len(model.models)} models below 10B on {cards}.",
-        "Emulated: the real CUDA software over a driver that launches nothing; no GPU was measured, but published A100",
-        "runs come out on it as they were measured ([reproduce.md](reproduce.md)).",
-        "Errors in percent of the emulated run. Intervals are of 90 % of the cells that were fitted, and at least",
-        "0.5 % to both sides until a GPU has been measured: wider than what is left here. By",
-        "`python benchmarks/truth/emulated_fit.py`.\n",
-        "## Models above 10B\n",
-        "How intervals are made was chosen with these cells in view, so their coverage is no clean test.\n",
-        *_errors(larger, lambda row: row["method"], lambda row: row["gpu"], lambda row: row["family"]),
-        "\n## Other cards\n",
-        "Models of all sizes on cards that nothing was fitted to, first looked at when all had been chosen. Then 24",
-        "cells of both tables whose reserved memory was off by 1 % or more (10.5 % at worst) were followed, request by",
-        "request, beside their emulated runs, and the order of requests was mended, for all cells alike. Neither table",
-        "is a clean test since: what is left here is what that did not mend.\n",
-        *_errors(elsewhere, lambda row: row["method"], lambda row: row["gpu"]),
-        "\n## A clean test\n",
-        *CLEAN,
-    ]
     wide = [row for row in rows if max(abs(float(row[f"{tier}_error_percent"])) for tier in _TIERS) >= _WIDE]
-    lines += ["\n## What reserved memory was off by\n", *FOUND]
-    if wide:
-        lines += [
-            f"\n| off by {_WIDE:g} % or more | card | allocated, % | reserved, % | why |",
-            "| --- | --- | ---: | ---: | --- |",
-        ]
-        lines += [
-            f"| {row['cell']} | {row['gpu']} | {float(row['allocated_error_percent']):+.2f} | "
-            f"{float(row['reserved_error_percent']):+.2f} | {cause_of(row)} |"
-            for row in wide
-        ]
-    return "\n".join(lines) + "\n"
+    shown = [
+        [row["cell"], row["gpu"], *(f"{float(row[f'{tier}_error_percent']):+.2f}" for tier in _TIERS)] for row in wide
+    ]
+    head = [f"off by {_WIDE:g} % or more, unexplained", "card", "allocated, %", "reserved, %"]
+    return filled(
+        PAGE,
+        records=model.num_records,
+        models=len(model.models),
+        cards=", ".join(model.cards),
+        larger=_errors(larger, lambda row: row["method"], lambda row: row["gpu"], lambda row: row["family"]),
+        elsewhere=_errors(elsewhere, lambda row: row["method"], lambda row: row["gpu"]),
+        wide=["", *as_markdown(head, "llrr", shown)] if wide else [],
+    )
 
 
 def _errors(rows: list[Row], *keys: _Key) -> list[str]:

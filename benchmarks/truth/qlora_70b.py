@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
 from benchmarks.frameworks import frameworks
+from benchmarks.tables import as_markdown, filled
 from benchmarks.versions.attempt import profiled
 
 HERE = Path(__file__).resolve().parent
@@ -121,32 +122,21 @@ def phases_of(recipe: Recipe, entries: list[journal.Entry]) -> dict[str, int] | 
 
 def page(entries: list[journal.Entry]) -> str:
     """The table, and the commands."""
-    lines = [
-        *_HEAD.splitlines(),
-        "",
-        "| recipe | card | steps, GB allocated | reserved, GB | loading, GB allocated |",
-        "| --- | --- | ---: | ---: | ---: |",
-    ]
     done = [(recipe, phases) for recipe in recipes() if (phases := phases_of(recipe, entries)) is not None]
+    lines, commands = [], []
     for recipe, phases in done:
         steps = max(size for name, size in phases.items() if name != "load")
-        whole = None if recipe.layers else latest(entries)[recipe.fingerprint(None)]
         cut = f" (lines through {' and '.join(map(str, recipe.layers))} layers)" if recipe.layers else ""
-        shown = [
-            f"{steps / GB:.1f}",
-            f"{whole['reserved_bytes'] / GB:.1f}" if whole else "",
-            f"{phases['load'] / GB:.1f}",
-        ]
-        lines.append(f"| {recipe.name}{cut} | {recipe.cards} | {' | '.join(shown)} |")
-    lines += ["", *_ANSWERS.splitlines(), "", "## Commands", ""]
-    for recipe, _ in done:
+        reserved = "" if recipe.layers else f"{latest(entries)[recipe.fingerprint(None)]['reserved_bytes'] / GB:.1f}"
+        lines.append([recipe.name + cut, recipe.cards, f"{steps / GB:.1f}", reserved, f"{phases['load'] / GB:.1f}"])
         where = f" (environment `frameworks/runs/{recipe.environment}.txt`)" if recipe.environment else ""
         command = recipe.command.format(model=recipe.model)
-        lines.append(
+        commands.append(
             f"- {recipe.name}{where}: `vramprobe profile --emulate '{recipe.cards}' --empty-weights "
             f"--seq-len {_MOST_SEQ_LEN} -- {command}`"
         )
-    return "\n".join(lines) + "\n"
+    head = ["recipe", "card", "steps, GB allocated", "reserved, GB", "loading, GB allocated"]
+    return filled(PAGE, table=as_markdown(head, "llrrr", lines), commands=commands)
 
 
 def main() -> None:
@@ -175,32 +165,6 @@ def main() -> None:
                 size = f"{entry['peak_bytes'] / GIB:.2f} GiB" if entry["outcome"] == "ok" else entry["outcome"]
                 print(f"{recipe.name}: {size}  {entry['seconds']:.0f} s", file=sys.stderr, flush=True)
     PAGE.write_text(page(entries))
-
-
-_HEAD = """\
-# QLoRA of a 70B: which recipe takes what
-
-Guides give one figure for it, 19.5, 24, 41, 46 or 52 GB, and no recipe. These are recipes as their users type them,
-each run unmodified on an emulated card with empty weights (`python benchmarks/truth/qlora_70b.py`): *emulated*, not
-measured on a GPU. GB are 10⁹ bytes, of the card that takes most."""
-_ANSWERS = """\
-## Which figure is which
-
-No guide gives its recipe whole, so which one it means is inferred from what it does say.
-
-- **19.5 GB** (claim G4-20: rank 8, batch 2, flash attention, one RTX 4090) is on no one card: the 4-bit weights alone
-  take 36.4 GB. PEFT's documentation of FSDP has 19.6 GB for these very words (vramprobe/data/published.csv, line 803),
-  *a card of two*, with what is not used on the host, and 35.6 GB without that (line 804). Under today's libraries a
-  step takes less and loading more: all 4-bit weights are on each card before they are divided.
-- **24 GB** (G4-17, a minimum) is such a card of two. One holds not even the 4-bit weights; two of them, under today's
-  libraries, neither the loading nor, with 2 × 2,048 tokens and nothing on the host, a step.
-- **41 GB** (L1-11, Unsloth's) is in GiB, which Unsloth prints as GB: a script like its notebook's reserves 40.2 GiB
-  here, 43.2 GB; the notebook itself says 42.8 GiB on an A100 with rows of up to 2,048 tokens (line 769). TRL's command
-  with double quantisation and short rows comes to 41 GB of 10⁹ bytes.
-- **52 GB** (O5-12: rank 64, batch 1, 512 tokens) is a sum by hand of 35 + 1.5 + 1.5 + 5.6 + 8. `vramprobe predict`
-  gives 59.7 GB with PEFT's preparation, which raises embeddings, head and adapters to fp32, and 47.2 GB with TRL's.
-- **46 GB** stands in none of the guides that ship as claims. What comes near it: TRL's preparation with rank 64 and
-  short rows, or with a lower rank and longer ones."""
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.contexts import context_of
@@ -269,10 +269,13 @@ def page(found: list[dict[str, Any]]) -> str:
     head = ["run", "cell"]
     for tier in _TIERS:
         head += [f"{tier}, MiB", "emulated", "trainer", LOOP]
-    lines = [_HEAD, "## By tier", "", *_summary(found), "", _VERDICTS, *_verdicts(), "", _STEP_TIME, *_times(found)]
-    lines += ["", "## Every run", "", _ROWS, ""]
-    lines += [*as_markdown([*head, "emulated: cause", "predicted: cause"], "ll" + "r" * 12 + "ll", table), ""]
-    return "\n".join(lines)
+    return filled(
+        PAGE,
+        summary=_summary(found),
+        verdicts=_verdicts(),
+        times=_times(found),
+        table=as_markdown([*head, "emulated: cause", "predicted: cause"], "ll" + "r" * 12 + "ll", table),
+    )
 
 
 def _percent(value: float | None) -> str:
@@ -292,36 +295,6 @@ def _times(found: list[dict[str, Any]]) -> list[str]:
     ]
     said = f"{inside} of {len(table)} cells are inside the interval."
     return [said, "", *as_markdown(["cell", "measured, s", "predicted, s", "interval, s"], "lrrr", table)]
-
-
-_HEAD = """# A real T4, measured by others: emulated and predicted
-
-56 runs of LoRA and QLoRA in fp16 on a Tesla T4, published with fitcheck-llm 0.3.1 (MIT): torch's allocated and reserved
-peaks, what NVML shows of the process, step times. `t4_train.py` is the loop that they describe: a step is a function,
-which keeps its outputs until it returns. *Emulated*: that loop under the libraries of the row on an emulated T4 with
-empty weights. *Predicted*: `predict` of the cell, with the libraries that it knows (torch 2.13), under a Trainer's loop
-(where none is said) and under `--loop step-function`. The card's context (140.875 MiB) is from these
-rows: the device tier is reserved memory and that. Nothing else of ours was fitted to them. The source's own roles
-(calibration, repeat, excluded) are those of its formulas.
-
-Rebuild: `python benchmarks/truth/t4.py` (from the journal); `--run --python PATH` repeats what the journal lacks.
-
-"""
-_STEP_TIME = """## Step time
-
-No step on a T4 is in the fit of step times (`recommend` and `profile` say so): the interval is a guess from other
-cards, and this T4 throttles at 70 W. Cells that ran several times are shown once.
-"""
-_VERDICTS = """## Runs near the limit
-
-What became of the run, and the verdict of `predict --gpu T4` under either loop.
-"""
-_ROWS = """Errors in percent of the measured bytes. A cause is named above 0.1 % of allocated or 3 % of reserved memory,
-of the prediction under the row's own loop. 4-bit loads: up to four threads read weights ahead of the quantizer, so that
-which blocks are free depends on the machine; two published runs of one such cell differ by up to 0.3 % of reserved
-memory here, and those without quantization do not. The loop repeats keys and values of grouped heads, so that the
-memory-efficient kernel takes them; transformers' own call, which `predict` assumes, holds the scores whole on a T4
-(*same attention*: the other rows)."""
 
 
 def main() -> None:

@@ -43,3 +43,13 @@ def test_a_check_writes_nothing_and_names_what_is_stale(script: Script, tmp_path
     page.write_text("old\n")
     with pytest.raises(SystemExit, match=r"stale: page\.md;"):
         write_or_check(made, "truth/catalog.py", check=True)
+
+
+def test_a_template_has_each_of_its_parts_filled_and_no_other(script: Script, tmp_path: Path) -> None:
+    filled, page = script("tables").filled, tmp_path / "page.md"
+    page.with_suffix(".in.md").write_text("{count} rows:\n\n{table}\n")
+    assert filled(page, count=2, table=["| {count} |", "| b |"]) == "2 rows:\n\n| {count} |\n| b |\n"
+    with pytest.raises(AssertionError, match=r"page\.md"):
+        filled(page, count=2)
+    with pytest.raises(AssertionError, match=r"page\.md"):
+        filled(page, count=2, table=[], more="")

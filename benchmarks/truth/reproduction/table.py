@@ -13,12 +13,13 @@ from typing import Any
 
 from benchmarks.frameworks.stacks import pins
 from benchmarks.journal import Entry
-from benchmarks.tables import as_csv, read_csv
+from benchmarks.tables import as_csv, filled, read_csv
 from benchmarks.truth.published_rows import PublishedRow, list_published
 from benchmarks.truth.reproduction import device
 from benchmarks.truth.reproduction.rows import NotRun, Recipe, num_params_of, recipe_of
 from vramprobe.units import GIB, KIB, MIB
 
+PAGE = Path(__file__).resolve().parents[1] / "reproduce.md"
 MISS_PERCENT = 0.5
 COLUMNS = (
     "line", "source", "url_or_path", "model", "method", "framework_config", "dtype", "batch_size", "seq_len",
@@ -121,20 +122,17 @@ def page(found: list[Row]) -> str:
     """The table as a page: the error, every row that was run, and how many were not and why."""
     done = [row for row in found if row["emulated_bytes"]]
     reasons = Counter(row["not_run"] for row in found if row["not_run"])
-    lines = [
-        *_HEAD.splitlines(), "", "## How large the error is", "", *_summary(done), "",
-        "## By model", "", *_by_model(done), "",
-        "## The device tier", "", *_DEVICE.splitlines(), "", *device.table(done), "",
-        "## Every run", "",
-        "| line | run | stack | GPUs | measured, bytes | emulated less measured, bytes | % | after training, bytes "
-        "| nvidia-smi less emulated reserved, mean over ranks, MiB | cause |",
-        "| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
-        *(_line(row) for row in done), "", "## Not run", "", "| because | rows |", "| --- | ---: |",
-        *(f"| {reason} | {number} |" for reason, number in reasons.most_common()),
-        f"| **run** | {len(done)} |", f"| **all of published.csv** | {len(found)} |", "", "## Stacks", "",
-        *(_stack(name) for name in dict.fromkeys(row["stack"] for row in done)),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    return filled(
+        PAGE,
+        summary=_summary(done),
+        by_model=_by_model(done),
+        device=device.table(done),
+        runs=[_line(row) for row in done],
+        reasons=[f"| {reason} | {number} |" for reason, number in reasons.most_common()],
+        done=len(done),
+        rows=len(found),
+        stacks=[_stack(name) for name in dict.fromkeys(row["stack"] for row in done)],
+    )
 
 
 def _line(row: Row) -> str:
@@ -206,57 +204,3 @@ def _by_model(done: list[Row]) -> list[str]:
         worst = max((float(row["difference_percent"]) for row in some), key=abs)
         lines.append(f"| {model.split('/')[-1]} | {method} | {len(some)} | {cards} | {span} | {equal} | {worst:+.4f} |")
     return lines
-
-
-_HEAD = """\
-# Published runs, repeated by their own libraries on an emulated GPU
-
-Rows of vramprobe/data/published.csv, run again by the command that their source ran (fms-acceleration's
-scripts/benchmarks: `tuning.sft_trainer` of fms-hf-tuning with its plugins) under the libraries of their day
-(`benchmarks/frameworks/stacks.py`), on emulated A100-80GB-SXM, on empty checkpoints: two optimizer steps, of which the
-second is what every later one is. Compared is what the source published, HF's TrainerMemoryTracker on rank 0. Neither
-figure is a prediction. `python benchmarks/truth/reproduce.py` runs what the journal has not.
-
-What the sources leave open was in part settled after a first run had differed, which makes weaker evidence of those
-rows: what is said below of PowerLM-3b, of santacoder (its words and positions, from memory; +0.13 % and +96 % before),
-of the libraries of 2024-06 (1.8 to 3.9 % and 0.3 to 0.6 % before) and of the checkpoints' cut (512 KiB), and foak's
-release in 2025-02 (+18.7 % before). No size was fitted, and what stands now follows from dates, packages' metadata or
-the sources' own columns, but for the two models' configurations.
-
-What the sources leave open, and what stands for it:
-
-- Models: configurations are the catalog's. PowerLM-3b's is from memory; that its layers have biases was inferred from
-  the published bytes after training (without them 2,396,160 less, the biases of 40 layers). gpt_bigcode-santacoder's
-  has 49,157 words and 2,048 positions, to which fms-hf-tuning cuts the 4,096 tokens that are asked for.
-- Checkpoints are cut as the published ones are (Mistral and Llama 2 at 10 GB, others at 5 GB): which weights are loaded
-  together leaves blocks of other sizes in the allocator's cache, here 512 KiB.
-- Plugins: commits ran; here their releases of the days after. foak of 2024-12 is the first with Liger's loss.
-- The rows of 2024-06 name no versions: transformers and accelerate are the newest that their packages allow (below 4.40
-  and 0.29), all else the newest of that day. Their dropout is 0, as the results' own column has it; published.csv: 0.1.
-- flash-attn has no wheel: torch's own copy of its kernels, with the same temporaries (reproduction/flash_attn).
-- How many tokens went to each expert of a Mixtral is not known: here each gets the same.
-
-Blocks: torch counts a block whole of which less than 1 MiB is left over. A difference that is a multiple of such a
-remainder says only that other cached blocks were taken, which depends on when streams free; the source's own repeats of
-a run differ by as many (PowerLM-3b, full, 2 × 4096 on two GPUs: 14,116,037,120 and 14,107,927,040 bytes after training,
-8 remainders apart)."""
-
-_DEVICE = """\
-What nvidia-smi saw of the same runs (the source's own figure: peak less what was there before, mean over the cards)
-beyond what their repetition reserves: one constant for each set of libraries and number of ranks, learnt from every
-other configuration and held against the rest. On one card it is the CUDA context, and the same for all but what each
-library loads (GPTQ's kernels 2 MiB). It was not so before the emulated driver handed out memory from the top down, as
-real ones do: six rows were off by one block of 448 to 896 MiB, because torch 2.3 and 2.4 choose between free blocks
-of one size by address. Two rows of 32 × 4096 need the context's own 519 MiB on the emulated card: only then is it
-full where the real one was, and the allocator gives cached blocks back. Where it does, what counts is what is
-reserved once a step has ended: the source looked once a second, and what the first step held for less than that it
-did not see. The stack of 2025-02 has 1.3 GiB more: unexplained (kernels that are loaded at once, not when first used,
-would do it).
-
-On several cards NCCL's buffers are in it, and reserved memory depends on when the card is done with what FSDP frees
-on one stream while another uses it: from the first backward on once the host has waited for it (docs/emulated.md). On
-cards that were done at once a Mixtral by LoRA reserved 2.7 GiB less, about a layer's weights in bf16, and nvidia-smi
-saw 2.6 GiB more beside it than beside one by QLoRA; now it is 0.6. What is left between methods, 1.3 GiB more beside
-QLoRA of a dense model than beside LoRA, is unexplained: kept while the model is loaded, what FSDP sends from rank 0
-comes to as much, on the other rank. Rows that fill the card are not among them, nor those that have not been run so
-yet."""

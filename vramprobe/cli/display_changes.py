@@ -30,10 +30,11 @@ def print_changes(changes: Sequence[Change], *, is_near: bool = False) -> None:
         return
     judged = changes[0].verdict is not None
     timed = any(one.slower_share is not None for one in changes)
-    time = " (%: how much longer a token takes, predicted)" if timed else ""
     enough = "" if not judged or any(one.verdict == "fits" for one in changes) else "; none is enough"
-    near = " (near; a prediction of it records it)" if is_near else ""
-    console.print(f"what other options would save, each line by itself{time}{near}{enough}:")
+    notes = ["%: how much longer a token takes, predicted"] if timed else []
+    notes += ["near; a prediction of it records it"] if is_near else []
+    said = f" ({'; '.join(notes)})" if notes else ""
+    console.print(f"what other options would save, each line by itself{said}{enough}:")
     for one in changes[:_MOST_LINES]:
         _print_change(console, one, timed=timed)
     if (more := len(changes) - _MOST_LINES) > 0:

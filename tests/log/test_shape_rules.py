@@ -18,6 +18,9 @@ SIZES = {
     "length": lambda rows, length: 4 * length,
     "scores": lambda rows, length: 32 * rows * length * length,
     "half a byte": lambda rows, length: rows * length // 2,
+    "tiles of wide heads": lambda rows, length: (
+        8 * rows * (-(-length // 128) * 4 * 32784 + 4 * max(200 // (8 * rows), 1) * 64 * 512)
+    ),
     "rows, length and tokens": lambda rows, length: 1 + 2 * rows + 3 * length + 5 * rows * length,
 }
 

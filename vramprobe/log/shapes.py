@@ -16,12 +16,19 @@ import numpy as np
 
 Shape = tuple[int, ...]  # rows, tokens of a row and, where that is open too, the rank of LoRA's adapters
 
+#: The memory-efficient attention's backward stages the gradients of so many blocks of keys over all heads, where these
+#: are wider than 128 (torch's attention_backward.cu, ``num_splits_key``); heads of models that it runs.
+_MOST_STAGED, _WIDE_HEADS = 200, (4, 8, 16, 32)
 #: Tokens of a row that kernels round a length up to.
 _MULTIPLES = (8, 16, 32, 64, 128)
 
 
 def _tokens_to(multiple: int) -> Callable[[int, int, int], int]:
     return lambda rows, length, rank: rows * -(-length // multiple) * multiple
+
+
+def _staged(num_heads: int) -> Callable[[int, int, int], int]:
+    return lambda rows, length, rank: rows * max(_MOST_STAGED // (rows * num_heads), 1)
 
 
 _FEATURES: dict[str, Callable[[int, int, int], int]] = {
@@ -34,6 +41,7 @@ _FEATURES: dict[str, Callable[[int, int, int], int]] = {
     "rank": lambda rows, length, rank: rank,
     "tokens rank": lambda rows, length, rank: rows * length * rank,
     **{f"tokens to {multiple}": _tokens_to(multiple) for multiple in _MULTIPLES},
+    **{f"staged of {num_heads}": _staged(num_heads) for num_heads in _WIDE_HEADS},
 }
 #: Which of them a size may be made of, the plainest first.
 RULES = (
@@ -49,6 +57,7 @@ RULES = (
     ("length", "tokens"),
     ("1", "length", "tokens"),
     ("1", "rows", "length", "tokens"),
+    *(("tokens to 128", f"staged of {num_heads}") for num_heads in _WIDE_HEADS),
 )
 #: Which feature one of the rank is, at a rank that does not change: so often that.
 _AT_ONE_RANK = {"rank": "1", "tokens rank": "tokens"}
@@ -102,7 +111,7 @@ class ShapeRules:
             for name, factor in rule.items():
                 at_one = _AT_ONE_RANK.get(name, name)
                 plain[at_one] = plain.get(at_one, Fraction(0)) + factor * (1 if at_one == name else rank)
-            rules.append(plain)
+            rules.append({name: plain[name] for name in _FEATURES if name in plain})
         return ShapeRules(self.rule_of, tuple(rules), self.fallback)
 
 

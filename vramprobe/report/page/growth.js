@@ -90,8 +90,11 @@ const FEATURES = {
   "1": () => 1, rows: (rows) => rows, length: (rows, length) => length, tokens: (rows, length) => rows * length,
   scores: (rows, length) => rows * length * length, square: (rows, length) => length * length,
 };
-const multiple = (name) => Number(name.split("tokens to ")[1]);
-const feature = (name, rows, length) => FEATURES[name]?.(rows, length) ?? rows * Math.ceil(length / multiple(name)) * multiple(name);
+const feature = (name, rows, length) => {
+  const number = Number(name.split(" ").at(-1));
+  if (name.startsWith("staged")) return rows * Math.max(Math.floor(200 / (rows * number)), 1);
+  return FEATURES[name]?.(rows, length) ?? rows * Math.ceil(length / number) * number;
+};
 
 /** Bytes of each slot at a shape (shapes.py, ShapeRules.sizes). */
 function sizesAt({ rules, groups, features }, rows, length) {

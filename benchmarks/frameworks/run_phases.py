@@ -1,6 +1,6 @@
 """Peaks by phase of a run, under FSDP and ZeRO-3: ``python benchmarks/frameworks/run_phases.py --python PYTHON``.
 
-Each command of phase_runs.py trains a Llama of 134 million parameters (phases/; TRL, LLaMA-Factory, Axolotl and
+Each command of phases/runs.toml trains a Llama of 134 million parameters (phases/; TRL, LLaMA-Factory, Axolotl and
 ms-swift: SmolLM2-135M by its name; torchtune: Llama 3.2 1B) on emulated RTX 4090, two unless the row says otherwise, as
 its users start it, and goes once through evaluation, save and what follows. A resumed run reads a checkpoint of two
 steps, a merge an adapter, that a command before it has written. PYTHON is the interpreter of an environment with torch,
@@ -22,12 +22,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.frameworks.phase_runs import RUNS, Run
 from benchmarks.tables import as_csv, as_markdown, read_csv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,25 @@ WORK = ROOT / "out" / "run_phases"
 PHASES = ("load", "resume", "training", "evaluation", "save", "load_best", "merge", "after_training")
 _EXPECTED = ("was shortened", "no two steps were alike")  # ranks do not wait for steps that repeat
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One entry of runs.toml."""
+
+    name: str
+    command: str
+    environment: str = "trl"
+    num_gpus: int = 2
+    before: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if it names a model and data that are not there (``--empty-weights``)."""
+        return self.command.split()[0] in ("trl", "llamafactory-cli", "axolotl", "swift")
+
+
+RUNS = {one["name"]: Run(**one) for one in tomllib.loads((FILES / "runs.toml").read_text())["run"]}
 
 
 def main() -> None:

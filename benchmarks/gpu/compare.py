@@ -16,12 +16,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.units import MIB
 
 HERE = Path(__file__).resolve().parent
+_TIERS = ("allocated_bytes", "reserved_bytes")
 CONTEXT_KEYS = ("context_bytes", "allocated_bytes", "peak_allocated_bytes")
 RUNS = ("forward and backward", "forward")
 
@@ -58,7 +59,7 @@ def _cell_row(measured: RunRecord, emulated: RunRecord | None, predicted: dict[s
         "measured": measured.outcome.kind,
         "emulated": emulated.outcome.kind if emulated else "not run",
     }
-    for tier in ("allocated_bytes", "reserved_bytes"):
+    for tier in _TIERS:
         here = getattr(measured.peak, tier) if measured.peak else None
         there = getattr(emulated.peak, tier) if emulated and emulated.peak else None
         said = int(predicted[tier]) if predicted.get(tier) else None
@@ -124,9 +125,9 @@ def program_rows(folder: Path) -> list[dict[str, Any]]:
     for name, one in sorted(here.items()):
         other = there.get(name)
         row: dict[str, Any] = {"program": name}
-        for tier in ("allocated_bytes", "reserved_bytes"):
+        for tier in _TIERS:
             row[f"predicted_{tier}"] = asked[name][f"predicted_{tier}"] if name in asked else None
-        for tier in ("allocated_bytes", "reserved_bytes"):
+        for tier in _TIERS:
             row |= {tier: _peak(one, tier), f"emulated_{tier}": _peak(other, tier)}
         rows.append(row)
     return rows
@@ -196,7 +197,7 @@ def _cells_table(rows: Sequence[dict[str, Any]]) -> list[str]:
 def _cell_of_table(row: dict[str, Any]) -> tuple[str, ...]:
     tiers = [
         text
-        for key in ("allocated_bytes", "reserved_bytes")
+        for key in _TIERS
         for text in (_mib(row[key]), _signed(difference(row, key)), _percent(row, key, "predicted"))
     ]
     equal = f"{row['equal_phases']} of {row['phases']}"
@@ -262,61 +263,48 @@ def page(folder: Path) -> str:
     context, programs, operators = context_rows(folder), program_rows(folder), operator_rows(folder)
     card = _by("case", folder / "context.jsonl").get("card", {})
     remarks = folder / "remarks.md"
-    lines = [
-        f"# {card.get('name', 'A GPU')}: measured, emulated, predicted",
-        "",
-        f"Measured on one {card.get('name')} (driver {card.get('driver')}, torch {card.get('torch')}, cuDNN "
-        f"{card.get('cudnn')}); predicted before, and emulated with the same libraries. All cells are shown.",
-        "",
-        f"- **Allocated, emulated**: {said(cells, 'allocated_bytes')}.",
-        f"- **Reserved, emulated**: {said(cells, 'reserved_bytes')}.",
-        f"- **Allocated, predicted** (torch 2.13): {said(cells, 'allocated_bytes', 'predicted')}.",
-        f"- **Reserved, predicted**: {said(cells, 'reserved_bytes', 'predicted')}.",
-        f"- **Own programs, allocated**: {said(programs, 'allocated_bytes')}.",
-        f"- **Own programs, reserved**: {said(programs, 'reserved_bytes')}.",
-        "- **Own commands, predicted from a recording at another shape** (`predict --from`, torch 2.13, hours before): "
-        f"allocated {said(programs, 'allocated_bytes', 'predicted')}; reserved "
-        f"{said(programs, 'reserved_bytes', 'predicted')}.",
-        f"- **Outcomes**: {sum(row['measured'] == row['emulated'] for row in cells + boundary)} of "
-        f"{len(cells) + len(boundary)} cells ended as emulated.",
-        "",
-        *([*remarks.read_text().rstrip().splitlines(), ""] if remarks.exists() else []),
-        "## Cells",
-        "",
-        *_cells_table(cells),
-        "",
-        "## At the edge of 16 GiB",
-        "",
-        *_cells_table(boundary),
-        "",
-        "## Own programs",
-        "",
-        *as_markdown(
-            ("program", "allocated, MiB", "emulated − measured, B", "predicted by another shape, %", "reserved, MiB",
-             "emulated − measured, B", "predicted by another shape, %"),
-            "lrrrrrr",
-            [
-                (row["program"], _mib(row["allocated_bytes"]), _signed(difference(row, "allocated_bytes")),
-                 _percent(row, "allocated_bytes", "predicted"), _mib(row["reserved_bytes"]),
-                 _signed(difference(row, "reserved_bytes")), _percent(row, "reserved_bytes", "predicted"))
-                for row in programs
-            ],
+    table = [
+        (
+            row["program"],
+            *(
+                text
+                for tier in _TIERS
+                for text in (_mib(row[tier]), _signed(difference(row, tier)), _percent(row, tier, "predicted"))
+            ),
+        )
+        for row in programs
+    ]
+    head = (
+        "program",
+        *(
+            text
+            for tier in ("allocated", "reserved")
+            for text in (f"{tier}, MiB", "emulated − measured, B", "predicted by another shape, %")
         ),
-        "",
-        "## Step time",
-        "",
-        *_times_table(cells),
-        "",
-        "## Context and workspaces",
-        "",
-        *as_markdown(
-            ("loaded", "context, MiB", "emulated", "left allocated, B", "emulated", "allocated peak, B", "emulated"),
-            "lrrrrrr",
-            map(_context_of_table, context),
-        ),
-        *(["", "## torch's operators", "", *_operators_part(operators)] if operators else []),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    )
+    loaded = ("loaded", "context, MiB", "emulated", "left allocated, B", "emulated", "allocated peak, B", "emulated")
+    return filled(
+        HERE / "card.md",
+        name=card.get("name", "A GPU"),
+        driver=card.get("driver"),
+        torch=card.get("torch"),
+        cudnn=card.get("cudnn"),
+        **{
+            f"{what}_{tier}_{by}": said(rows, f"{tier}_bytes", by)
+            for what, rows in (("cells", cells), ("programs", programs))
+            for tier in ("allocated", "reserved")
+            for by in ("emulated", "predicted")
+        },
+        equal=sum(row["measured"] == row["emulated"] for row in cells + boundary),
+        number=len(cells) + len(boundary),
+        remarks=remarks.read_text().rstrip() if remarks.exists() else "",
+        cells=_cells_table(cells),
+        boundary=_cells_table(boundary),
+        programs=as_markdown(head, "lrrrrrr", table),
+        times=_times_table(cells),
+        context=as_markdown(loaded, "lrrrrrr", map(_context_of_table, context)),
+        operators=["", "## torch's operators", "", *_operators_part(operators), ""] if operators else [],
+    )
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_markdown, write_or_check
+from benchmarks.tables import as_markdown, filled, write_or_check
 
 HERE = Path(__file__).resolve().parent
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -93,18 +93,8 @@ def page(folder: Path) -> str:
     """The page of the folder."""
     emulated = HERE / "emulated"
     measured, now = (read_rows(path / "workspaces.jsonl.xz") for path in (folder, emulated))
-    lines = [
-        "# cuDNN's workspaces: measured, and by rule",
-        "",
-        f"{len(measured)} operators, forward and backward, a second time in one process "
-        "(`benchmarks/gpu/workspaces.py`), on an H200 with torch 2.11 and cuDNN 9.19, and on the emulated GPU: "
-        "*before* with workspaces of 0, and with the rules that were learnt from these rows "
-        "(`vramprobe/emulate/driver/cudnn_workspaces.c`). The peak is the "
-        "operator's own: outputs, gradients and workspaces.",
-        "",
-        *table_of(measured, read_rows(emulated / "workspaces_of_0.jsonl.xz"), now),
-    ]
-    return "\n".join(lines) + "\n"
+    table = table_of(measured, read_rows(emulated / "workspaces_of_0.jsonl.xz"), now)
+    return filled(HERE / "workspaces.md", number=len(measured), table=table)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from benchmarks.speed.counted_steps import (
 )
 from benchmarks.speed.rates_fit import fit_rates, log_error
 from benchmarks.speed.speed_model import percent, table
-from benchmarks.tables import as_csv, write_or_check
+from benchmarks.tables import as_csv, filled, write_or_check
 from vramprobe.speed.rates import shipped_counted
 
 OUT = Path(__file__).resolve().with_suffix(".md")
@@ -90,7 +90,7 @@ def as_page(found: Sequence[Later]) -> str:
         for one in found
     ]
     columns = ["source", "line", "step", "card", "counted by", "published tokens/s", "error", "source left out"]
-    return "\n".join([HEAD.format(num=len(found)), table(head, lines), "## Every step\n", table(columns, every)])
+    return filled(OUT, num=len(found), groups=table(head, lines), steps=table(columns, every))
 
 
 def as_rows(found: Sequence[Later]) -> str:
@@ -108,27 +108,6 @@ def as_rows(found: Sequence[Later]) -> str:
             for one in found
         ]
     )
-
-
-HEAD = """# Training speed: steps counted after the rates had been fitted
-
-{num} published steps by their source's own command in the libraries of its day, on emulated A100s, all *predicted*
-by the rates that ship ([counted_steps.md](counted_steps.md)), to which none of them was fitted. Others of their source
-were, of fms-acceleration and torchtune; the last column is of a fit without any. Errors are |predicted / published −
-1| of tokens per second; plus is predicted too fast. Rebuild: `python benchmarks/speed/counted_later.py`.
-
-They were chosen by what this machine could hold and run in two hours, not by their errors, and none is left out. Every
-launch is claimed by an operator but those of flex attention, below.
-
-- *Santacoder* (1.1B) is predicted too fast, the more so the shorter its step: 25 to 85 ms of each step are missing, and
-  200 ms of the one on line 25. Unexplained; the rates' own 20 ms are of larger models.
-- *PowerLM 3B under FSDP on two GPUs* (54, 55, 58): 0.42 to 0.49 s of every step are missing, whichever its length; on
-  one GPU none, nor of the 7B and 8B on two and four GPUs. Unexplained.
-- *torchtune* packs documents, and its mask is in values, which are not computed: flex attention's launches are
-  unclaimed (1 to 4 %), its work is left out. How long the documents were is not published.
-- *The same step counted before:* line 12 is among the steps that rates were fitted to, without the bytes of its Triton
-  kernels, which the count could not read under Triton 3.0 then; 1101 and 1102 are there as cells of transformers.
-"""
 
 
 def main() -> None:

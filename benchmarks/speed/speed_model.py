@@ -36,16 +36,11 @@ from benchmarks.speed.rates_fit import (
     left_out_errors,
     source_of,
 )
-from benchmarks.tables import as_csv, as_markdown, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, write_or_check
 from vramprobe.catalog.shipped import data_file
 from vramprobe.speed.rates import Condition, SpeedFit
 
 OUT = Path(__file__).resolve().with_suffix(".md")
-ASIDE = """Six configurations are predicted and not fitted to: four GPUs on two machines whose network is not known
-(Qwen), and FSDP on a machine with slow PCIe lanes (fsdp_qlora). Cards whose chip has no steps of two sources have the
-interval of a card never seen. It holds H100s and A100s of 40 GB, but few of the L40, L40S and RTX cards, of which there
-are two to six configurations each (below).
-"""
 ROWS = OUT.with_suffix(".csv")
 GUIDES_UTILISATION = 0.4
 Found = tuple[SpeedRow, SpeedCase, StepObservation]
@@ -117,8 +112,7 @@ def page() -> tuple[str, str, str]:
     conditions = {id(one): (condition, is_inside) for one, condition, is_inside in inside_intervals(everything)}
     inside = {at: is_inside for at, (_, is_inside) in conditions.items()}
     median_error = summary(by_source, good)[1]
-    text = data_file("published_speed.csv").read_bytes()
-    digest = hashlib.sha256(text).hexdigest()[:16]
+    digest = hashlib.sha256(data_file("published_speed.csv").read_bytes()).hexdigest()[:16]
     fit = fit_speed(everything, f"published_speed.csv, sha256 {digest}", median_error)
 
     hfu = rule_errors(found, recomputed=True)
@@ -137,46 +131,28 @@ def page() -> tuple[str, str, str]:
     def line(name: str, errors: Errors, sets: Sequence[Sequence[StepObservation]]) -> list[str]:
         return [name, *(percent(value) for which in sets for value in summary(errors, which)[1:])]
 
-    parts = [
-        "# Training speed: predicted beside what others published\n",
-        f"{len(everything)} configurations of {len(fit.sources)} sources; {len(good)} of them in good conditions: "
-        "sequences of 1,024 to 8,192, 4,096 tokens or more in a micro-step, up to 8 GPUs, 3B parameters or more. "
-        "Errors are |predicted / published − 1|, each source predicted by a fit without it. Rebuild: "
-        "`python benchmarks/speed/speed_model.py`.\n",
-        "## Left out\n",
-        table(
+    grouped = ["n", "median", "90 % below", "in the interval", "one HFU: median", "90 % below"]
+    by_card_and_method = _card_and_method({id(one): case for _, case, one in found})
+    text = filled(
+        OUT,
+        number=len(everything),
+        sources=len(fit.sources),
+        good=len(good),
+        left_out=table(
             ["rule", "good conditions: median", "90 % below", "all: median", "90 % below"],
             [line(name, errors, (good, everything)) for name, errors in rules],
         ),
-        "Where a card is left out, so are those of the same chip: A100s of 40 and 80 GB are one, but where it is by "
-        "its name. What the 80 % interval of a fit, and of widths, that have not seen the source holds:\n",
-        coverage_table(conditions.values()),
-        ASIDE,
-        "## By source\n",
-        table(
-            ["source left out", "n", "median", "90 % below", "in the interval", "one HFU: median", "90 % below"],
-            _groups(everything, by_source, hfu, inside, lambda one: one.source),
+        coverage=coverage_table(conditions.values()),
+        by_source=table(
+            ["source left out", *grouped], _groups(everything, by_source, hfu, inside, lambda one: one.source)
         ),
-        "## By card and method\n",
-        table(
-            [
-                "card, method (source left out)",
-                "n",
-                "median",
-                "90 % below",
-                "in the interval",
-                "one HFU: median",
-                "90 % below",
-            ],
-            _groups(everything, by_source, hfu, inside, _card_and_method({id(one): case for _, case, one in found})),
+        by_card=table(
+            ["card, method (source left out)", *grouped],
+            _groups(everything, by_source, hfu, inside, by_card_and_method),
         ),
-        "## What was fitted\n",
-        "Shares of what measured kernels reach by shape and message (`vramprobe/data/rates/kernels.json`, which the "
-        "count reads, too), of the bandwidth, and seconds.\n",
-        table(["rate", "value", "expected"], _rates(fit)),
-        "## Rows that say nothing here\n",
-        table(["reason", "rows", "most from"], _reasons()),
-    ]
+        rates=table(["rate", "value", "expected"], _rates(fit)),
+        reasons=table(["reason", "rows", "most from"], _reasons()),
+    )
     rows = [
         {
             "line": row.line,
@@ -196,7 +172,7 @@ def page() -> tuple[str, str, str]:
         }
         for row, case, one in found
     ]
-    return "\n".join(parts), as_csv(rows), fit.model_dump_json(indent=1) + "\n"
+    return text, as_csv(rows), fit.model_dump_json(indent=1) + "\n"
 
 
 def _card_and_method(cases: dict[int, SpeedCase]) -> Callable[[StepObservation], str]:

@@ -20,7 +20,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import append_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import append_csv, as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth.oracles_again import ran
 from vramprobe import catalog
 from vramprobe.errors import VramprobeError
@@ -114,34 +114,19 @@ def page(rows: list[dict[str, str]]) -> str:
     both = [row for row in rows if row["recipe_allocated_bytes"] and row["run_allocated_bytes"]]
     extended = [row for row in both if "extended" in row["how"]]
     equal = [sum(row[f"recipe_{tier}_bytes"] == row[f"run_{tier}_bytes"] for row in both) for tier in _TIERS]
-    lines = [
-        "# What people fine-tune in late 2026",
-        "",
-        f"{len(both)} of {len(rows)} cells ran whole on an emulated GPU and were answered by recipes on that GPU:",
-        f"{equal[0]} have equal bytes in allocated memory, {equal[1]} in reserved memory.",
-        f"{len(extended)} recipes were extended from shallow models; the others were recorded whole, where equality",
-        "says that a run repeats. Every model has its published count of parameters. Emulated, not measured.",
-        "",
-        "1 x 1,024 tokens with gradient checkpointing unless the cell says otherwise; an image has 640x480 pixels, and",
-        "the tower is trained as the text is. Linear attention and Mamba run as transformers has them without the",
-        "kernels of flash-linear-attention and mamba-ssm. By `python benchmarks/truth/late_2026.py --run`.",
-        "",
-        *as_markdown(
-            [
-                "family",
-                "cell",
-                "GPU",
-                "run: allocated, reserved, GiB",
-                "recipe: allocated",
-                "reserved",
-                "layers recorded",
-            ],
-            "lllrrrl",
-            map(_line, rows),
-        ),
-        *(line for cell, why in DIFFERING.items() for line in ("", f"{cell}: {why}.")),
-    ]
-    return "\n".join(lines) + "\n"
+    head = [
+        "family", "cell", "GPU", "run: allocated, reserved, GiB", "recipe: allocated", "reserved", "layers recorded",
+    ]  # fmt: skip
+    return filled(
+        PAGE,
+        both=len(both),
+        rows=len(rows),
+        allocated=equal[0],
+        reserved=equal[1],
+        extended=len(extended),
+        table=as_markdown(head, "lllrrrl", map(_line, rows)),
+        differing=[line for cell, why in DIFFERING.items() for line in ("", f"{cell}: {why}.")],
+    )
 
 
 _TIERS = ("allocated", "reserved")

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth.megatron_cases import CASES, Case
 
 TABLE = Path(__file__).resolve().with_suffix(".csv")
@@ -68,18 +68,6 @@ def row_of(case: Case, clone: Path, record: dict[str, Any], seconds: float) -> d
     }
 
 
-HEAD = """# NVIDIA's functional tests of Megatron-LM, on emulated A100s
-
-Published are the `mem-max-allocated-bytes` of the last rank that NVIDIA's own runs wrote into each test (`dev` and
-`lts`: its containers). Emulated is the peak of three to five steps of the same rank of eight, or of the first rank of
-its tensor-parallel group, with mock data and no code of Megatron-LM changed. Nothing was measured here, no figure is
-a prediction. Cases of megatron_cases.py without a row have not been run.
-
-Rebuild: `python benchmarks/truth/megatron.py CLONE`.
-
-"""
-
-
 def page(rows: list[dict[str, str]]) -> str:
     """The page of these rows."""
     cases = {case.name: case for case in CASES}
@@ -113,17 +101,17 @@ def page(rows: list[dict[str, str]]) -> str:
         if case.cause:
             causes.append(f"- {case.name}: {case.cause}")
     head = ["case", "ranks run", "libraries", "nearest published", "emulated", "difference, bytes", "difference"]
-    tables = as_markdown([*head, "all published"], "lllrrrrr", bytes_lines)
     names = [name.replace("_", " ") for name in _CAUSES]
-    tables += ["", "Causes at the peak in MiB, the predicted step and the published one on A100s:", ""]
-    tables += as_markdown(
-        ["case", "peak in", *names, "step, ms", "published, ms", "took, s"], "ll" + "r" * (len(names) + 3), cause_lines
-    )
+    columns = ["case", "peak in", *names, "step, ms", "published, ms", "took, s"]
     alls = [row for row in rows if row["ranks"] == "all"]
     peaks = [[f"{int(one):,}" for one in row["rank_peaks_bytes"].split()] for row in alls]
-    lines = [f"- {row['case']}: {', '.join(own)} bytes" for row, own in zip(alls, peaks, strict=True)]
-    tables += ["", "Distinct peaks of all eight ranks:", "", *lines, ""] if alls else [""]
-    return HEAD + "\n".join([*tables, "Where the differences come from:", "", *causes]) + "\n"
+    return filled(
+        TABLE.with_suffix(".md"),
+        bytes=as_markdown([*head, "all published"], "lllrrrrr", bytes_lines),
+        peaks=as_markdown(columns, "ll" + "r" * (len(names) + 3), cause_lines),
+        ranks=[f"- {row['case']}: {', '.join(own)} bytes" for row, own in zip(alls, peaks, strict=True)],
+        causes=causes,
+    )
 
 
 def _libraries(case: Case) -> str:

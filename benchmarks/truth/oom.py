@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
-from benchmarks.tables import as_csv, as_markdown, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, write_or_check
 from benchmarks.truth.published_verdicts import PublishedRun, card_of, judged, run_name, runs_of_others, section
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.ledger import Device
@@ -42,14 +42,6 @@ TABLE = Path(__file__).with_suffix(".csv")
 #: Phases that a repetition does not tell apart.
 _ALIKE = ({"load", "to_device", "prepare"}, {"forward", "backward", "forward or backward"})
 Row = dict[str, Any]
-_VERDICTS = """`predict --gpu` of the runs above on the card of the report, and of published runs that ended well
-beside them, as the command line says it: under today's libraries and for a Trainer's loop, and wide enough for what was
-not said ([coverage.md](coverage.md)). A *fits* that ran out is false, a *does not fit* that ran is a refusal, *tight*
-is open. Beside it are other tools, each asked in an environment of its own
-(`python benchmarks/truth/published_verdicts.py`) or, where it prints a formula, by that formula against the whole card;
-a run on several GPUs is no question to the first. fitcheck-llm was fitted to some of its T4's runs. Shown by run are
-the verdicts that are wrong or open.
-"""
 
 
 @dataclass(frozen=True)
@@ -166,7 +158,7 @@ def same_phase(row: Row) -> bool | None:
     return told == found or any({told, found} <= alike for alike in _ALIKE)
 
 
-def markdown(rows: Sequence[Row], verdicts: Sequence[str]) -> str:
+def markdown(rows: Sequence[Row], verdicts: list[str]) -> str:
     """Counts, the table of repetitions, what explain says, the lines of verdicts, and what was assumed."""
     again = [row for row in rows if "run" in row]
     ended = [row for row in again if row["repeated_phase"] != "fits"]
@@ -175,40 +167,30 @@ def markdown(rows: Sequence[Row], verdicts: Sequence[str]) -> str:
     near = [row for row in ended if _gap(row) <= 5]
     too_large = [row for row in again if row["predicted_peak_bytes"] > row["room_bytes"]]
     right = [row for row in judged if row["cause"] == row["explained_cause"]]
-    lines = [
-        "# Out-of-memory errors of public issues, explained and repeated\n",
-        "`python benchmarks/truth/oom.py` rebuilds this page from [the reports](oom/reports.toml); "
-        "[oom.csv](oom.csv) has every figure in bytes.\n",
-        f"- {len(rows)} reports; the runs of {len(again)} are told well enough to be repeated, with the assumptions "
-        "below.",
-        f"- {len(ended)} of these {len(again)} end out of memory again; "
-        f"{sum(bool(row['is_same_request']) for row in again)} at a request of the same size, {len(near)} with "
-        "allocated memory within 5 %.",
-        f"- `predict`, which knows nothing of the message, needs more allocated memory than the card left in "
-        f"{len(too_large)} of the {len(again)}.",
-        f"- {sum(bool(same_phase(row)) for row in phases)} of {len(phases)} whose phase is told end in it "
-        "(forward and backward count as one, and so do load and preparation).",
-        f"- `explain` names the cause that the thread, or the weights' bytes, show in {len(right)} of {len(judged)} "
-        f"reports; of the other {len(rows) - len(judged)} it is not known. Its thresholds (fragmentation: 10 % of the "
-        "reserved memory unused; another process: 25 % of the GPU outside PyTorch) were chosen on these reports, so "
-        "that the count is no test of them.\n",
-        "A repetition is by arithmetic, under PyTorch 2.13, transformers "
-        "5.23 and peft 0.21, not under the report's releases; the card is an A100 that leaves PyTorch as "
-        "much as the message says (reserved and free). Allocated memory that is near the message's therefore shows "
-        "little by itself: the phase and the request do.\n",
-        "## Repeated\n",
-        *_repeated_table(again),
-        "\n## What explain says\n",
-        *as_markdown(
-            ("report", "the thread tells", "cause shown", "by explain", "right"),
+    says = ("report", "the thread tells", "cause shown", "by explain", "right")
+    requests = ("report", "request", "the tensor of this size (by hand)", "assumed")
+    return filled(
+        TABLE.with_suffix(".md"),
+        reports=len(rows),
+        again=len(again),
+        ended=len(ended),
+        same_request=sum(bool(row["is_same_request"]) for row in again),
+        near=len(near),
+        too_large=len(too_large),
+        same_phase=sum(bool(same_phase(row)) for row in phases),
+        phases=len(phases),
+        right=len(right),
+        judged=len(judged),
+        unknown=len(rows) - len(judged),
+        repeated=_repeated_table(again),
+        explained=as_markdown(
+            says,
             "lllll",
             [(row["source"], row["told"], row["cause"] or "–", row["explained_cause"], _verdict(row)) for row in rows],
         ),
-        "\n## Verdicts on published runs\n",
-        *verdicts,
-        "\n## The request's tensor, and what was assumed\n",
-        *as_markdown(
-            ("report", "request", "the tensor of this size (by hand)", "assumed"),
+        verdicts=verdicts,
+        requests=as_markdown(
+            requests,
             "lrll",
             [
                 (
@@ -220,8 +202,7 @@ def markdown(rows: Sequence[Row], verdicts: Sequence[str]) -> str:
                 for row in rows
             ],
         ),
-    ]
-    return "\n".join(lines) + "\n"
+    )
 
 
 def _repeated_table(rows: Sequence[Row]) -> list[str]:
@@ -267,7 +248,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     rows = [compared(report) for report in reports()]
-    verdicts = [_VERDICTS, *section(list(judged([*published_runs(), *runs_of_others()])))]
+    verdicts = section(list(judged([*published_runs(), *runs_of_others()])))
     made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): markdown(rows, verdicts)}
     write_or_check(made, "truth/oom.py", check="--check" in sys.argv)
 

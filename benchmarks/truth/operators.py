@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 
 FOLDER = Path(__file__).resolve().parent
 TABLE = FOLDER / "operators.csv"
@@ -53,24 +53,17 @@ def page(rows: Sequence[dict[str, str]]) -> str:
     failed = [row for row in rows if row["outcome"] not in RUNS]
     both, forward = (counts[outcome] for outcome in RUNS)
     own = [row for row in failed if row["on_the_cpu"] not in RUNS]
-    lines = [
-        "# torch's operators on an emulated GPU",
-        "",
-        f"Of the {len(rows)} operators of torch 2.13.0's own table (`op_db`), each with its first four inputs,",
-        f"{both} ran forward and backward, {forward} forward (they have no gradient in the dtype that was tried),",
-        f"{len(failed)} did not; {signals} ended by a signal. {len(own)} of these do not run on the CPU",
-        "either. Emulated: no kernel computed a result, so the table says which operators run, not that",
-        "they are right. *operators.csv* has a row for each.",
-        "",
-        "Rebuild: `python benchmarks/truth/operators.py`.",
-        "",
-        *as_markdown(
-            ("operator", "outcome", "on the CPU", "message"),
-            "llll",
-            [(row["operator"], row["outcome"], row["on_the_cpu"], _cell(row["error"])) for row in failed],
-        ),
-    ]
-    return "\n".join(lines) + "\n"
+    lines = [(row["operator"], row["outcome"], row["on_the_cpu"], _cell(row["error"])) for row in failed]
+    return filled(
+        TABLE.with_suffix(".md"),
+        rows=len(rows),
+        both=both,
+        forward=forward,
+        failed=len(failed),
+        signals=signals,
+        own=len(own),
+        table=as_markdown(("operator", "outcome", "on the CPU", "message"), "llll", lines),
+    )
 
 
 def _cell(text: str) -> str:

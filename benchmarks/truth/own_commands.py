@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 
 PAGE, CSV = (Path(__file__).with_suffix(end) for end in (".md", ".csv"))
 GPU = "H100-SXM"
@@ -135,19 +135,8 @@ def page(rows: Sequence[dict[str, str]]) -> str:
     equal = sum(one["allocated_bytes"] == one["predicted_allocated_bytes"] for one in rows)
     worst = max(abs(_error(one, "reserved")) for one in rows)
     head = ["command", "profiled at", "asked", "allocated, run", "predicted", "reserved, run", "predicted", "recipe"]
-    return "\n".join(
-        [
-            "# Commands asked afterwards",
-            "",
-            f"Each command was profiled once on an emulated {GPU}, and its recipe kept (`--folder RUN`). Then",
-            "`vramprobe predict --from RUN` said its peak at rows and lengths that it had never seen. Last, it",
-            "was run there, on the same emulated GPU. Allocated is equal to the byte in "
-            f"{equal} of {len(rows)} cases; reserved is at most {worst:.2%} off.",
-            "By `python benchmarks/truth/own_commands.py`; all figures are emulated or predicted, none is measured.",
-            "",
-            *as_markdown(head, "lllrrrrr", table),
-            "",
-        ]
+    return filled(
+        PAGE, gpu=GPU, equal=equal, cases=len(rows), worst=f"{worst:.2%}", table=as_markdown(head, "lllrrrrr", table)
     )
 
 

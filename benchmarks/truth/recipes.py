@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import append_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import append_csv, as_markdown, filled, read_csv, write_or_check
 from tests.oracles import oracles
 from tests.oracles.oracles import Oracle
 from vramprobe.errors import VramprobeError
@@ -257,33 +257,14 @@ def tables(cells: Sequence[Oracle], answer: Answer, *, baseline: bool = False) -
 
 def page(cells: Sequence[Oracle]) -> str:
     """recipes.md."""
-    ran = sum(of_run(one) != (None, None) for one in cells)
-    lines = [
-        "# Recipes: the gate and its baseline",
-        "",
-        "Recorded and extended logs are to replace the arithmetic of `vramprobe/terms`. This page says how near an",
-        f"answer is to {len(cells):,} frozen cells ([tests/oracles](../../tests/oracles/README.md)): {ran:,} have a",
-        "run (emulated, those of kind cpu measured on a CPU; no GPU was measured), the others what arithmetic said.",
-        "By `python benchmarks/truth/recipes.py`; `--answer MODULE:FUNCTION` prints the tables of another answer.",
-        "",
-        "## Arithmetic, the baseline",
-        "",
-        "What `vramprobe predict` said by arithmetic, with the fit that ships and the allocator's replay. Kinds",
-        "`techniques` and `releases` are whole training scripts, which a cell only resembles. Where cells are not",
-        "answered, arithmetic has no such family, and `predict` records or refuses.",
-        "",
-        *tables(cells, arithmetic, baseline=True),
-        "",
-        "## Verdicts at a GPU's limit",
-        "",
-        "Cells chosen to need 95 to 105 % of a GPU (`vramprobe/data/sweeps/emulated-edges-*.yaml`): what",
-        "`predict --gpu` says, beside the GPU's own CUDA context, and how the emulated run ended. Each run had a",
-        "context of 480 MiB, more than an L4's, so that some ran out that are *tight*.",
-        "",
-        *verdicts(cells),
-        *_of_recipes(cells),
-    ]
-    return "\n".join(lines) + "\n"
+    return filled(
+        PAGE,
+        cells=f"{len(cells):,}",
+        ran=f"{sum(of_run(one) != (None, None) for one in cells):,}",
+        arithmetic=tables(cells, arithmetic, baseline=True),
+        verdicts=verdicts(cells),
+        recipes=_of_recipes(cells),
+    )
 
 
 def _of_recipes(cells: Sequence[Oracle]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import write_or_check
+from benchmarks.tables import filled, write_or_check
 from benchmarks.truth.recipes import Compared, compared, furthest, is_a_rank, of_run, table
 from tests.oracles import oracles
 from tests.oracles.oracles import Oracle
@@ -64,23 +64,7 @@ def page() -> str:
     """shares.md."""
     found = ranks()
     within = [one for one in found if _is_within(one)]
-    lines = [
-        "# Shares of one GPU's arithmetic beside emulated ranks",
-        "",
-        "`recommend`, `plan`, `--changes` and claims of several GPUs compose a rank of one GPU's step",
-        "(`vramprobe/predict/shares.py`): states divided as the sharding divides them, the layers that are gathered,",
-        "the buffers that gradients are reduced in. That is near, and `predict --num-gpus` records the rank exactly.",
-        f"Allocated memory of {len(within)} of these {len(found)} emulated ranks lies within the said interval.",
-        "Reserved memory is a share of allocated memory, learnt from these ranks. No GPU was measured. By",
-        "`python benchmarks/truth/shares.py`.",
-        "",
-        *table(found),
-        "",
-        "Furthest off in allocated memory:",
-        "",
-        *furthest(found, 0),
-    ]
-    return "\n".join(lines) + "\n"
+    return filled(PAGE, within=len(within), ranks=len(found), table=table(found), furthest=furthest(found, 0))
 
 
 def _is_within(one: Compared) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from vramprobe.explain.report import report_of
 from vramprobe.explain.snapshot import load_plain, states_of
 from vramprobe.units import format_bytes
@@ -85,34 +85,27 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
         if all(str(row[f"{tier}_bytes"]) == str(row[f"torch_{tier}_bytes"]) for tier in ("allocated", "reserved"))
     ]
-    repositories = {row["repository"] for row in rows}
-    lines = [
-        "# Memory snapshots of real GPUs, read by explain\n",
-        "`python benchmarks/truth/snapshots.py CLONES` rebuilds this page; its first lines say where the files come "
-        "from. [snapshots.csv](snapshots.csv) has bytes and commits.\n",
-        f"{len(rows)} snapshots (`torch.cuda.memory._dump_snapshot`) of {len(repositories)} public repositories, "
-        "*measured* by their authors on their GPUs. Allocated and reserved memory by `explain` and by PyTorch's own "
-        f"viewer (`torch.cuda._memory_viz` of 2.13) are equal to the byte in {len(equal)} of {len(rows)}. "
-        f"{sum(row['failed_request_bytes'] != '' for row in rows) or 'None'} of them records a failed request.\n",
-        *as_markdown(
-            ("snapshot", "licence", "size, kB", "entries", "live blocks", "allocated", "reserved", "highest", "line"),
-            "llrrrrrrl",
-            [
-                (
-                    f"{row['repository']} {row['path']}",
-                    row["licence"] or "none",
-                    f"{int(row['file_bytes']) / 1000:,.0f}",
-                    f"{int(row['num_entries']):,}",
-                    f"{int(row['num_live_blocks']):,}",
-                    *(_shown(row[name]) for name in ("allocated_bytes", "reserved_bytes", "highest_requested_bytes")),
-                    f"{_shown(row['largest_line_bytes'])} {row['largest_line']}",
-                )
-                for row in rows
-            ],
-        ),
-        "\n*Highest*: the highest moment of the recorded history, in requested bytes; *line*: what held the most then.",
+    head = ("snapshot", "licence", "size, kB", "entries", "live blocks", "allocated", "reserved", "highest", "line")
+    table = [
+        (
+            f"{row['repository']} {row['path']}",
+            row["licence"] or "none",
+            f"{int(row['file_bytes']) / 1000:,.0f}",
+            f"{int(row['num_entries']):,}",
+            f"{int(row['num_live_blocks']):,}",
+            *(_shown(row[name]) for name in ("allocated_bytes", "reserved_bytes", "highest_requested_bytes")),
+            f"{_shown(row['largest_line_bytes'])} {row['largest_line']}",
+        )
+        for row in rows
     ]
-    return "\n".join(lines) + "\n"
+    return filled(
+        TABLE.with_suffix(".md"),
+        rows=len(rows),
+        repositories=len({row["repository"] for row in rows}),
+        equal=len(equal),
+        failed=sum(row["failed_request_bytes"] != "" for row in rows) or "None",
+        table=as_markdown(head, "llrrrrrrl", table),
+    )
 
 
 def _shown(size: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 
 FOLDER = Path(__file__).resolve().parent
 TABLE = FOLDER / "speech.csv"
@@ -26,16 +26,6 @@ RUNS = [
     ("A100-80GB-SXM", "qwen_audio.py", "Qwen/Qwen2-Audio-7B-Instruct", 2, 30),
     ("A100-80GB-SXM", "qwen_audio.py", "Qwen/Qwen2-Audio-7B-Instruct", 2, 5),
 ]
-HEAD = """# Speech models by emulated profile
-
-Fine-tuning of Whisper (Hugging Face's blog post, without its metric: full, fp16 autocast, checkpoints) and of
-Qwen2-Audio (LoRA in bf16, checkpoints) on emulated GPUs, with empty weights and silent rows. Nothing was measured on
-a GPU. Whisper's feature extractor pads every sound to 30 seconds, so that shorter ones need as much; Qwen2-Audio's
-language model reads 25 tokens a second. The blog post trains whisper-small at a batch of 16 on a T4 of 16 GB.
-
-Rebuild: `python benchmarks/truth/speech.py`.
-
-"""
 
 
 def run(gpu: str, script: str, model: str, batch: int, seconds: int) -> dict[str, str]:
@@ -77,7 +67,7 @@ def page(rows: list[dict[str, str]]) -> str:
         shown = [row["model"], script, row["batch_size"], row["seconds"], row["gpu"], row["ended"], row["phase"]]
         lines.append([*shown, *in_gib(row)])
     head = ["model", "script", "batch", "seconds", "GPU", "ended", "peak in", "allocated, GiB", "reserved, GiB"]
-    return HEAD + "\n".join(as_markdown(head, "llrrlllrr", lines)) + "\n"
+    return filled(FOLDER / "speech.md", table=as_markdown(head, "llrrlllrr", lines))
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth.speech import in_gib, peak_of, profiled
 from vramprobe import api
 
@@ -34,22 +34,6 @@ AS_IMAGES = {
     RUNS[2]: {"images": 32, "image_size": "832x448", "seq_len": 382},
 }
 LORA = {"method": "lora", "lora_r": 16, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}
-HEAD = f"""# Videos by emulated profile
-
-LoRA in bf16 with checkpoints by `Trainer` ([vlm.py](video/vlm.py)) on an emulated {GPU}, with empty weights and gray
-videos of the size that `--video-size` gives. Nothing was measured on a GPU. Tokens of a video are counted by
-the model's own processor (transformers 5.23). Qwen2.5-VL reads two frames of 640 × 480 pixels as one image of that
-size, 23 × 17 tokens; Qwen3-VL 20 × 15, and longer videos smaller, as its processor allows 25,165,824 pixels in all;
-SmolVLM2 makes a square of 64 tokens of each frame, whatever its size.
-
-`predict` has no videos. Two frames of Qwen's are one image to its vision tower and to its language model, so a cell
-with `--images FRAMES/2`, as large as the processor makes a frame, is the same step: the last column, allocated, with as
-many other tokens as the row has (Qwen3-VL writes the time before each two frames). Frames of SmolVLM2 are not cut into
-tiles, as its images are, and cannot be given so.
-
-Rebuild: `python benchmarks/truth/video.py`.
-
-"""
 
 
 def run(model: str, batch: int, size: str) -> dict[str, str]:
@@ -79,7 +63,8 @@ def page(rows: list[dict[str, str]]) -> str:
         off = f"{100 * (int(row['predicted_bytes']) / of - 1):+.3f} %" if row["predicted_bytes"] else ""
         lines.append([*shown, *in_gib(row), off])
     head = ["model", "batch", "video", "tokens of a video", "ended", "peak in", "allocated, GiB", "reserved, GiB"]
-    return HEAD + "\n".join(as_markdown([*head, "predicted as images"], "lrlrllrrr", lines)) + "\n"
+    table = as_markdown([*head, "predicted as images"], "lrlrllrrr", lines)
+    return filled(FOLDER / "video.md", gpu=GPU, table=table)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import journal
 from benchmarks.frameworks.stacks import PINS, fingerprint, pins
-from benchmarks.tables import as_csv, read_csv
+from benchmarks.tables import as_csv, filled, read_csv
 from benchmarks.versions import picture
 from benchmarks.versions.causes import UNEXPLAINED, list_causes, step_of
 from benchmarks.versions.predicted import predicted_bytes
@@ -129,13 +129,17 @@ def page(found: list[Row], entries: list[Entry]) -> str:
     """The table as a page: peaks, jumps, causes, what does not run, and the stacks."""
     jumps = [row for row in found if row["cause"]]
     stacks = list(dict.fromkeys(row["stack"] for row in sorted(found, key=lambda row: row["day"])))
-    lines = [
-        *_HEAD.splitlines(), "", "![memory by version](versions.svg)", "", "## Peaks", "", *_peaks(found, stacks), "",
-        "## Jumps", "", *_jumps(jumps), "", "## Causes", "", *_causes(jumps, entries), "",
-        "## Predicted", "", *_predicted(found, stacks), "",
-        "## What does not run", "", *_errors(found, stacks), "", "## Stacks", "", *_stacks(found, stacks),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    return filled(
+        Path(__file__).with_name("versions.md"),
+        card=CARD,
+        percent=f"{JUMP_PERCENT:g}",
+        peaks=_peaks(found, stacks),
+        jumps=_jumps(jumps),
+        causes=_causes(jumps, entries),
+        predicted=_predicted(found, stacks),
+        errors=_errors(found, stacks),
+        stacks=_stacks(found, stacks),
+    )
 
 
 def _peaks(found: list[Row], stacks: list[str]) -> list[str]:
@@ -237,19 +241,3 @@ def _stacks(found: list[Row], stacks: list[str]) -> list[str]:
         row = next(row for row in found if row["stack"] == name)
         lines.append(f"| {name} | {' | '.join(row[package] for package in PACKAGES)} |")
     return lines
-
-
-_HEAD = f"""\
-# What library versions change
-
-The same runs under Hugging Face's libraries of nine days, each by its own unmodified packages on an emulated {CARD}, on
-empty checkpoints: `python benchmarks/versions/versions.py`. Peaks of allocated memory over the whole run, loading
-included: *emulated*, none measured on a GPU. Batch 4 × 1,024 tokens, bfloat16 weights, LoRA of rank 16 on all linear
-layers, QLoRA in NF4 with double quantisation; [train.py](train.py) is all of it. `mixtral-8x7b:4`
-is a model with 4 of its layers alone: what changes by layer counts for less there, what changes at the logits for more.
-`trainer`: transformers' Trainer with `bf16=True`, and for QLoRA PEFT's `prepare_model_for_kbit_training`. `trl`:
-SFTTrainer, with every default as its release has it: what a changed default does to memory is part of what is asked.
-
-A change of more than {JUMP_PERCENT:g} % since the stack before is a jump (bold). Its release is found by
-`python benchmarks/versions/versions.py --bisect RUN STACK STACK`, its cause in that release's source; or it is called
-unexplained."""

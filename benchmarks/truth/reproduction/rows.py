@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import read_csv
 from benchmarks.truth.published_rows import PublishedRow
 from vramprobe import catalog
 
@@ -56,59 +57,8 @@ _KERNELS |= {"fast_rsm_layernorm": True}  # so in the configurations; the first 
 _LIGER = _KERNELS | {"fast_loss": "fused_ce_liger"}
 _NF4 = {"quant_type": "nf4", "no_peft_model": False}
 _GPTQ = {"kernel": "triton_v2", "from_quantized": True}
-_DATA = "lengths vary: the peak is of the longest row of a data set that is not at hand"
-_NO_METRIC = "the source does not say which memory it means"
-_SILENT = "the source does not give what decides memory (length, batch or libraries)"
-_OLD = "its libraries are older than the emulated GPU's oldest (torch 2.2)"
-_NO_RUN = "possible, but no recipe yet: "
 #: Every source without a recipe, and why.
-_REASONS = {
-    "PEFT method_comparison MetaMathQA": _DATA + "; reserved memory that spans the evaluation's generation",
-    "AnswerDotAI/fsdp_qlora benchmarks": _NO_RUN + "a script of its repository, which is no package, for torch 2.2",
-    "ms-swift Benchmark.md (2023-12-14)": _OLD,
-    "ms-swift Benchmark.md (2024-01 to 2024-07)": _OLD,
-    "ms-swift Benchmark.md tuner table (2024)": _SILENT,
-    "ms-swift Benchmark.md sequence parallel (2024)": _NO_METRIC,
-    "torchtune README 2024-11": _NO_METRIC,
-    "torchtune README optimisation-flags table": _NO_RUN
-    + "torchtune of 2024-11, whose figure is the peak of active memory",
-    "torchtune README 2024-05": _NO_METRIC,
-    "torchtune README 2024-04": _DATA,
-    "torchtune LoRA tutorial": _DATA,
-    "litgpt config_hub/finetune table": _DATA,
-    "litgpt tutorials/resource-tables.md": _OLD,
-    "litgpt tutorials/finetune_lora.md": _SILENT,
-    "stas00/ml-engineering when-to-upgrade-gpus": "eight ranks with the optimizer in the host's memory: 128 GB of it",
-    "NeMo Automodel gradient-checkpointing guide": _SILENT,
-    "transformers docs perf_train_gpu_one (2022-2023)": _OLD,
-    "Qwen README profiling table": _NO_METRIC,
-    "torchao low-bit optimizer README": _DATA,
-    "torchao quantized_training README": _NO_METRIC,
-    "torchao training benchmarks": "an AMD card",
-    "torchao float8nocompile benchmarks": _SILENT,
-    "torchtitan benchmarks": _NO_METRIC,
-    "rasbt/LLMs-from-scratch ch05/10": _NO_RUN + "scripts of a book, which are no package; pretraining",
-    "unslothai/notebooks saved outputs": _DATA,
-    "DeepSpeed Muon blog": _SILENT,
-    "DeepSpeedExamples bf16_master_weight": _NO_METRIC,
-    "llama-recipes logs (public notebooks)": _SILENT,
-    "PEFT README memory table": _SILENT,
-    "PEFT docs (DeepSpeed/FSDP guides)": _NO_METRIC,
-    "Qwen-VL README profiling table": _NO_METRIC,
-    "Qwen2.5 examples/llama-factory": _NO_METRIC,
-    "unsloth README (Dec 2023)": _SILENT,
-    "LLaMA-Factory unsloth comparison (wiki numbers quoted in repos)": _SILENT,
-    "axolotl example READMEs": _NO_METRIC,
-    "ChatGLM3 finetune_demo": _SILENT,
-    "MiniCPM finetune README": _SILENT,
-    "GLM-4 finetune README": _SILENT,
-    "ChatGLM-Efficient-Tuning README": _SILENT,
-    "xTuring README": _NO_METRIC,
-    "MiniCPM-V finetune README": _DATA,
-    "BAdam README": _SILENT,
-    "ROCm blogs fine-tuning": "an AMD card",
-    "transformers PR 31629 (padding-free)": _DATA,
-}
+_REASONS = {row["source"]: row["reason"] for row in read_csv(HERE / "reasons.csv")}
 #: What the sample configuration of each name says.
 _PLUGINS: dict[str, dict[str, Any]] = {
     "none": {},

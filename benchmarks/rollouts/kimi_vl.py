@@ -4,7 +4,7 @@
 them (stored file 61386913732), of 27 layers as Moonlight-16B-A3B (60862326903), a vocabulary of 163,840 (62530201892);
 MoonViT's as its config is published (61105123417); the processor's limits as a public copy has them (68395533418).
 Names and shapes of the weights are those that vLLM's own classes load; kimi_vl_processor.py stands in for Moonshot's
-processor. Needs torch; then give the folder to the profile:
+processor; kimi_vl.json has the configurations. Needs torch; then give the folder to the profile:
 
     python benchmarks/rollouts/kimi_vl.py /tmp/kimi
     HF_HOME=/tmp/kimi python benchmarks/rollouts/emulated.py --row 36 --python PATH/bin/python
@@ -24,68 +24,8 @@ from vramprobe.profile.empty import checkpoint, tokenizer
 
 REPOSITORY = "models--moonshotai--Kimi-VL-A3B-Instruct"
 PROCESSOR = Path(__file__).with_name("kimi_vl_processor.py")
-TEXT = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "first_k_dense_replace": 1,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 11264,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 131072,
-    "model_type": "deepseek_v3",
-    "moe_intermediate_size": 1408,
-    "moe_layer_freq": 1,
-    "n_group": 1,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "norm_topk_prob": True,
-    "num_attention_heads": 16,
-    "num_experts_per_tok": 6,
-    "num_hidden_layers": 27,
-    "num_key_value_heads": 16,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 800000.0,
-    "routed_scaling_factor": 2.446,
-    "scoring_func": "sigmoid",
-    "tie_word_embeddings": False,
-    "topk_group": 1,
-    "topk_method": "noaux_tc",
-    "v_head_dim": 128,
-    "vocab_size": 163840,
-}
-VISION = {
-    "hidden_size": 1152,
-    "init_pos_emb_height": 64,
-    "init_pos_emb_width": 64,
-    "intermediate_size": 4304,
-    "merge_kernel_size": [2, 2],
-    "model_type": "moonvit",
-    "num_attention_heads": 16,
-    "num_hidden_layers": 27,
-    "patch_size": 14,
-}
-CONFIG = {
-    "architectures": ["KimiVLForConditionalGeneration"],
-    "media_placeholder_token_id": 163605,
-    "model_type": "kimi_vl",
-    "text_config": TEXT,
-    "torch_dtype": "bfloat16",
-    "vision_config": VISION,
-}
-IMAGES = {
-    "auto_map": {
-        "AutoImageProcessor": f"{PROCESSOR.stem}.KimiVLImageProcessor",
-        "AutoProcessor": f"{PROCESSOR.stem}.KimiVLProcessor",
-    },
-    "image_processor_type": "KimiVLImageProcessor",
-    "in_token_limit": 4096,
-    "merge_kernel_size": [2, 2],
-    "patch_size": 14,
-    "processor_class": "KimiVLProcessor",
-}
+CONFIG, IMAGES = json.loads(Path(__file__).with_suffix(".json").read_text()).values()
+TEXT, VISION = CONFIG["text_config"], CONFIG["vision_config"]
 
 
 def model() -> nn.Module:

@@ -7,10 +7,12 @@ In: a row. Out: the command's words, and what a table calls it. grpo.py runs the
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+_OPTIONS = tomllib.loads((HERE / "stacks.toml").read_text(encoding="utf-8"))
 FOLDER = Path("out") / "stacks"  # from the folder that the command is run in
 VERL = {
     "stack": "verl",
@@ -99,82 +101,13 @@ def _unsloth(row: dict[str, Any]) -> list[str]:
 
 
 def _swift(row: dict[str, Any]) -> list[str]:
-    """examples/train/grpo/internal/qlora.sh of ms-swift, but for what stacks.md names and the numbers of a row; the
-    last four are not in it, or otherwise."""
-    options = {
-        "rlhf_type": "grpo",
-        "model": row["model"],
-        "reward_funcs": "accuracy",
-        "use_vllm": "true",
-        "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": row["utilization"],
-        "vllm_tensor_parallel_size": 1,
-        "vllm_max_model_len": 10240,
-        "vllm_enable_lora": "true",
-        "sleep_level": row["sleep"],
-        "tuner_type": "lora",
-        "torch_dtype": "bfloat16",
-        "dataset": FOLDER / "rows.jsonl",
-        "max_length": 2048,
-        "max_completion_length": row["completion"],
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 4,
-        "learning_rate": "1e-5",
-        "lr_scheduler_type": "cosine",
-        "logging_steps": 1,
-        "num_generations": 8,
-        "temperature": 1.0,
-        "use_hf": "true",
-        "max_steps": 2,
-        "dataloader_num_workers": 0,
-        "output_dir": FOLDER / "ms-swift",
-    }
-    return ["swift", "rlhf", *(str(part) for key, value in options.items() for part in (f"--{key}", value))]
+    return ["swift", "rlhf", *(part for key, value in _options(row) for part in (f"--{key}", value))]
 
 
 def _verl(row: dict[str, Any]) -> list[str]:
-    """examples/tuning/7b/qwen2-7b_grpo_2_h800_fsdp_vllm.sh of verl, but for the numbers of a row; the last ten settings
-    are not in it."""
-    actor, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout"))
-    settings = {
-        "algorithm.adv_estimator": "grpo",
-        "data.train_files": FOLDER / "rows.parquet",
-        "data.val_files": FOLDER / "rows.parquet",
-        "data.train_batch_size": row["prompts"],
-        "data.max_prompt_length": row["prompt"],
-        "data.max_response_length": row["completion"],
-        "data.filter_overlong_prompts": True,
-        "data.truncation": "error",
-        "actor_rollout_ref.model.path": row["model"],
-        f"{actor}.optim.lr": "1e-6",
-        f"{actor}.ppo_mini_batch_size": row["prompts"],
-        f"{actor}.ppo_micro_batch_size_per_gpu": row["micro_batch"],
-        f"{actor}.use_kl_loss": False,
-        f"{actor}.entropy_coeff": 0,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-        f"{actor}.fsdp_config.param_offload": False,
-        f"{actor}.fsdp_config.optimizer_offload": False,
-        f"{rollout}.log_prob_micro_batch_size_per_gpu": row["micro_batch"],
-        f"{rollout}.tensor_model_parallel_size": row["gpus"],
-        f"{rollout}.name": "vllm",
-        f"{rollout}.gpu_memory_utilization": row["utilization"],
-        f"{rollout}.n": 5,
-        "algorithm.use_kl_in_reward": False,
-        "trainer.critic_warmup": 0,
-        "trainer.logger": "[console]",
-        "trainer.n_gpus_per_node": row["gpus"],
-        "trainer.nnodes": 1,
-        "trainer.save_freq": -1,
-        "trainer.test_freq": -1,
-        "actor_rollout_ref.model.use_remove_padding": False,
-        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-        f"{rollout}.enforce_eager": True,
-        "trainer.val_before_train": False,
-        "trainer.total_epochs": 1,
-        "trainer.total_training_steps": 2,
-        f"{rollout}.agent.num_workers": 1,
-        "reward.num_workers": 1,
-        "data.dataloader_num_workers": 0,
-        "ray_kwargs.ray_init.num_cpus": 16,
-    }
-    return ["python", "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items())]
+    return ["python", "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in _options(row))]
+
+
+def _options(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Those of stacks.toml, with the numbers of a row."""
+    return [(key, value.format(**row, folder=FOLDER)) for key, value in _OPTIONS[row["stack"]].items()]

@@ -327,4 +327,5 @@ def _what_ships(spec: CellSpec) -> str:
     labels = labels_of(spec.model)
     if not labels:
         return f"No recipe of {spec.model} ships either"
-    return f"Of {spec.model} these recipes ship, for cards like an A100, for any batch and length, where a name says so for any rank: {', '.join(labels)}"
+    ships = "these recipes ship, for cards like an A100, for any batch and length, where a name says so for any rank"
+    return f"Of {spec.model} {ships}: {', '.join(labels)}"

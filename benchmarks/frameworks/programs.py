@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,16 +24,6 @@ from benchmarks import journal
 from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 
 TABLE = Path(__file__).resolve().with_suffix(".csv")
-PRINTED = "0.719, 0.715, 0.692 G by epoch (another release, command not known)"
-_LEROBOT = (
-    "lerobot-train --policy.type={0} --dataset.repo_id=local/{1} --dataset.root={1} --batch_size={2} "
-    "--policy.push_to_hub=false --output_dir=out/{0}{2} --steps=100000 --num_workers=2"
-)
-_UNET = (
-    "python diffusers/examples/unconditional_image_generation/train_unconditional.py --train_data_dir images/train "
-    "--resolution 64 --train_batch_size 16 --num_epochs 1 --ddpm_num_inference_steps 5 --output_dir out/unet"
-)
-_NANOCHAT = "bash -c 'cd nanochat && NANOCHAT_BASE_DIR=cache python -m scripts.{}'"
 
 
 class Run(NamedTuple):
@@ -44,32 +35,7 @@ class Run(NamedTuple):
     published: str = ""
 
 
-_TIMM = "python timm/train.py --data-dir images --model resnet50 --num-classes 2 -b 64 --amp -j 2 --epochs 1"
-_TORCHVISION = "python classification/train.py --data-path images8 --model resnet50 -b 32 -j 2 --epochs 1"
-_PI05 = _LEROBOT + " --policy.dtype=bfloat16 --policy.gradient_checkpointing=true"
-RUNS = (
-    Run("YOLO11n, detect", "T4", "yolo train model=yolo11n.pt data=coco8.yaml epochs=3 imgsz=640", PRINTED),
-    Run("YOLO11n, segment", "T4", "yolo train model=yolo11n-seg.pt data=coco8-seg.yaml epochs=3 imgsz=640"),
-    Run("ResNet-50, fp32", "A100-80GB", "python examples/imagenet/main.py -a resnet50 -b 64 -j 2 --epochs 1 images"),
-    Run("ResNet-50, timm, fp16 autocast", "A100-80GB", _TIMM),
-    Run("ResNet-50, torchvision's reference", "A100-80GB", _TORCHVISION),
-    Run("LSTM, word language model", "T4", "python examples/word_language_model/main.py --accel --data wikitext-2"),
-    Run("U-Net, diffusers", "A100-80GB", _UNET),
-    Run("LeRobot ACT, batch 1", "H100-SXM", _LEROBOT.format("act", "aloha", 1), "1.03 GB"),
-    Run("LeRobot ACT, batch 8", "H100-SXM", _LEROBOT.format("act", "aloha", 8), "2 to 6 GB"),
-    Run("LeRobot diffusion policy", "H100-SXM", _LEROBOT.format("diffusion", "pusht", 64), "0.167 s a step"),
-    Run(
-        "LeRobot SmolVLA, batch 1", "H100-SXM", _LEROBOT.format("smolvla", "base", 1), "1.99 GB (its base, in bfloat16)"
-    ),
-    Run("LeRobot SmolVLA, batch 32", "H100-SXM", _LEROBOT.format("smolvla", "base", 32), "0.312 s a step"),
-    Run("LeRobot pi0.5, batch 8", "H100-SXM", _PI05.format("pi05", "base", 8)),
-    Run("OpenFold's Evoformer", "A100-80GB", "python {runs}/evoformer.py openfold"),
-    Run(
-        "nanochat, pretraining",
-        "H100-SXM",
-        _NANOCHAT.format("base_train --depth=4 --eval-every=-1 --core-metric-every=-1"),
-    ),
-)
+RUNS = [Run(**one) for one in tomllib.loads(TABLE.with_suffix(".toml").read_text())["run"]]
 
 
 def run(one: Run, folder: Path) -> dict[str, str]:

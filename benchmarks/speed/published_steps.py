@@ -311,6 +311,24 @@ def _targets(row: SpeedRow, config: dict[str, Any]) -> str:
     return ",".join(sorted(named & known)) or "all-linear"
 
 
+#: A key of config.json for a column of published_shapes.csv, or for what its families have in common.
+_SIZES = {
+    "gpt2": {
+        "n_embd": "hidden", "n_layer": "layers", "n_head": "heads", "n_inner": "mlp", "vocab_size": "vocab",
+        "n_positions": "1024",
+    },
+    "falcon": {
+        "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
+        "ffn_hidden_size": "mlp", "vocab_size": "vocab", "bias": "bias", "multi_query": "yes", "parallel_attn": "yes",
+        "new_decoder_architecture": "no", "alibi": "no",
+    },
+    "llama": {
+        "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads", "intermediate_size": "mlp", "vocab_size": "vocab", "attention_bias": "bias",
+    },
+}  # fmt: skip
+
+
 @cache
 def _shapes() -> dict[str, dict[str, str]]:
     return {row["model"]: row for row in csv_rows("published_shapes.csv")}
@@ -328,48 +346,9 @@ def _config(model: str) -> dict[str, Any] | None:
     shape = _shapes().get(model)
     if shape is None:
         return None
-    hidden, layers, heads, kv_heads, mlp, vocab = (
-        int(shape[name]) for name in ("hidden", "layers", "heads", "kv_heads", "mlp", "vocab")
-    )
-    tied, bias = shape["tied"] == "yes", shape["bias"] == "yes"
-    match shape["model_type"]:
-        case "gpt2":
-            return {
-                "model_type": "gpt2",
-                "n_embd": hidden,
-                "n_layer": layers,
-                "n_head": heads,
-                "n_inner": mlp,
-                "vocab_size": vocab,
-                "n_positions": 1024,
-                "tie_word_embeddings": tied,
-            }
-        case "falcon":
-            return {
-                "model_type": "falcon",
-                "hidden_size": hidden,
-                "num_hidden_layers": layers,
-                "num_attention_heads": heads,
-                "ffn_hidden_size": mlp,
-                "vocab_size": vocab,
-                "multi_query": True,
-                "new_decoder_architecture": False,
-                "parallel_attn": True,
-                "alibi": False,
-                "bias": bias,
-                "tie_word_embeddings": tied,
-            }
-    assert shape["model_type"] == "llama", shape
-    return {
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": mlp,
-        "vocab_size": vocab,
-        "tie_word_embeddings": tied,
-        "attention_bias": bias,
+    kind, sizes = shape["model_type"], _SIZES[shape["model_type"]]
+    return {"model_type": kind, "tie_word_embeddings": shape["tied"] == "yes"} | {
+        key: int(told) if (told := shape.get(said, said)).isdecimal() else told == "yes" for key, said in sizes.items()
     }
 
 

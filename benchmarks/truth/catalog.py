@@ -24,7 +24,7 @@ import yaml  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, read_csv  # noqa: E402
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv  # noqa: E402
 from vramprobe import catalog  # noqa: E402
 from vramprobe.records import store  # noqa: E402
 from vramprobe.records.table import describe_outcome  # noqa: E402
@@ -90,22 +90,20 @@ def rows(out: Path) -> list[Row]:
 def summary(found: list[Row]) -> str:
     """The page."""
     ok = [row for row in found if row["outcome"] == "ok"]
-    lines = [
-        "# Every architecture of the catalog, once\n",
-        f"{len(found)} architectures, cut to their first layers, with LoRA of the query and value projections on",
-        f"{CELL['batch_size']} × {CELL['seq_len']} tokens: {len(ok)} ran on an emulated {CARD}.",
-        "Emulated: the real CUDA software over a driver that launches nothing; no GPU was measured.",
-        "Linear attention, Mamba and convolutions run as transformers has them without the kernels of",
-        "flash-linear-attention, mamba-ssm and causal-conv1d, with which memory is another.",
-        "By `python benchmarks/truth/catalog.py`.\n",
-    ]
     head = ["architecture", "family", "parameters", "layers run", "allocated, GiB"]
     cells = []
     for row in found:
         emulated = f"{int(row['emulated_bytes']) / 2**30:.3f}" if row["emulated_bytes"] else row["outcome"]
         size = f"{int(row['num_params']) / 1e9:.3g}B"
         cells.append([row["model"], row["model_type"], size, row["num_layers"], emulated])
-    return "\n".join([*lines, *as_markdown(head, "llrrr", cells)]) + "\n"
+    return filled(
+        Path(__file__).with_suffix(".md"),
+        number=len(found),
+        batch=f"{CELL['batch_size']} × {CELL['seq_len']}",
+        ran=len(ok),
+        card=CARD,
+        table=as_markdown(head, "llrrr", cells),
+    )
 
 
 def read_rows() -> list[Row]:

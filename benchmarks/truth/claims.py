@@ -38,7 +38,7 @@ from vramprobe.spec import CellSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "out" / "claims"
@@ -161,28 +161,6 @@ def page(table: Sequence[Row], records: Mapping[str, RunRecord]) -> str:
     cells = {row["cell"]: abs(float(row["difference_percent"])) for row in table if row["allocated_bytes"]}
     changed = [key for key in by_claim if before[key].verdict != after[key].verdict]
     beyond = {row["cell"] for row in table if row["card"] == "more than one"}
-    lines = [
-        "# Published claims, decided by runs",
-        "",
-        "Each claim about the memory of one GPU is judged under every usual set of conditions; three of them are run "
-        "here on an emulated card: the most usual, the one with the least memory, the one with the most. Emulated: "
-        "real CUDA software on no GPU. `vramprobe claims --results results` judges by these runs where there is one, "
-        "and by arithmetic under the conditions between.",
-        "",
-        "## What came out",
-        "",
-        f"{len(cells)} cells ran, for {len(by_claim)} claims; {len(whole)} of these have every case that decides them "
-        f"run, {len(beyond)} cells are more than any one card holds. Arithmetic is "
-        f"{statistics.mean(cells.values()):.2f} % off their allocated peaks, {max(cells.values()):.2f} % at the worst. "
-        + (
-            f"Verdicts that the runs change: {', '.join(map(_change(before, after), changed))}."
-            if changed
-            else "No verdict is another by the runs than by arithmetic."
-        ),
-        "",
-        "## Claim by claim",
-        "",
-    ]
     by_case_of_claim = []
     for key, found in by_claim.items():
         num_ran = sum(bool(row["allocated_bytes"]) for row in found)
@@ -192,13 +170,19 @@ def page(table: Sequence[Row], records: Mapping[str, RunRecord]) -> str:
         says, so = after[key].claim.statement, after[key].verdict
         by_case_of_claim.append([key, says, so, f"{num_ran} of {len(found)}", *shown])
     head = ["claim", "says", "verdict", "cases run", "least", "most usual", "most"]
-    lines += [
-        *as_markdown(head, "lllrrrr", by_case_of_claim),
-        "",
-        "Peaks in GB (10^9 bytes) as torch's allocator has them; in parentheses by arithmetic alone, where no card "
-        "holds the cell or it has not been run. The conditions of each, its card and cell: claims.csv.",
-    ]
-    return "\n".join(lines) + "\n"
+    return filled(
+        TABLE.with_suffix(".md"),
+        ran=len(cells),
+        claims=len(by_claim),
+        whole=len(whole),
+        beyond=len(beyond),
+        mean=f"{statistics.mean(cells.values()):.2f}",
+        worst=f"{max(cells.values()):.2f}",
+        changed=f"Verdicts that the runs change: {', '.join(map(_change(before, after), changed))}."
+        if changed
+        else "No verdict is another by the runs than by arithmetic.",
+        table=as_markdown(head, "lllrrrr", by_case_of_claim),
+    )
 
 
 def formulas() -> dict[Path, bytes]:

@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
 from vramprobe import catalog
 from vramprobe.architecture import architecture
@@ -130,28 +130,26 @@ def formula_errors(rows: list[Row], cells: list[CellSpec]) -> list[tuple[Formula
 
 
 def markdown(rows: list[Row], cells: list[CellSpec]) -> str:
-    """Every row, mean and worst by source and method, and the formulas on the same rows."""
+    """Every row, their mean and worst, and the formulas on the same rows."""
     names = predictors(rows)
     heads = [name.replace("_", " ") for name in names]
-    lines = ["# Estimates beside what others measured\n", "Errors are estimate less measured, of the measured.\n"]
-    lines += [table_row("row", "run", "measured, GiB", *heads), table_row("---", "---", *["---:"] * (1 + len(names)))]
-    for row in rows:
-        errors = [shown(row[f"{name}_error_percent"]) for name in names]
-        lines.append(table_row(row["line"], row["run"], f"{row['measured_bytes'] / 2**30:.3f}", *errors))
-    lines += ["", table_row("source", "method", "rows", *(f"{head}: mean, worst" for head in heads))]
-    lines.append(table_row("---", "---", *["---:"] * (1 + len(names))))
-    for source, method in [*dict.fromkeys((row["source"], row["method"]) for row in rows), ("all", "all")]:
-        group = [row for row in rows if (source, method) in ((row["source"], row["method"]), ("all", "all"))]
-        lines.append(table_row(source, method, len(group), *(mean_and_worst(group, name) for name in names)))
-    lines += [
-        "",
-        table_row("formula people use", "rows", "mean, worst", "says"),
-        table_row("---", "---:", "---:", "---"),
+    lines = [
+        [row["line"], row["run"], f"{row['measured_bytes'] / 2**30:.3f}"]
+        + [shown(row[f"{name}_error_percent"]) for name in names]
+        for row in rows
     ]
-    for formula, errors in formula_errors(rows, cells):
-        mean = f"{statistics.mean(map(abs, errors)):.1f} %, {max(errors, key=abs):+.1f} %" if errors else "–"
-        lines.append(table_row(formula.name, len(errors), mean, formula.says))
-    return "\n".join(lines) + "\n"
+    lines.append(
+        ["", "mean, worst", "", *(mean_and_worst([row[f"{name}_error_percent"] for row in rows]) for name in names)]
+    )
+    formulas = [
+        [formula.name, len(errors), mean_and_worst(errors), formula.says]
+        for formula, errors in formula_errors(rows, cells)
+    ]
+    return filled(
+        TABLE.with_suffix(".md"),
+        rows=as_markdown(["row", "run", "measured, GiB", *heads], "llr" + "r" * len(heads), lines),
+        formulas=as_markdown(["formula people use", "rows", "mean, worst", "says"], "lrrl", formulas),
+    )
 
 
 def run_in_words(row: PublishedRow, spec: CellSpec) -> str:
@@ -161,18 +159,14 @@ def run_in_words(row: PublishedRow, spec: CellSpec) -> str:
     return f"{spec.model_label} {spec.method}{prepared}, {spec.dtype}, {spec.batch_size} × {spec.seq_len}, {release}"
 
 
-def table_row(*values: object) -> str:
-    return f"| {' | '.join(map(str, values))} |"
-
-
 def shown(error: float | None) -> str:
     return "–" if error is None else f"{error:+.2f} %"
 
 
-def mean_and_worst(rows: list[Row], name: str) -> str:
+def mean_and_worst(errors: list[float | None]) -> str:
     """The mean of the absolute errors, and the signed one that is furthest from 0."""
-    errors = [row[f"{name}_error_percent"] for row in rows if row[f"{name}_error_percent"] is not None]
-    return f"{statistics.mean(map(abs, errors)):.2f} %, {max(errors, key=abs):+.2f} %" if errors else "–"
+    known = [error for error in errors if error is not None]
+    return f"{statistics.mean(map(abs, known)):.1f} %, {max(known, key=abs):+.1f} %" if known else "–"
 
 
 def main() -> None:

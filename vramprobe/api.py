@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
     from vramprobe.predict.from_run import largest_of_run, predict_run, run_on_gpus
-    from vramprobe.predict.frontier import frontier
+    from vramprobe.predict.frontier import frontier, frontier_of_run
     from vramprobe.predict.grpo import grpo
     from vramprobe.predict.serve import serve
     from vramprobe.profile.command import profile, profiled
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 __all__ = [
     "calibrate", "campaign", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute",
     "dataset", "default_results", "diff", "doctor", "evaluate", "explain", "export", "export_recipes", "fit",
-    "frontier", "gpus", "grpo", "largest_model", "largest_of_run", "launch_command", "launch_tasks", "list_recipes",
-    "max_batch_size", "max_seq_len", "measure", "merge", "merge_recipes", "min_gpus", "min_gpus_by_sharding", "models",
-    "plan", "plan_campaign", "predict", "predict_run", "profile", "profiled", "receipts", "recommend", "report", "run",
-    "run_on_gpus", "serve", "techniques", "timeline",
+    "frontier", "frontier_of_run", "gpus", "grpo", "largest_model", "largest_of_run", "launch_command", "launch_tasks",
+    "list_recipes", "max_batch_size", "max_seq_len", "measure", "merge", "merge_recipes", "min_gpus",
+    "min_gpus_by_sharding", "models", "plan", "plan_campaign", "predict", "predict_run", "profile", "profiled",
+    "receipts", "recommend", "report", "run", "run_on_gpus", "serve", "techniques", "timeline",
 ]  # fmt: skip
 
 
@@ -70,6 +70,7 @@ _IN_THEIR_ROOMS = {
     "export": "vramprobe.records.parquet",
     "export_recipes": "vramprobe.recipe.sharing",
     "frontier": "vramprobe.predict.frontier",
+    "frontier_of_run": "vramprobe.predict.frontier",
     "grpo": "vramprobe.predict.grpo",
     "largest_of_run": "vramprobe.predict.from_run",
     "launch_command": "vramprobe.sweep.launch_command",

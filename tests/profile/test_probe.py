@@ -17,6 +17,7 @@ from vramprobe.catalog import find_gpu, gpu_or_size
 from vramprobe.cli.verbs import app
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.predict.from_run import largest_of_run, predict_run, run_on_gpus
+from vramprobe.predict.frontier import frontier_of_run
 from vramprobe.profile.hook import probe_batches
 from vramprobe.profile.probe import NoCommandRecipe, command_recipe
 from vramprobe.recipe.command import FILE_NAME, UnknownBranch, read_command, write_command
@@ -185,6 +186,10 @@ def test_the_largest_batch_is_the_last_that_fits(tmp_path: Path) -> None:
         predict_run(tmp_path, batch_size=largest.tight.value + 1, seq_len=2048).on(_gpu())[1].verdict == "does not fit"
     )
     longest = largest_of_run(tmp_path, "seq_len", gpu="RTX-4090", batch_size=1)
+    table = frontier_of_run(tmp_path, gpu="RTX-4090").rows
+    assert [row.batch_size for row in table] == [2**power for power in range(len(table))]
+    assert len(table) > 1
+    assert table[0].fits == (longest.fits and longest.fits.value)
     assert longest.fits.value % 64 == 0
     assert predict_run(tmp_path, batch_size=1, seq_len=longest.tight.value + 64).on(_gpu())[1].verdict == "does not fit"
     with pytest.raises(VramprobeError, match="not even batch_size 1 fits"):
@@ -397,7 +402,7 @@ def test_the_probed_shapes_tell_rules_and_branches_apart(own: tuple[int, int]) -
         (["--max-seq-len", "--gpu", "RTX-4090"], 0, "largest sequence length that fits"),
         (["--max-seq-len"], 2, "name it: --gpu RTX-4090"),
         (["--max-batch", "--batch-size", "2", "--gpu", "L4"], 2, "drop --batch-size"),
-        (["--max-batch", "--max-seq-len", "--gpu", "L4"], 2, "different questions"),
+        (["--max-batch", "--max-seq-len", "--gpu", "L4"], 0, "the longest sequence for each number of rows"),
         (["--model", "gpt2"], 2, "--model gpt2: not an option of --from"),
         (["--method", "lora"], 2, "--method lora: not an option of --from"),
         (["--engine", "recipe"], 2, "--engine recipe: not an option of --from"),

@@ -273,21 +273,24 @@ def _largest_of_run(
     from vramprobe import api
     from vramprobe.cli import display
 
-    if max_batch and max_seq_len:
-        raise typer.BadParameter("--max-batch and --max-seq-len are different questions; ask one at a time.")
-    asked, given, name = (
-        ("--max-batch", batch_size, "batch_size") if max_batch else ("--max-seq-len", seq_len, "seq_len")
-    )
-    if given is not None:
-        option = f"--{name.replace('_', '-')}"
-        raise typer.BadParameter(f"{asked} asks for the {option} that fits, so drop {option}.")
-    other = {"seq_len": seq_len} if max_batch else {"batch_size": batch_size}
+    given = {"batch_size": batch_size, "seq_len": seq_len}
+    names = [name for name, is_asked in zip(given, (max_batch, max_seq_len), strict=True) if is_asked]
+    asked = "--max-batch" if max_batch else "--max-seq-len"
+    for name in names:
+        if given.pop(name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise typer.BadParameter(f"{asked} asks for the {option} that fits, so drop {option}.")
+    card = _card(gpu, asked)
     with display.working("predicting"):
-        largest = api.largest_of_run(from_run, name, gpu=_card(gpu, asked), **other)
+        found = (
+            api.largest_of_run(from_run, names[0], gpu=card, **given)
+            if given
+            else api.frontier_of_run(from_run, gpu=card)
+        )
     if json_output:
-        print_json(largest.model_dump(mode="json"))
+        print_json(found.model_dump(mode="json"))
     else:
-        display.print_largest(largest)
+        (display.print_largest if given else display.print_frontier)(found)
 
 
 #: The first that is asked for answers.

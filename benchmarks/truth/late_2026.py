@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tomllib
 from collections.abc import Container, Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -30,36 +31,7 @@ from vramprobe.spec import CellSpec, resolve
 
 PAGE, CSV = (Path(__file__).with_suffix(end) for end in (".md", ".csv"))
 _USUAL = {"batch_size": 1, "seq_len": 1024, "gradient_checkpointing": True, "timing_steps": 0, "device": "cuda"}
-_IMAGE = {"images": 1}
-_SHORT = {"seq_len": 256}  # the chunks of linear attention are a loop in Python, without flash-linear-attention
-_ATTENTION = {"lora_targets": "q_v"}  # all-linear gives experts an adapter each, and PEFT a copy of each layer's stack
 _A100, _LARGE = "A100-80GB-SXM", "B300"
-#: Family, model, method, what else is asked, GPU.
-CELLS: tuple[tuple[str, str, str, dict[str, Any], str], ...] = (
-    ("Qwen3.5", "qwen3.5-0.8b-vl", "full", _IMAGE, _A100),
-    ("Qwen3.5", "qwen3.5-4b-vl", "lora", _IMAGE, _A100),
-    ("Qwen2-VL", "qwen2-vl-7b", "qlora", _IMAGE, _A100),
-    ("InternVL3.5", "internvl3.5-8b", "lora", _IMAGE, _A100),
-    ("Gemma 4", "gemma-4-e4b-it", "lora", _IMAGE, _A100),
-    ("MiniCPM5", "minicpm5-1b", "qlora", {}, _A100),
-    ("LLaVA-OneVision", "llava-onevision-7b", "lora", _IMAGE, _A100),
-    ("LFM2.5 MoE", "lfm2.5-8b-a1b", "lora", _ATTENTION, _A100),
-    ("Gemma 4, unified", "gemma-4-12b-it", "qlora", _IMAGE, _A100),
-    ("Qwen3.5 to 3.8, 27B", "qwen3.5-27b-vl", "qlora", _IMAGE | _SHORT, _A100),
-    ("Gemma 4", "gemma-4-e2b-it", "full", {}, _A100),
-    ("Nemotron 3 Nano", "nemotron-3-nano-4b", "lora", _SHORT, _A100),
-    ("Gemma 4", "gemma-4-31b-it", "qlora", _IMAGE, _A100),
-    ("Qwen3.5", "qwen3.5-9b-vl", "qlora", _IMAGE | _SHORT, _A100),
-    ("LFM2.5", "lfm2-1.2b", "full", {}, _A100),
-    ("Qwen3.5, text", "qwen3.5-9b", "qlora", _SHORT, _A100),
-    ("Gemma 4", "gemma-4-e4b-it", "qlora", _IMAGE, _A100),
-    ("Qwen3.5 MoE", "qwen3.5-35b-a3b-vl", "lora", _IMAGE | _ATTENTION, _LARGE),
-    ("Qwen3-VL MoE", "qwen3-vl-30b-a3b", "lora", _IMAGE | _ATTENTION, _LARGE),
-    ("GLM-4.7-Flash", "glm-4.7-flash", "lora", {"lora_targets": "q_a_proj,q_b_proj,o_proj"}, _LARGE),
-    ("Gemma 4 MoE", "gemma-4-26b-a4b-it", "qlora", _IMAGE | _ATTENTION | {"freeze_vision": True}, _LARGE),
-    ("Nemotron 3 Nano MoE", "nemotron-3-nano-30b-a3b", "lora", _ATTENTION | _SHORT, _LARGE),
-    ("Gemma 4 MoE", "gemma-4-26b-a4b-it", "lora", _IMAGE | _ATTENTION | {"freeze_vision": True}, _LARGE),
-)
 #: Cells whose recipe is not their run, and why.
 DIFFERING = {
     "gemma-4-31b-it_qlora-nf4-peft-r16-all_bf16+bf16_adamw-fused_b1s1024_ckpt_1x640x480": (
@@ -70,8 +42,9 @@ DIFFERING = {
 
 def cells() -> Iterator[tuple[str, str, CellSpec]]:
     """Family, GPU and cell of each row."""
-    for family, model, method, more, gpu in CELLS:
-        yield family, gpu, resolve(model=model, method=method, **(_USUAL | more))
+    for one in tomllib.loads(PAGE.with_suffix(".toml").read_text())["cell"]:
+        asked = _USUAL | one.get("options", {})
+        yield one["family"], one["gpu"], resolve(model=one["model"], method=one["method"], **asked)
 
 
 def run() -> None:

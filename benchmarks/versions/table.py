@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import journal
 from benchmarks.frameworks.stacks import PINS, fingerprint, pins
-from benchmarks.tables import as_csv, filled, read_csv
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv
 from benchmarks.versions import picture
 from benchmarks.versions.causes import UNEXPLAINED, list_causes, step_of
 from benchmarks.versions.predicted import predicted_bytes
@@ -144,14 +144,15 @@ def page(found: list[Row], entries: list[Entry]) -> str:
 
 def _peaks(found: list[Row], stacks: list[str]) -> list[str]:
     """A line for each run, a column for each stack: GiB."""
-    lines = [
-        f"| run, GiB allocated | {' | '.join(name.removeprefix('hf-') for name in stacks)} |",
-        f"| --- |{' ---: |' * len(stacks)}",
-    ]
+    lines = []
     for name in dict.fromkeys(row["run"] for row in found):
         by_stack = {row["stack"]: row for row in found if row["run"] == name}
-        lines.append(f"| {name} | {' | '.join(_peak(by_stack.get(stack)) for stack in stacks)} |")
-    return lines
+        lines.append([name, *(_peak(by_stack.get(stack)) for stack in stacks)])
+    return as_markdown(["run, GiB allocated", *map(_short, stacks)], "l" + "r" * len(stacks), lines)
+
+
+def _short(stack: str) -> str:
+    return stack.removeprefix("hf-")
 
 
 def _peak(row: Row | None) -> str:
@@ -166,25 +167,19 @@ def _peak(row: Row | None) -> str:
 
 def _jumps(jumps: list[Row]) -> list[str]:
     explained = sum(row["cause"] != UNEXPLAINED for row in jumps)
-    lines = [
-        f"{len(jumps)} changes of more than {JUMP_PERCENT:g} %, {explained} with a cause.",
-        "",
-        "| run | from | to | GiB | change, % | cause |",
-        "| --- | --- | --- | ---: | ---: | --- |",
-    ]
+    lines = []
     for row in jumps:
         after = int(row["peak_bytes"])
-        before = after - int(row["change_bytes"])
-        lines.append(
-            f"| {row['run']} | {row['since'].removeprefix('hf-')} | {row['stack'].removeprefix('hf-')} "
-            f"| {before / GIB:.2f} → {after / GIB:.2f} | {float(row['change_percent']):+.1f} | {row['cause']} |"
-        )
-    return lines
+        sizes = f"{(after - int(row['change_bytes'])) / GIB:.2f} → {after / GIB:.2f}"
+        change = f"{float(row['change_percent']):+.1f}"
+        lines.append([row["run"], _short(row["since"]), _short(row["stack"]), sizes, change, row["cause"]])
+    said = f"{len(jumps)} changes of more than {JUMP_PERCENT:g} %, {explained} with a cause."
+    return [said, "", *as_markdown(["run", "from", "to", "GiB", "change, %", "cause"], "lllrrl", lines)]
 
 
 def _causes(jumps: list[Row], entries: list[Entry]) -> list[str]:
     """Those that some jump has, with what the bisection found."""
-    lines = ["| release | what changed | source | bisected |", "| --- | --- | --- | --- |"]
+    lines = []
     for cause in list_causes():
         if not any(cause.applies(row["run"], row["since"], row["stack"]) for row in jumps):
             continue
@@ -193,8 +188,8 @@ def _causes(jumps: list[Row], entries: list[Entry]) -> list[str]:
         if step is not None:
             version, before, after = step
             told = f"{cause.bisected}: {version} {before / GIB:.2f} GiB, then {after / GIB:.2f}"
-        lines.append(f"| {cause.release} | {cause.why} | {cause.source} | {told} |")
-    return lines
+        lines.append([cause.release, cause.why, cause.source, told])
+    return as_markdown(["release", "what changed", "source", "bisected"], "llll", lines)
 
 
 def _predicted(found: list[Row], stacks: list[str]) -> list[str]:
@@ -203,18 +198,16 @@ def _predicted(found: list[Row], stacks: list[str]) -> list[str]:
     if not offs:
         return ["Nothing yet."]
     worst = max(offs.values(), key=abs)
-    lines = [
+    lines = []
+    for run in dict.fromkeys(name for name, _ in offs):
+        lines.append([run, *(f"{offs[run, stack]:+.2f}" if (run, stack) in offs else "" for stack in stacks)])
+    return [
         "What `vramprobe predict --stack transformers-X,bitsandbytes-Y` says of a step of the runs by transformers'",
         f"Trainer, by arithmetic alone and no fit: {len(offs)} of them, the worst {worst:+.2f} % off. In percent of",
         "the emulated step, loading left out:",
         "",
-        f"| run | {' | '.join(name.removeprefix('hf-') for name in stacks)} |",
-        f"| --- |{' ---: |' * len(stacks)}",
+        *as_markdown(["run", *map(_short, stacks)], "l" + "r" * len(stacks), lines),
     ]
-    for run in dict.fromkeys(name for name, _ in offs):
-        cells = [f"{offs[run, stack]:+.2f}" if (run, stack) in offs else "" for stack in stacks]
-        lines.append(f"| {run} | {' | '.join(cells)} |")
-    return lines
 
 
 def off_percent(row: Row) -> float:
@@ -230,14 +223,11 @@ def _errors(found: list[Row], stacks: list[str]) -> list[str]:
     missing = [f"{name} ({len(stacks) - count})" for name, count in counts.items() if count < len(stacks)]
     lines = [f"Not run yet, under so many stacks: {', '.join(missing)}.", ""] if missing else []
     lines += [f"{made} of {every} were run; {ended}"]
-    if failed:
-        lines += ["", "| run | stack | ended with |", "| --- | --- | --- |"]
-    return lines + [f"| {row['run']} | {row['stack']} | {row['outcome']}: {row['error']} |" for row in failed]
+    table = [[row["run"], row["stack"], f"{row['outcome']}: {row['error']}"] for row in failed]
+    return [*lines, "", *as_markdown(["run", "stack", "ended with"], "lll", table)] if failed else lines
 
 
 def _stacks(found: list[Row], stacks: list[str]) -> list[str]:
-    lines = [f"| stack | {' | '.join(PACKAGES)} |", f"| --- |{' --- |' * len(PACKAGES)}"]
-    for name in stacks:
-        row = next(row for row in found if row["stack"] == name)
-        lines.append(f"| {name} | {' | '.join(row[package] for package in PACKAGES)} |")
-    return lines
+    rows_ = [next(row for row in found if row["stack"] == name) for name in stacks]
+    table = [[row["stack"], *(row[package] for package in PACKAGES)] for row in rows_]
+    return as_markdown(["stack", *PACKAGES], "l" * (1 + len(PACKAGES)), table)

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.frameworks.stacks import pins
 from benchmarks.journal import Entry
-from benchmarks.tables import as_csv, filled, read_csv
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv
 from benchmarks.truth.published_rows import PublishedRow, list_published
 from benchmarks.truth.reproduction import device
 from benchmarks.truth.reproduction.rows import NotRun, Recipe, num_params_of, recipe_of
@@ -167,10 +167,6 @@ def _less(ours: str, theirs: str) -> str:
 
 def _summary(done: list[Row]) -> list[str]:
     """The error of the emulated peak against the published one, of all runs and by kind."""
-    lines = [
-        "| runs | number | mean error, % | worst error, % | byte-exact within 1 KiB |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
     kinds = {
         "all": done,
         "one GPU": [row for row in done if row["num_gpus"] == "1"],
@@ -178,13 +174,14 @@ def _summary(done: list[Row]) -> list[str]:
         "dense": [row for row in done if "Mixtral" not in row["model"]],
         "Mixtral 8x7B": [row for row in done if "Mixtral" in row["model"]],
     } | {name: [row for row in done if row["method"] == name] for name in ("full", "lora", "qlora")}
+    lines = []
     for name, some in kinds.items():
-        if not some:
-            continue
-        errors = [abs(float(row["difference_percent"])) for row in some]
-        exact = sum(abs(int(row["difference_bytes"])) <= KIB for row in some)
-        lines.append(f"| {name} | {len(some)} | {statistics.mean(errors):.3f} | {max(errors):.3f} | {exact} |")
-    return lines
+        if some:
+            errors = [abs(float(row["difference_percent"])) for row in some]
+            exact = sum(abs(int(row["difference_bytes"])) <= KIB for row in some)
+            lines.append([name, len(some), f"{statistics.mean(errors):.3f}", f"{max(errors):.3f}", exact])
+    head = ["runs", "number", "mean error, %", "worst error, %", "byte-exact within 1 KiB"]
+    return as_markdown(head, "lrrrr", lines)
 
 
 def _by_model(done: list[Row]) -> list[str]:
@@ -192,15 +189,13 @@ def _by_model(done: list[Row]) -> list[str]:
     kinds: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(done, key=lambda row: int(row["measured_bytes"])):
         kinds.setdefault((row["model"], row["method"]), []).append(row)
-    lines = [
-        "| model | method | runs | A100s | published peaks, GiB | byte-exact | worst error, % |",
-        "| --- | --- | ---: | --- | --- | ---: | ---: |",
-    ]
+    lines = []
     for (model, method), some in sorted(kinds.items(), key=lambda kind: (num_params_of(kind[0][0]), kind[0])):
         cards = ", ".join(sorted({row["num_gpus"] for row in some}))
         peaks = [int(row["measured_bytes"]) / GIB for row in (some[0], some[-1])]
         span = f"{peaks[0]:.1f} to {peaks[1]:.1f}" if len(some) > 1 else f"{peaks[0]:.1f}"
         equal = sum(int(row["difference_bytes"]) == 0 for row in some)
         worst = max((float(row["difference_percent"]) for row in some), key=abs)
-        lines.append(f"| {model.split('/')[-1]} | {method} | {len(some)} | {cards} | {span} | {equal} | {worst:+.4f} |")
-    return lines
+        lines.append([model.split("/")[-1], method, len(some), cards, span, equal, f"{worst:+.4f}"])
+    head = ["model", "method", "runs", "A100s", "published peaks, GiB", "byte-exact", "worst error, %"]
+    return as_markdown(head, "llrllrr", lines)

@@ -43,24 +43,6 @@ CONFIGS = ROOT / "vramprobe" / "data" / "models"
 CONFIG_FOLDERS = (CONFIGS, CONFIGS.with_name("profiled"), FILES)
 OUT = ROOT / "out" / "frameworks"
 STEPS, LIMIT_SECONDS = 3, 900
-COLUMNS = (
-    "name",
-    "framework",
-    "version",
-    "torch",
-    "card",
-    "ranks",
-    "allocated_peak_bytes",
-    "reserved_peak_bytes",
-    "steps",
-    "seconds",
-    "stopped",
-    "equal",
-    "phases",
-    "missing",
-    "remark",
-    "command",
-)
 Row = dict[str, Any]
 
 
@@ -337,7 +319,7 @@ def _say(line: str) -> None:
 
 
 def _write(found: list[Row]) -> None:
-    TABLE.write_text(as_csv(found, COLUMNS))
+    TABLE.write_text(as_csv(found))
     TABLE.with_suffix(".md").write_text(page(read_csv(TABLE)))
 
 

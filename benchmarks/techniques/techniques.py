@@ -19,7 +19,6 @@ from benchmarks import journal
 from benchmarks.techniques.runs import attempt, fingerprint
 from vramprobe.techniques.registry import KINDS, Technique, bases, combinations, of_kind, techniques
 
-ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = Path(__file__).with_suffix(".jsonl")
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from vramprobe.log.shapes import shape_rules
+from vramprobe.log.shapes import RULES, shape_rules
 
 SHAPES = [(2, 1024), (3, 1024), (2, 1536), (3, 2560), (5, 1536), (4, 2048)]
 SIZES = {
@@ -70,7 +70,9 @@ def test_what_adapters_add_follows_from_runs_at_other_ranks(name: str) -> None:
     rules = shape_rules({shape: np.array([size(*shape)]) for shape in RANKED})
     assert rules.num_unexplained == 0
     assert rules.sizes(7, 3000, 256).tolist() == [size(7, 3000, 256)]
-    assert rules.at_rank(32).sizes(7, 3000).tolist() == [size(7, 3000, 32)]
+    at_one = rules.at_rank(32)
+    assert at_one.sizes(7, 3000).tolist() == [size(7, 3000, 32)]
+    assert all(tuple(rule) in RULES for rule in at_one.coefficients)
 
 
 def test_a_line_of_the_rank_is_held_against_a_third() -> None:

@@ -15,6 +15,7 @@ from grids import exhaustive
 
 from vramprobe import api, catalog
 from vramprobe.catalog.shipped import data_file
+from vramprobe.cli.recipes import _shapes as shown_shapes
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import StoreError
 from vramprobe.log.log import Log, PhaseMark
@@ -104,6 +105,7 @@ def test_an_entry_of_several_ranks_answers_for_any(tmp_path: Path) -> None:
         assert not any("near, not exact" in note for note in found.notes((4, 2048, rank)))
     assert shipped_recipe(cell(4, 2048, method="qlora"), gpu, path) is None
     assert labels_of("glm-4-9b", path) == ["glm-4-9b_lora-any-rank-all_bf16+bf16_adamw-fused"]
+    assert shown_shapes(shapes) == "2 x 512, 3 x 1,024, 5 x 2,048, 8 x 8,192; rank 16, 32, 64"
 
 
 def test_a_size_that_no_rank_explains_is_another_branch() -> None:

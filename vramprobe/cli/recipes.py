@@ -77,4 +77,9 @@ def merge(
 
 
 def _shapes(shapes: tuple[Shape, ...]) -> str:
-    return ", ".join(f"{rows} x {length:,}" for rows, length in shapes)
+    """Rows and lengths, each once, and the ranks where several were recorded."""
+    from vramprobe.log.shapes import has_ranks
+
+    said = dict.fromkeys(f"{rows} x {length:,}" for rows, length, *_ in shapes)
+    ranks = sorted({rank for _, _, *of_one in shapes for rank in of_one}) if has_ranks(shapes) else []
+    return ", ".join(said) + (f"; rank {', '.join(map(str, ranks))}" if ranks else "")

@@ -104,14 +104,15 @@ class ShapeRules:
         return np.where(self.rule_of < 0, self.fallback, np.array([*values, 0], dtype=np.int64)[self.rule_of])
 
     def at_rank(self, rank: int) -> ShapeRules:
-        """Return the rules of rows and length alone, at one rank."""
+        """Return the rules of rows and length alone, at one rank, each with the features of one of RULES."""
         rules = []
         for rule in self.coefficients:
             plain: dict[str, Fraction] = {}
             for name, factor in rule.items():
                 at_one = _AT_ONE_RANK.get(name, name)
                 plain[at_one] = plain.get(at_one, Fraction(0)) + factor * (1 if at_one == name else rank)
-            rules.append({name: plain[name] for name in _FEATURES if name in plain})
+            names = next(names for names in RULES if plain.keys() <= set(names))
+            rules.append({name: plain.get(name, Fraction(0)) for name in names})
         return ShapeRules(self.rule_of, tuple(rules), self.fallback)
 
 

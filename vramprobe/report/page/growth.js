@@ -90,11 +90,8 @@ const FEATURES = {
   "1": () => 1, rows: (rows) => rows, length: (rows, length) => length, tokens: (rows, length) => rows * length,
   scores: (rows, length) => rows * length * length, square: (rows, length) => length * length,
 };
-const feature = (name, rows, length) => {
-  const number = Number(name.split(" ").at(-1));
-  if (name.startsWith("staged")) return rows * Math.max(Math.floor(200 / (rows * number)), 1);
-  return FEATURES[name]?.(rows, length) ?? rows * Math.ceil(length / number) * number;
-};
+const feature = (name, rows, length, number = Number(name.split(" ").at(-1))) => FEATURES[name]?.(rows, length) ?? rows
+  * (name.startsWith("staged") ? Math.max(Math.floor(200 / (rows * number)), 1) : Math.ceil(length / number) * number);
 
 /** Bytes of each slot at a shape (shapes.py, ShapeRules.sizes). */
 function sizesAt({ rules, groups, features }, rows, length) {

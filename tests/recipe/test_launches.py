@@ -14,6 +14,7 @@ from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.launches import launch_rules, launches_at, launches_of
 from vramprobe.recipe.recipe import at_shape, unpack
 from vramprobe.recipe.recorder import record_packed
+from vramprobe.recipe.recording import adds_apart
 from vramprobe.speed.counted import time_of
 from vramprobe.speed.raw_count import count_of
 
@@ -131,6 +132,14 @@ def test_launches_that_do_not_follow_from_the_shape_have_no_rule(other: str) -> 
         count["moved"] = [[1, 8, 3, 301]]
     _, rules = rules_of(SHAPES[-1 if other == "merged" else 0], {SHAPES[2]: count})
     assert rules is None
+
+
+def test_a_step_that_adds_all_its_gradients_out_of_place_is_not_kept() -> None:
+    """One of 22 recordings that were kept so, of a process whose modes torch saw."""
+    rows = [row("aten::add", "other", 35, 0, "", "backward"), row("aten::add_", "other", 2, 0, "", "optimizer")]
+    assert adds_apart({"rows": rows})
+    assert not adds_apart({"rows": [*rows, row("aten::add_", "other", 29, 0, "", "backward")]})
+    assert not adds_apart({"rows": rows[1:]})
 
 
 RANKED = (*((*shape, 16) for shape in SHAPES[:4]), (*SHAPES[0], 64), (*SHAPES[0], 32))

@@ -158,7 +158,7 @@ def test_ones_own_interpreter_records_with_its_own_libraries(monkeypatch: pytest
     options = {"model": "smollm2-135m", "method": "lora", "batch_size": 1, "seq_len": 64, "gpu": "RTX-4090"}
     usual = api.predict(engine="recipe", **options)
     own = api.predict(python=installation_to_use().python, **options)
-    assert own == usual
+    assert own == usual.model_copy(update={"step": own.step})  # a time is of the libraries that are set up
     assert len(list(tmp_path.iterdir())) == 2  # by its libraries' versions
 
 

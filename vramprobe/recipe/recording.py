@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -160,13 +160,26 @@ class Recording:
         ticket.tear()
         if record.facts is None or record.ledger is None or not recording.exists():
             raise NotRecorded(_why_not(record, log))
+        count = json.loads(counted.read_text()) if counted.exists() else None
+        if count is not None and adds_apart(count):
+            raise NotRecorded(
+                f"{record.spec.cell_id} was recorded while torch saw that it is watched: it added all gradients that "
+                "meet into new memory, which no other run does. Nothing is kept; ask again in a new process"
+            )
         return _Run(
             refined(read_log(recording), spec),
             record,
             record.facts.model_dump(),
             record.ledger.model_dump(include=_OWNED),
-            json.loads(counted.read_text()) if counted.exists() else None,
+            count,
         )
+
+
+def adds_apart(count: Mapping[str, Any]) -> bool:
+    """Return True if backward adds gradients out of place and none in place, as under a mode that torch's C++ sees
+    (emulate/driver/dispatch_mode.c hides ours); every model has some that meet in a tensor of their own."""
+    names = {row["name"] for row in count["rows"] if row["phase"] == "backward"}
+    return "aten::add" in names and "aten::add_" not in names
 
 
 def _why_not(record: RunRecord, log: Path) -> str:

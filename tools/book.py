@@ -28,7 +28,7 @@ from vramprobe.recipe.recorder import CannotRecord
 from vramprobe.recipe.shipped import (
     BOOK,
     CARD_OF_CAPABILITY,
-    entry_key,
+    entry_keys,
     entry_name,
     is_of_one_row,
     read_book,
@@ -52,7 +52,8 @@ _LENGTHS = (1024, 2048, 4096)
 
 def attempts(spec: CellSpec) -> Iterator[list[tuple[Shape, ...]]]:
     """Shapes to record, those that answer the most first; the first list that is recorded whole ends it. A model of
-    few positions has all lengths shorter by the same factor. Of adapters another rank, too."""
+    few positions has all lengths shorter by the same factor. Adapters are recorded at other ranks, too.
+    """
     one_row, longest = spec.batch_size == 1, _ONE[0][-1][1]
     positions = min(spec.learned_positions or longest, longest)
     lengths = [length for length in _LENGTHS if length <= positions]
@@ -70,7 +71,7 @@ def attempts(spec: CellSpec) -> Iterator[list[tuple[Shape, ...]]]:
 
 
 def has_open_rank(spec: CellSpec) -> bool:
-    """Tell if sizes follow from the rank; states of 8 bits are for large tensors alone, which a rank decides."""
+    """Return True if sizes follow from the rank: 8-bit optimizers keep small tensors in 32 bits, which a rank decides."""
     return spec.lora_r not in (None, *OTHER_RANKS) and OPTIMIZERS[spec.optim].state != "8bit"
 
 
@@ -139,8 +140,7 @@ def _record(cells: Sequence[CellSpec], gpu: Gpu, book: Path, most_seconds: float
 
 def _is_replaced(name: str, cell: CellSpec, gpu: Gpu, new: Collection[str]) -> bool:
     """Return True if ``new``, of ``cell``, has the same with as many rows, at other shapes or for any rank."""
-    keys = {entry_key(recorded_as(cell), gpu.short_name, any_rank=any_rank) for any_rank in (False, True)}
-    is_of_cell = name.split()[0] in keys
+    is_of_cell = name.split()[0] in entry_keys(recorded_as(cell), gpu.short_name)
     return is_of_cell and any(is_of_one_row(shapes_of(name)) == is_of_one_row(shapes_of(one)) for one in new)
 
 

@@ -20,7 +20,7 @@ from vramprobe.catalog.shipped import data_file
 from vramprobe.predict.recorded import notes_of
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.recipe import unpack
-from vramprobe.recipe.shipped import BOOK, CARD_OF_CAPABILITY, entry_key, read_book, shapes_of
+from vramprobe.recipe.shipped import BOOK, CARD_OF_CAPABILITY, entry_keys, read_book, shapes_of
 from vramprobe.report.page import page_book
 from vramprobe.sweep.definition import load_sweep
 
@@ -74,8 +74,7 @@ def entries() -> Iterator[page_book.PageRecipe]:
         by_key.setdefault(name.split()[0], []).append(name)
     for cell in load_sweep(SWEEP, device="cuda").cells:
         for card in sorted(set(CARD_OF_CAPABILITY.values())):
-            keys = [entry_key(recorded_as(cell), card, any_rank=any_rank) for any_rank in (True, False)]
-            for name in (one for key in keys for one in by_key.get(key, ())):
+            for name in (one for key in entry_keys(recorded_as(cell), card) for one in by_key.get(key, ())):
                 used.add(name.split()[0])
                 if len(shapes_of(name)) == 1 or cell.learned_positions is not None:
                     continue

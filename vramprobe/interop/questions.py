@@ -123,8 +123,13 @@ def _step(card: catalog.Gpu | None, judged: Verdict | None, options: Mapping[str
         return None
     if options.get("stack") or options.get("python") or options.get("engine") == "measured":
         return None
+    return step_cost(questions.cell_on_ranks(**_cell_words(options)), card)
+
+
+def _cell_words(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the options says of a cell, on CUDA unless another device is named."""
     said = {name: value for name, value in options.items() if name in option_names() and value is not None}
-    return step_cost(questions.cell_on_ranks(**{"device": "cuda"} | said), card)
+    return {"device": "cuda"} | said
 
 
 def changes(*, gpu: str | None = None, **options: Any) -> list[Change]:
@@ -133,8 +138,7 @@ def changes(*, gpu: str | None = None, **options: Any) -> list[Change]:
     """
     found = questions.changes(gpu=gpu, **options)
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
-    said = {name: value for name, value in options.items() if name in option_names() and value is not None}
-    words = {"device": "cuda"} | questions.without_recipe(said)
+    words = questions.without_recipe(_cell_words(options))
     now = questions.cell_on_ranks(**words)
 
     def share(one: Change) -> float | None:

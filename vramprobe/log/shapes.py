@@ -59,7 +59,7 @@ RULES = (
     ("1", "rows", "length", "tokens"),
     *(("tokens to 128", f"staged of {num_heads}") for num_heads in _WIDE_HEADS),
 )
-#: Which feature one of the rank is, at a rank that does not change: so often that.
+#: Feature of the rank → the one that it is a multiple of at a rank that does not change.
 _AT_ONE_RANK = {"rank": "1", "tokens rank": "tokens"}
 #: Those that adapters add, where logs of other ranks are at hand: tried after the others.
 _RULES_OF_RANK = (
@@ -95,7 +95,7 @@ class ShapeRules:
     def sizes(self, rows: int, length: int, rank: int = 0) -> np.ndarray:
         """Bytes of each event at that shape; of an event without a rule those of the largest recorded shape.
 
-        ``rank``: of the adapters, where logs of two ranks made the rules; else it decides nothing.
+        ``rank``: of the adapters, where logs of several ranks made the rules; else it decides nothing.
         """
         values = [
             int(sum(factor * _FEATURES[name](rows, length, rank) for name, factor in rule.items()))
@@ -133,21 +133,18 @@ def shape_rules(sizes: Mapping[Shape, np.ndarray]) -> ShapeRules:
 
 def has_ranks(shapes: Collection[Shape]) -> bool:
     """Return True if the shapes are of several ranks, so that what adapters add follows from that."""
-    return len({tuple(rank) for _, _, *rank in shapes}) > 1
+    return len({shape[2:] for shape in shapes}) > 1
 
 
 def _rule(shapes: Sequence[Shape], values: Sequence[int]) -> Mapping[str, Fraction] | None:
-    of_rank = _RULES_OF_RANK if has_ranks(shapes) else ()
-    num_batches = len({(rows, length) for rows, length, *_ in shapes})
-    num_ranks = len({tuple(rank) for _, _, *rank in shapes})
-    for names in (*RULES, *of_rank):
-        # With a factor of the rank and one beside it, two ranks fit whatever they are, and three do not.
-        is_line = any({of_rank, at_one} <= set(names) for of_rank, at_one in _AT_ONE_RANK.items())
-        if (
-            len(names) < num_batches
-            and not (is_line and num_ranks < 3)
-            and (found := _solved(shapes, values, names)) is not None
-        ):
+    num_batches = len({shape[:2] for shape in shapes})
+    num_ranks = len({shape[2:] for shape in shapes})
+    for names in (*RULES, *(_RULES_OF_RANK if num_ranks > 1 else ())):
+        # A line of the rank has a factor of it and one beside it: two ranks fit any, and three do not.
+        least_ranks = 3 if any({*pair} <= {*names} for pair in _AT_ONE_RANK.items()) else 1
+        if len(names) >= num_batches or num_ranks < least_ranks:
+            continue
+        if (found := _solved(shapes, values, names)) is not None:
             return found
     return None
 

@@ -51,8 +51,8 @@ class Origin:
 class Recipe:
     """Growth of each phase of a cell from the shallowest run; ``times`` copies of a period give the cell's own depth.
 
-    ``rules``: how the bytes of all growths' events, one after the other, follow from rows, length and, where two were
-    recorded, the adapters' rank; None where one shape was recorded.
+    ``rules``: how the bytes of all growths' events, one after the other, follow from rows, length and, where several
+    were recorded, the adapters' rank; None where one shape was recorded.
 
     ``facts``: what was seen on the live models (records/record.py, ModelFacts), at the cell's depth. ``owned_bytes``:
     the tensors' own account by cause, there. ``stack``: package → version, with the emulator's. ``depths``: the layers

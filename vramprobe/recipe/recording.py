@@ -51,9 +51,8 @@ class NotRecorded(VramprobeError):
 class Request:
     """A cell to record, and the file for its recipe.
 
-    ``shapes``: rows and lengths, or also ranks, to record beside the cell's own, so that sizes follow from them, all of
-    one kind. ``whole``: record the
-    whole model and extend nothing.
+    ``shapes``: rows and lengths, or all with a rank, to record beside the cell's own, so that sizes follow from them.
+    ``whole``: record the whole model and extend nothing.
     """
 
     spec: CellSpec

@@ -30,7 +30,7 @@ BOOK = "recipes.zip"
 CARD_OF_CAPABILITY = {**dict.fromkeys(("8.0", "8.6", "8.9"), "A100-80GB-SXM"), "9.0": "H100-SXM"}
 #: What decides no allocation, or is open in a shipped recipe.
 _OPEN = {"model", "batch_size", "seq_len"}
-#: That too where several ranks were recorded; the factor of what adapters add follows the rank unless it is named.
+#: Those that are open, too, where several ranks were recorded; ``lora_alpha`` follows the rank where it is not given.
 _OF_RANK = {"lora_r", "lora_alpha"}
 _NAME = re.compile(r"(?P<key>\w{24}) (?P<shapes>\d+x\d+(?:x\d+)?(?:,\d+x\d+(?:x\d+)?)*) (?P<label>\S+)\.recipe")
 
@@ -68,8 +68,7 @@ def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shippe
     ``book``: the file to read; by default the user's own and the package's. Raises StoreError for a damaged entry.
     """
     cards = {gpu.short_name, CARD_OF_CAPABILITY.get(gpu.compute_capability, gpu.short_name)}
-    keys = {entry_key(spec, card, any_rank=any_rank) for card in cards for any_rank in (False, True)}
-    shape = spec.batch_size, spec.seq_len
+    keys, shape = {key for card in cards for key in entry_keys(spec, card)}, (spec.batch_size, spec.seq_len)
     found = [
         (_distance(shapes, shape), shapes, path, name)
         for path in (books() if book is None else [book])
@@ -102,6 +101,11 @@ def _names(book: Path) -> list[str]:
             return [name for name in file.namelist() if _NAME.fullmatch(name)]
     except zipfile.BadZipFile as error:
         raise StoreError(f"{book} is no file of recipes ({error}): vramprobe recipes export writes one") from error
+
+
+def entry_keys(spec: CellSpec, card: str) -> tuple[str, str]:
+    """Return the keys of entries that answer a cell: those of any rank, then those of its own."""
+    return entry_key(spec, card, any_rank=True), entry_key(spec, card)
 
 
 def entry_key(spec: CellSpec | Mapping[str, Any], card: str, *, any_rank: bool = False) -> str:

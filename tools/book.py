@@ -71,7 +71,7 @@ def attempts(spec: CellSpec) -> Iterator[list[tuple[Shape, ...]]]:
 
 
 def has_open_rank(spec: CellSpec) -> bool:
-    """Return True if sizes follow from the rank: 8-bit optimizers keep small tensors in 32 bits, which a rank decides."""
+    """Return True if sizes follow from the rank; 8-bit optimizers keep tensors of few elements in 32 bits."""
     return spec.lora_r not in (None, *OTHER_RANKS) and OPTIMIZERS[spec.optim].state != "8bit"
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from processes import children
 
+from vramprobe.emulate.values import hook
 from vramprobe.measure import forkserver, launcher, nvml
 from vramprobe.measure.launcher import Server, worker_environment
 
@@ -72,6 +73,13 @@ def test_the_worker_environment_keeps_availability_checks_off_the_driver(monkeyp
     assert env["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert not set(launcher.SAID_BY_THE_SPEC) & set(env)
+
+
+def test_a_worker_is_not_watched_with_its_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = hook.site_folder(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([site, "theirs"]))
+    assert worker_environment()["PYTHONPATH"].split(os.pathsep)[-1] == "theirs"
+    assert site not in worker_environment()["PYTHONPATH"]
 
 
 @pytest.mark.parametrize(

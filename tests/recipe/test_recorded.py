@@ -23,10 +23,13 @@ from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.build import cache_folder
 from vramprobe.emulate.enter import entrance, installation_to_use
 from vramprobe.emulate.installation import NotEmulatable
+from vramprobe.emulate.values import hook
 from vramprobe.errors import SpecError
 from vramprobe.measure import nvml
 from vramprobe.predict import recorded
 from vramprobe.predict.verdict import verdict
+from vramprobe.profile.hook.journal import FOLDER_VARIABLE
+from vramprobe.profile.launch import HOOK
 from vramprobe.recipe import recorder, recording
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.recipe import recorded_words, unpack, without_values
@@ -75,6 +78,18 @@ def test_the_extended_log_is_the_recorded_one(model: str, options: dict[str, Any
     for name in ("size_bytes", "blocks", "causes", "streams"):
         assert np.array_equal(getattr(extended.log, name), getattr(whole.log, name)), name
     assert (made.facts, made.owned_bytes) == (seen.facts, seen.owned_bytes)
+
+
+def test_nobody_who_watches_this_process_watches_a_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after ``vramprobe.watch()``, or under ``vramprobe profile``: two modes, of which torch would see one."""
+    require_emulation()
+    close_recorders()
+    monkeypatch.setenv("PYTHONPATH", hook.site_folder(str(tmp_path), also=[HOOK]))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    spec = recorded_as(api.cell(model="smollm2-135m", device="cuda", batch_size=2, seq_len=64, method="lora"))
+    made = unpack(record_packed(spec, catalog.find_gpu("T4"), silent), "test")
+    assert made.checked is not None
+    close_recorders()
 
 
 def test_predict_records_once_and_answers_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from vramprobe.emulate.values.hook import unwatched
 from vramprobe.measure import forkserver, nvml
 from vramprobe.measure.forkserver import ForkServer, ServerEnded
 from vramprobe.records.record import Isolation
@@ -228,7 +229,7 @@ def worker_environment() -> dict[str, str]:
     # This very package, wherever the sweep is started: -m would put the working folder, and what lies there, first.
     home = Path(__file__).parents[2]
     checkout = [] if home.name in ("site-packages", "dist-packages") else [str(home)]  # those are searched anyway, last
-    searched = [*checkout, *filter(None, [os.environ.get("PYTHONPATH")])]
+    searched = [*checkout, *unwatched(os.environ.get("PYTHONPATH", ""))]
     ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
     inherited = {name: value for name, value in os.environ.items() if name not in SAID_BY_THE_SPEC}
     return quiet | inherited | order | ours

@@ -25,6 +25,7 @@ PTH_LINE = (
     "os.path.isfile(_at) and exec(open(_at).read())  # vramprobe: values\n"
 )
 
+_NAME = "vramprobe_watch.py"
 _WATCH = """# Made by vramprobe for the processes of one machine or one run.
 import importlib, importlib.util, sys
 for _package, _folder, _module in {packages!r}:
@@ -63,10 +64,16 @@ def site_folder(home, also=()):
     folder, here = os.path.join(home, "site"), os.path.dirname(os.path.abspath(__file__))
     os.makedirs(folder, exist_ok=True)
     watch = _WATCH.format(own=PACKAGE, packages=[(PACKAGE, here, "hook"), *also])
-    for name, text in (("vramprobe_watch.py", watch), ("sitecustomize.py", _SITECUSTOMIZE)):
+    for name, text in ((_NAME, watch), ("sitecustomize.py", _SITECUSTOMIZE)):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
             out.write(text)
     return folder
+
+
+def unwatched(searched):
+    """The folders of ``searched``, a PYTHONPATH, but those that :func:`site_folder` made: a process that vramprobe
+    starts for itself is nobody's to watch, and a second watch on its values would change what it allocates."""
+    return [one for one in searched.split(os.pathsep) if one and not os.path.isfile(os.path.join(one, _NAME))]
 
 
 _machine = None  # its folder, once installed: a program may empty its environment

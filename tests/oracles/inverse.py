@@ -76,7 +76,8 @@ def _of_answer(one: Any) -> Any:
 
 
 def _changes(found: Any) -> Any:
-    return [one.model_dump(mode="json") for one in found]
+    """Without the flag, and without the time, which follows the fit."""
+    return [one.model_dump(mode="json", exclude={"trl", "slower_share"}) for one in found]
 
 
 def _recommended(found: Any) -> Any:

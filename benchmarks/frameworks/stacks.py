@@ -38,7 +38,12 @@ def stacks() -> dict[str, Path]:
 
 def pins(name: str) -> dict[str, str]:
     """The packages of a stack, and their versions."""
-    lines = stacks()[name].read_text().splitlines()
+    return pins_of(stacks()[name])
+
+
+def pins_of(path: Path) -> dict[str, str]:
+    """The packages of a file of pins, and their versions."""
+    lines = path.read_text().splitlines()
     return dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
 
 
@@ -49,32 +54,21 @@ def home() -> Path:
 
 def resolve(name: str, *, uv: str = "uv") -> None:
     """Write a stack's pins: what its .in asks for, all else the newest of its day, without what is emulated."""
-    asked = (PINS / f"{name}.in").read_text().splitlines()
-    wanted = [line for line in asked if not line.startswith("#")]
-    lines = compiled(wanted, asked[0].strip("# ").split(), uv=uv)
-    (PINS / f"{name}.txt").write_text(
-        "\n".join([f"# python benchmarks/frameworks/stacks.py --resolve {name}", *lines, ""])
-    )
-
-
-def compiled(wanted: list[str], days: list[str], *, known: dict[str, str] | None = None, uv: str = "uv") -> list[str]:
-    """Every package that these need with its version, but for those that are emulated.
-
-    ``wanted``: as in an .in; one with a bound is taken whatever others ask for. ``days``: 2024-10-25, and
-    package=2025-01-10 for those of another day. ``known``: versions that are kept where they can be.
-    """
+    first, *wanted = (PINS / f"{name}.in").read_text().splitlines()
+    wanted = [line for line in wanted if not line.startswith("#")]
+    day, *others = first.strip("# ").split()  # 2024-10-25, and package=2025-01-10 for those of another day
+    limits = ["--exclude-newer", day, *(word for other in others for word in ("--exclude-newer-package", other))]
     with tempfile.TemporaryDirectory() as folder:
-        asked, overrides, found = (Path(folder, name) for name in ("asked.in", "overrides.txt", "found.txt"))
+        asked, overrides, found = (Path(folder, file) for file in ("asked.in", "overrides.txt", "found.txt"))
         asked.write_text("\n".join(wanted))
-        # the published runs had packages that did not ask for each other
+        # one with a bound is taken whatever others ask for: the published runs had packages that did not
         overrides.write_text("\n".join(line for line in wanted if re.search("[<=>]", line)))
-        found.write_text("".join(f"{package}=={version}\n" for package, version in (known or {}).items()))
-        day, *others = days
-        limits = ["--exclude-newer", day, *(word for other in others for word in ("--exclude-newer-package", other))]
         here = ["--python-version", PYTHON, "--python-platform", PLATFORM, "--no-header", "--no-annotate", "--quiet"]
         command = [uv, "pip", "compile", *here, *limits, "--override", overrides, "--output-file", found, asked]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-        return [line for line in found.read_text().splitlines() if not _EMULATED.match(line)]
+        lines = [line for line in found.read_text().splitlines() if not _EMULATED.match(line)]
+    head = f"# python benchmarks/frameworks/stacks.py --resolve {name}"
+    (PINS / f"{name}.txt").write_text("\n".join([head, *lines, ""]))
 
 
 def python_of(name: str, *, uv: str = "uv") -> Path:

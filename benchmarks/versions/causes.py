@@ -23,7 +23,7 @@ FILE = Path(__file__).with_name("causes.toml")
 @dataclass(frozen=True, kw_only=True)
 class Cause:
     """``stacks``: the last before and the first after. ``runs``: names, with ``*``. ``release``: package and version.
-    ``bisected``: the run by which ``--bisect`` came to that release; empty where it was read in the source alone.
+    ``bisected``: the run whose bisection came to that release; empty where it was read in the source alone.
     ``counted``: ``predict --stack`` has it as a rule of its own, and comes to both peaks.
     """
 

@@ -65,11 +65,3 @@ def runs() -> list[Run]:
         for model, method, num_layers in chosen
         for trainer in TRAINERS
     ]
-
-
-def run_named(name: str) -> Run:
-    """Raises ValueError, which lists them, for another name."""
-    every = {one.name: one for one in runs()}
-    if name not in every:
-        raise ValueError(f"no run {name!r}; there are: {', '.join(every)}")
-    return every[name]

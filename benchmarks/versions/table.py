@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import journal
 from benchmarks.frameworks.stacks import PINS, fingerprint, pins
-from benchmarks.tables import as_csv, as_markdown, filled, read_csv
+from benchmarks.tables import as_csv, as_markdown, filled
 from benchmarks.versions import picture
 from benchmarks.versions.causes import UNEXPLAINED, list_causes, step_of
 from benchmarks.versions.predicted import predicted_bytes
@@ -111,13 +111,11 @@ def last_error(entry: Entry) -> str:
     return found[-1][:160] if found else "no words of its own"
 
 
-def write(entries: list[Entry], stacks: list[str], path: Path) -> None:
+def files(entries: list[Entry], stacks: list[str], path: Path) -> dict[Path, str | bytes]:
     """The CSV, its page and its picture beside it."""
-    path.write_text(as_csv(rows(entries, stacks), COLUMNS))
-    found = read_csv(path)
-    path.with_suffix(".md").write_text(page(found, entries))
-    for name, content in picture.files(found).items():
-        path.with_name(name).write_bytes(content)
+    found = as_read(rows(entries, stacks))
+    made: dict[Path, str | bytes] = {path: as_csv(found, COLUMNS), path.with_suffix(".md"): page(found, entries)}
+    return made | {path.with_name(name): content for name, content in picture.files(found).items()}
 
 
 def as_read(found: Iterable[Row]) -> list[Row]:

@@ -4,9 +4,8 @@ Each run (runs.py) under each ``hf-*`` stack (stacks.py), unmodified, by ``vramp
 card, on empty checkpoints. What the journal (versions.jsonl) has is not run again; interrupted, it goes on where it
 was. Then it writes versions.csv, the page versions.md and the picture versions.svg. ``--run "qwen2.5-0.5b lora *"``
 and ``--stack hf-2025-06`` run these alone; ``--table`` runs none; ``--check`` says whether the table is what the
-journal says. ``--bisect RUN STACK STACK`` finds the release that makes the difference: the first stack with one package
-after the other as the second has it, then that package's releases between them. Where an older package does not run
-beside a newer one, the later stack comes first.
+journal says. The journal also has the runs by which releases were found: a stack with other versions of some packages
+(``changed``).
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
-from benchmarks.frameworks.stacks import environment, fingerprint, fingerprint_of, home, pins, stacks
-from benchmarks.tables import read_csv
-from benchmarks.versions import bisection, table
+from benchmarks.frameworks.stacks import environment, fingerprint, home, pins, stacks
+from benchmarks.tables import write_or_check
+from benchmarks.versions import table
 from benchmarks.versions.attempt import attempt
-from benchmarks.versions.runs import Run, run_named, runs
+from benchmarks.versions.runs import Run, runs
 
 JOURNAL, TABLE = (Path(__file__).resolve().with_suffix(suffix) for suffix in (".jsonl", ".csv"))
 PREFIX = "hf-"
-_BISECTED = "bisected"  # the folder of the environment whose packages change
 
 
 def dated_stacks() -> list[str]:
@@ -59,52 +57,10 @@ def is_done(stack: str, run: Run, entries: list[journal.Entry], *, errors_too: b
     return entry is not None and (entry["outcome"] == "ok" or not errors_too)
 
 
-def bisect(words: list[str], package: str | None, *, path: Path, uv: str, limit_seconds: float) -> str:
-    """What was found, in words. Each step is in the journal before the next, and is not run again."""
-    run, (start, end) = run_named(words[0]), words[1:]
-    entries = journal.read(path, "run")
-
-    def sized(changed: dict[str, str]) -> int | None:
-        told = bisection.changed_pins(start, end, changed, uv=uv)
-        known = table.latest(entries).get(table.key_of(run, fingerprint_of(told)))
-        if known is not None:
-            return known.get("peak_bytes")
-        python = environment(home() / _BISECTED, told, uv=uv)
-        entry = {"stack": start, "changed": changed, **attempt(run, python, told, limit_seconds=limit_seconds)}
-        journal.append(path, entry)
-        entries.append(entry)
-        return entry.get("peak_bytes")
-
-    known = table.latest(entries)
-    peaks = [known.get(table.key_of(run, fingerprint(name)), {}).get("peak_bytes", 0) for name in (start, end)]
-    if not all(peaks) or peaks[0] == peaks[1]:
-        return f"{run.name}: there is nothing to trace between {start} and {end}: {peaks[0]:,} and {peaks[1]:,} bytes"
-    found = bisection.traced(
-        start, end, sized, versions=bisection.released, package=package, jump_bytes=peaks[1] - peaks[0], say=say
-    )
-    if found is None:
-        return f"{run.name}: no package by itself does half of {peaks[1] - peaks[0]:+,} bytes"
-    return (
-        f"{run.name}: {found.package} {found.before} → {found.after}: {found.before_bytes:,} → {found.after_bytes:,} "
-        f"bytes ({found.after_bytes - found.before_bytes:+,} of {peaks[1] - peaks[0]:+,})"
-    )
-
-
 def current(path: Path) -> list[journal.Entry]:
     """The entries of the runs as they are now, in order."""
     known = {(one.name, one.fingerprint) for one in runs()}
     return [entry for entry in journal.read(path, "run") if (entry["run"], entry["fingerprint"]) in known]
-
-
-def stale(path: Path) -> str | None:
-    """What of the table or the page is not as the journal says."""
-    again = "python benchmarks/versions/versions.py --table"
-    found = read_csv(TABLE)
-    if found != table.as_read(table.rows(current(path), dated_stacks())):
-        return f"versions.csv is not what versions.jsonl says: {again}"
-    if TABLE.with_suffix(".md").read_text() != table.page(found, current(path)):
-        return f"versions.md is not what versions.csv says: {again}"
-    return None
 
 
 def say(line: str) -> None:
@@ -116,8 +72,6 @@ def main() -> None:
     parser.add_argument("--run", action="append", help="only runs of such names; * stands for anything")
     parser.add_argument("--stack", action="append", help="only these stacks")
     parser.add_argument("--errors", action="store_true", help="run again what did not end well")
-    parser.add_argument("--bisect", nargs=3, metavar=("RUN", "STACK", "STACK"), help="find the release")
-    parser.add_argument("--package", choices=bisection.PACKAGES, help="bisect this one's releases")
     parser.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="for one run")
     parser.add_argument("--journal", type=Path, default=JOURNAL)
     parser.add_argument("--uv", default="uv", help="uv's command, for stacks that are not there yet")
@@ -126,20 +80,11 @@ def main() -> None:
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background has them ignored
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    if given.check:
-        sys.exit(stale(given.journal))
-    how = {"path": given.journal, "uv": given.uv, "limit_seconds": given.limit}
-    if given.bisect:
-        _known(given.bisect[1:], parser.error)
-        try:
-            print(bisect(given.bisect, given.package, **how))
-        except ValueError as error:
-            parser.error(str(error))
-        return
-    if not given.table:
-        campaign(_asked(given, parser.error), **how)
+    if not (given.table or given.check):
+        campaign(_asked(given, parser.error), path=given.journal, uv=given.uv, limit_seconds=given.limit)
     if given.journal == JOURNAL:
-        table.write(current(JOURNAL), dated_stacks(), TABLE)
+        made = table.files(current(JOURNAL), dated_stacks(), TABLE)
+        write_or_check(made, "versions/versions.py --table", check=given.check)
 
 
 def _asked(given: argparse.Namespace, refuse: Callable[[str], None]) -> list[tuple[str, Run]]:

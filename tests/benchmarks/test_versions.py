@@ -1,4 +1,4 @@
-"""Memory by version: the journal survives, a bisection ends at its release, a jump has a cause or is unexplained."""
+"""Memory by version: the journal survives, a jump has a cause or is unexplained."""
 
 from __future__ import annotations
 
@@ -48,7 +48,11 @@ def test_what_the_journal_has_is_not_run_again(script: Script, tmp_path: Path, m
         if len(ran) == 3:
             raise KeyboardInterrupt
         ran.append(run.name)
-        told = {"run": run.name, "fingerprint": run.fingerprint, "pins_fingerprint": versions.fingerprint_of(pins)}
+        told = {
+            "run": run.name,
+            "fingerprint": run.fingerprint,
+            "pins_fingerprint": script("frameworks.stacks").fingerprint_of(pins),
+        }
         return told | {"outcome": "error" if len(ran) == 2 else "ok", "peak_bytes": 1, "seconds": 1.0}
 
     monkeypatch.setattr(versions, "attempt", attempt)
@@ -62,47 +66,6 @@ def test_what_the_journal_has_is_not_run_again(script: Script, tmp_path: Path, m
     done = [versions.is_done(stack, run, entries, errors_too=False) for stack, run in todo]
     assert done == [True, True, True, False]
     assert [versions.is_done(stack, run, entries, errors_too=True) for stack, run in todo] == [True, False, True, False]
-
-
-def releases(sizes: dict[str, int | None], asked: list[str]) -> Any:
-    def sized(changed: dict[str, str]) -> int | None:
-        asked.append(changed["trl"])
-        return sizes[changed["trl"]]
-
-    return sized
-
-
-def test_a_bisection_ends_at_the_release_that_moved_it(script: Script) -> None:
-    bisected, asked = script("versions.bisection").bisected, []
-    sizes = {f"0.{number}.0": 100 if number < 7 else 160 for number in range(1, 20)}
-    words = list(sizes)
-    found = bisected("trl", "0.1.0", "0.19.0", (100, 160), words, releases(sizes, asked), lambda line: None)
-    assert (found.before, found.after, found.before_bytes, found.after_bytes) == ("0.6.0", "0.7.0", 100, 160)
-    assert len(asked) <= 5
-    back = bisected("trl", "0.19.0", "0.1.0", (160, 100), words, releases(sizes, asked), lambda line: None)
-    assert (back.before, back.after) == ("0.7.0", "0.6.0")
-
-
-def test_a_release_that_does_not_run_is_passed_over(script: Script) -> None:
-    sizes: dict[str, int | None] = {"1.0": 5, "1.1": None, "1.2": None, "1.3": 9, "1.4": 9}
-    found = script("versions.bisection").bisected(
-        "trl", "1.0", "1.4", (5, 9), list(sizes), releases(sizes, []), lambda line: None
-    )
-    assert (found.before, found.after) == ("1.0", "1.3")
-
-
-def test_the_package_that_does_most_of_it_is_looked_for_first(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    bisection = script("versions.bisection")
-    sets = {"a": {"torch": "2.1", "trl": "0.1"}, "b": {"torch": "2.2", "trl": "0.3"}}
-    monkeypatch.setattr(bisection, "pins", sets.get)
-
-    def sized(changed: dict[str, str]) -> int:
-        return 200 if changed.get("trl", "0.1") >= "0.2" else 101 if changed else 100
-
-    told = {"versions": lambda package: ["0.1", "0.2", "0.3"], "say": lambda line: None}
-    found = bisection.traced("a", "b", sized, jump_bytes=101, **told)
-    assert (found.package, found.before, found.after) == ("trl", "0.1", "0.2")
-    assert bisection.traced("a", "b", sized, jump_bytes=101, package="torch", **told) is None
 
 
 def test_a_run_that_did_not_repeat_is_no_figure(script: Script) -> None:
@@ -157,13 +120,14 @@ def test_the_arithmetic_of_each_stack_is_what_its_runs_held(script: Script) -> N
 
 def test_a_cause_that_is_counted_does_most_of_the_jump_by_itself(script: Script) -> None:
     causes = [one for one in script("versions.causes").list_causes() if one.counted]
-    runs, predicted, pins = script("versions.runs"), script("versions.predicted"), script("frameworks.stacks").pins
+    predicted, pins = script("versions.predicted"), script("frameworks.stacks").pins
+    runs = {one.name: one for one in script("versions.runs").runs()}
     held = set()
     for row in table_rows():
         applying = [one for one in causes if row["cause"] and one.applies(row["run"], row["since"], row["stack"])]
         if not applying or not row["predicted_bytes"]:
             continue
-        run, before, after = runs.run_named(row["run"]), pins(row["since"]), pins(row["stack"])
+        run, before, after = runs[row["run"]], pins(row["since"]), pins(row["stack"])
         packages = {one.release.split()[0] for one in applying} | {"torch"}  # which decides a default alone
         start, end, mixed = (
             predicted.predicted_bytes(run, one)

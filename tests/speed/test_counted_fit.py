@@ -7,10 +7,11 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from grids import exhaustive
 
 from benchmarks.speed.counted_fit import CountedStep
-from benchmarks.speed.counted_rows import accumulated, deeper, small
-from benchmarks.speed.counted_steps import JOURNAL, steps, why_aside, with_first_flash
+from benchmarks.speed.counted_rows import small
+from benchmarks.speed.counted_steps import JOURNAL, files_of_later, steps, why_aside, with_first_flash
 from benchmarks.speed.rates_fit import EXPECTED, fit_rates, left_out_errors, rates_of, source_of, unproven, with_widths
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import FitError
@@ -91,45 +92,6 @@ def test_nothing_to_fit_to_is_said() -> None:
         fit_rates([])
 
 
-def test_two_shallow_counts_make_a_deep_one() -> None:
-    """Rows that grow by the layer, and one that does not: the head's."""
-    layer = CountRow(
-        phase="forward", what="product", name="aten::mm", shapes="a", calls=14, flops=140, read=28, launches=14
-    )
-    head = CountRow(phase="forward", what="product", name="aten::mm", shapes="b", calls=1, flops=10, launches=1)
-
-    def twice(row: CountRow) -> CountRow:
-        return CountRow(
-            phase=row.phase, what=row.what, name=row.name, shapes=row.shapes, calls=28, flops=280, read=56, launches=28
-        )
-
-    few = Count(step=2, num_launches=30, num_claimed=30, rows=(layer, head))
-    more = Count(step=2, num_launches=50, num_claimed=50, rows=(twice(layer), head))
-    found = deeper(few, more, (2, 4), 32)
-    assert (found.num_launches, found.num_claimed) == (330, 330)
-    assert [(row.calls, row.flops, row.read) for row in found.rows] == [(224, 2240, 448), (1, 10, 0)]
-
-
-def test_links_grow_by_the_layer_and_a_reduction_in_each_micro_step() -> None:
-    """Of a layer 100 bytes in one call; 50 of the head in another: 32 layers send 3,250 in 33 calls."""
-    rows = (
-        CountRow(phase="backward", what="other", name="aten::add", calls=1, read=8),
-        CountRow(phase="optimizer", what="other", name="aten::mul", calls=1, read=5),
-    )
-
-    def of(num_layers: int) -> Count:
-        sent, calls = 100 * num_layers + 50, num_layers + 1
-        links = {"link_bytes": (("all_gather", sent, 2),), "message_bytes": (2 * sent / calls,)}
-        return Count(step=2, num_launches=2, num_claimed=2, rows=rows, **links)
-
-    found = deeper(of(2), of(4), (2, 4), 32)
-    assert found.link_bytes == (("all_gather", 3250, 2),)
-    assert found.message_bytes == (pytest.approx(2 * 3250 / 33),)
-    several = accumulated(found, 3)
-    assert several.link_bytes == (("all_gather", 9750, 2),)
-    assert [row.read for row in several.rows] == [24, 5]
-
-
 def test_the_first_flash_attention_takes_twice_as_long_and_nothing_else() -> None:
     count = count_of_step(8192, 10**9, 10)
     row = CountRow(phase="forward", what="attention", name="aten::_scaled_dot_product_flash_attention", flops=100)
@@ -155,6 +117,12 @@ def test_the_fit_that_ships_is_what_the_journal_gives() -> None:
     assert hashlib.sha256(Path(JOURNAL).read_bytes()).hexdigest()[:16] in fit.data
     assert fit.num_configurations == len(found) == sum(fit.sources.values())
     assert fit_rates(found) == fit.rates
+
+
+@exhaustive
+def test_the_pages_of_later_steps_are_what_their_journal_gives() -> None:
+    made = files_of_later()
+    assert {path: path.read_text(encoding="utf-8") for path in made} == made
 
 
 def test_every_launch_of_a_published_step_is_claimed_but_for_few() -> None:

@@ -68,7 +68,7 @@ def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say) -> dict[str
 
 def profile(recipe: Recipe, *, uv: str, say: _Say) -> str:
     """The same command through ``vramprobe profile``, in words: the command, rank 0's peak, and how it was ended."""
-    words, record, said = _profiled(recipe, uv=uv, say=say)
+    words, record, said = profiled(recipe, uv=uv, say=say)
     told = f"{shlex.join(['vramprobe', *words])}\n"
     if record is None:
         return told + said
@@ -81,7 +81,7 @@ def reserved_after_steps(recipe: Recipe, *, uv: str, say: _Say) -> list[int]:
 
     Raises RuntimeError where the profile fails.
     """
-    _, record, said = _profiled(recipe, "--whole", uv=uv, say=say)
+    _, record, said = profiled(recipe, "--whole", uv=uv, say=say)
     if record is None:
         raise RuntimeError(said)
     ranks = sorted(record["ranks"], key=lambda rank: rank["rank"] or 0)
@@ -89,7 +89,7 @@ def reserved_after_steps(recipe: Recipe, *, uv: str, say: _Say) -> list[int]:
     return [by_name["optimizer_step"]["reserved_bytes"] for by_name in phases]
 
 
-def _profiled(recipe: Recipe, *options: str, uv: str, say: _Say) -> tuple[list[str], dict[str, Any] | None, str]:
+def profiled(recipe: Recipe, *options: str, uv: str, say: _Say) -> tuple[list[str], dict[str, Any] | None, str]:
     """-> the command's words, the profile's record (None where there is none), and what was said."""
     python = python_of(recipe.stack, uv=uv)
     way = entrance_for_command(python, recipe.cards, say=say)  # its machine is for making the files only

@@ -24,7 +24,6 @@ from vramprobe.units import MIB
 HERE = Path(__file__).resolve().parent
 _TIERS = ("allocated_bytes", "reserved_bytes")
 CONTEXT_KEYS = ("context_bytes", "allocated_bytes", "peak_allocated_bytes")
-RUNS = ("forward and backward", "forward")
 
 
 def records_of(folder: Path, sweep: str) -> dict[str, RunRecord]:
@@ -84,19 +83,6 @@ def _phases(measured: RunRecord, emulated: RunRecord | None) -> tuple[int, int]:
     there = {(one.name, one.step, one.micro_step): one.allocated_peak_bytes for one in emulated.phases}
     equal = sum(there.get((one.name, one.step, one.micro_step)) == one.allocated_peak_bytes for one in measured.phases)
     return len(measured.phases), equal
-
-
-def operator_rows(folder: Path) -> list[dict[str, Any]]:
-    """A row for each of torch's operators: outcomes and bytes of both sides."""
-    here, there = (_by("operator", path / "operators.jsonl") for path in (folder, HERE / "emulated"))
-    return [_operator_row(name, one, there[name]) for name, one in here.items() if name in there]
-
-
-def _operator_row(name: str, measured: dict[str, Any], emulated: dict[str, Any]) -> dict[str, Any]:
-    row = {"operator": name, "measured": measured["outcome"], "emulated": emulated["outcome"]}
-    for key in ("peak_allocated_bytes", "peak_reserved_bytes", "requested_bytes", "num_requests"):
-        row |= {key: measured.get(key), f"emulated_{key}": emulated.get(key)}
-    return row | {"error": measured.get("error", "")[:160]}
 
 
 def _by(key: str, path: Path) -> dict[str, dict[str, Any]]:
@@ -220,35 +206,6 @@ def _time(predicted: float | None, measured: float) -> tuple[str, str]:
     return ("–", "–") if predicted is None else (f"{predicted:.4f}", f"{predicted / measured:.2f}")
 
 
-def _operators_part(rows: Sequence[dict[str, Any]]) -> list[str]:
-    both = [row for row in rows if row["measured"] in RUNS and row["emulated"] in RUNS]
-    exact = [row for row in both if all(difference(row, key) == 0 for key in ("peak_allocated_bytes", "num_requests"))]
-    others = [row for row in both if row not in exact]
-    ended = [row for row in rows if (row["measured"] in RUNS) != (row["emulated"] in RUNS)]
-    return [
-        f"{len(rows)} operators of torch's own table, each with its first inputs in a process of its own; {len(both)} "
-        f"ran on both. {len(exact)} of these have the same allocated peak and as many requests; the others:",
-        "",
-        *as_markdown(
-            ("operator", "peak, B", "emulated − measured, B", "requests", "emulated"),
-            "lrrrr",
-            [
-                (row["operator"], f"{row['peak_allocated_bytes']:,}", _signed(difference(row, "peak_allocated_bytes")),
-                 row["num_requests"], row["emulated_num_requests"])
-                for row in others
-            ],
-        ),
-        "",
-        f"{len(ended)} ran on one side only:",
-        "",
-        *as_markdown(
-            ("operator", "measured", "emulated", "message"),
-            "llll",
-            [(row["operator"], row["measured"], row["emulated"], row["error"].replace("|", "\\|")) for row in ended],
-        ),
-    ]  # fmt: skip
-
-
 def _context_of_table(row: dict[str, Any]) -> tuple[str, ...]:
     if row["error"]:
         return (row["case"], row["error"][:80], *[""] * 5)
@@ -260,7 +217,7 @@ def _context_of_table(row: dict[str, Any]) -> tuple[str, ...]:
 def page(folder: Path) -> str:
     """The page of the folder."""
     cells, boundary = cell_rows(folder, "cells"), cell_rows(folder, "boundary")
-    context, programs, operators = context_rows(folder), program_rows(folder), operator_rows(folder)
+    context, programs = context_rows(folder), program_rows(folder)
     card = _by("case", folder / "context.jsonl").get("card", {})
     remarks = folder / "remarks.md"
     table = [
@@ -303,7 +260,6 @@ def page(folder: Path) -> str:
         programs=as_markdown(head, "lrrrrrr", table),
         times=_times_table(cells),
         context=as_markdown(loaded, "lrrrrrr", map(_context_of_table, context)),
-        operators=["", "## torch's operators", "", *_operators_part(operators), ""] if operators else [],
     )
 
 

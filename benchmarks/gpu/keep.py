@@ -63,9 +63,8 @@ def main() -> None:
     if (out / "workspaces.jsonl").exists():
         packed = lzma.compress((out / "workspaces.jsonl").read_bytes(), preset=9)
         folder.joinpath("workspaces.jsonl.xz").write_bytes(packed)
-    for name in ("context.jsonl", "operators.jsonl"):
-        if (out / name).exists():
-            shutil.copy(out / name, folder / name)
+    if (out / "context.jsonl").exists():
+        shutil.copy(out / "context.jsonl", folder)
 
 
 if __name__ == "__main__":

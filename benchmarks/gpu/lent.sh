@@ -66,17 +66,6 @@ programs() {
   tar -czf "$out/programs.tgz" -C "$work" programs
   return $status
 }
-operators() {
-  local jobs=${JOBS:-12} status=0
-  for ((i = 0; i < jobs; i++)); do
-    echo "[]" | within 75 python3 benchmarks/truth/operators_run.py "$i/$jobs" \
-      > "$work/operators.$i.jsonl" 2> "$work/operators.$i.err" &
-  done
-  wait || status=$?
-  cat "$work"/operators.*.jsonl > "$out/operators.jsonl"
-  return $status
-}
-
 status=0
 for part in "${@:-smoke}"; do
   began=$(date +%s)

@@ -75,18 +75,7 @@ def try_operator(operator, device: str) -> dict[str, object]:
             num_backward += 1
         if device == "cuda":
             torch.cuda.synchronize()
-    row = {"outcome": "forward and backward" if num_backward else "forward", "dtype": str(dtype).split(".")[1]}
-    return row | (memory_of(torch.cuda.memory_stats()) if device == "cuda" else {})
-
-
-def memory_of(stats: dict[str, int]) -> dict[str, int]:
-    """What the operator's process took of torch's allocator, in bytes, and in how many requests."""
-    return {
-        "peak_allocated_bytes": stats["allocated_bytes.all.peak"],
-        "peak_reserved_bytes": stats["reserved_bytes.all.peak"],
-        "requested_bytes": stats["requested_bytes.all.allocated"],
-        "num_requests": stats["allocation.all.allocated"],
-    }
+    return {"outcome": "forward and backward" if num_backward else "forward", "dtype": str(dtype).split(".")[1]}
 
 
 def said(error: BaseException) -> str:
@@ -117,11 +106,10 @@ def row_of(operator) -> dict[str, object]:
 
 
 def main() -> None:
-    """A line for each operator that stdin names; with an argument ``2/8``, for every eighth of them from the third."""
+    """A line for each operator that stdin names."""
     warnings.simplefilter("ignore")
     wanted = set(json.load(sys.stdin))
-    first, number = map(int, (sys.argv[1] if len(sys.argv) > 1 else "0/1").split("/"))
-    for operator in operators()[first::number]:
+    for operator in operators():
         if not wanted or name_of(operator) in wanted:
             print(json.dumps({"operator": name_of(operator)} | row_of(operator)), flush=True)
 

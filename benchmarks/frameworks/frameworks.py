@@ -30,7 +30,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, read_csv
+from benchmarks.frameworks import stacks
+from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 from vramprobe.emulate.build import cache_folder
 from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.profile import launch
@@ -91,7 +92,7 @@ def main() -> None:
         return _start_hooked(every[name], Path(folder), STEPS if way == "hooked" else None)
     found = read_csv(TABLE)
     if given.check:
-        sys.exit(None if TABLE.with_suffix(".md").read_text() == page(found) else "frameworks.md is out of date")
+        write_or_check({TABLE.with_suffix(".md"): page(found)}, "frameworks/frameworks.py", check=True)
     for run in every.values():
         if run.name not in given.only if given.only else any(row["name"] == run.name for row in found):
             continue
@@ -114,11 +115,12 @@ def measure(run: Run, environments: Path, uv: str, clones: Path | None) -> Row:
     if peaks and plain.get("exit_status") == 0:
         equal = "yes" if peaks == plain["peaks"] else _equal_as_a_whole(run, plain["peaks"], work, python)
     missing = [hooked.get("missing", ""), plain.get("missing", "")]
+    packages = stacks.pins_of(FILES / f"{run.environment}.txt")
     return {
         "name": run.name,
         "framework": run.package,
-        "version": _pinned(run, run.package),
-        "torch": _pinned(run, "torch"),
+        "version": packages[run.package],
+        "torch": packages["torch"],
         "card": run.cards,
         "ranks": len(peaks),
         "allocated_peak_bytes": max((peak[0] for peak in peaks), default=""),
@@ -142,16 +144,7 @@ def _equal_as_a_whole(run: Run, peaks: list[list[int]], work: Path, python: Path
 
 def environment_of(name: str, environments: Path, uv: str) -> Path:
     """The interpreter of an environment with exactly these pins; made where it is not there."""
-    pins, folder = FILES / f"{name}.txt", environments / name
-    python, mark = folder / "bin" / "python", folder / "vramprobe-pins.txt"
-    if not mark.is_file() or mark.read_text() != pins.read_text():
-        _say(f"making {folder}")
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([uv, "venv", "--quiet", "--python", "3.11", folder], check=True)
-        install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", python, "--requirements", pins]
-        subprocess.run(install, check=True)
-        mark.write_text(pins.read_text())
-    return python
+    return stacks.environment(environments / name, stacks.pins_of(FILES / f"{name}.txt"), uv=uv)
 
 
 def _prepare(run: Run, work: Path, python: Path, clones: Path | None) -> None:
@@ -306,12 +299,6 @@ def _start_plain(run: Run, folder: Path) -> None:
     missing = f"without the hook: exit status {done.returncode}" if done.returncode else ""
     result = {"exit_status": done.returncode, "peaks": peaks, "missing": missing}
     (folder / "result.json").write_text(json.dumps(result))
-
-
-def _pinned(run: Run, package: str) -> str:
-    """The version of a package in a run's environment."""
-    lines = (FILES / f"{run.environment}.txt").read_text().splitlines()
-    return next(line.split("=")[-1] for line in lines if line.split("=")[0] == package)
 
 
 def _say(line: str) -> None:

@@ -20,7 +20,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -29,7 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, read_csv
+from benchmarks import journal
+from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = Path(__file__).resolve().parent / "phases"
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="say whether the page is what the CSV says")
     given = parser.parse_args()
     if given.check:
-        sys.exit(None if TABLE.with_suffix(".md").read_text() == page(read_csv(TABLE)) else "run_phases.md is stale")
+        write_or_check({TABLE.with_suffix(".md"): page(read_csv(TABLE))}, "frameworks/run_phases.py", check=True)
     if given.python is None:
         parser.error("give the interpreter of an environment: --python FOLDER/bin/python")
     for name, run in RUNS.items():
@@ -90,8 +90,7 @@ def measured(name: str, run: Run, python: Path) -> Row:
     write_rows(WORK / "data")
     if run.before:
         profiled(name, run, run.before, python, "--whole", "--no-speed", "--trace=none")
-    done = profiled(name, run, run.command, python)
-    record = json.loads(done)
+    record = profiled(name, run, run.command, python)
     by_rank = [{one["name"]: one["allocated_bytes"] for one in rank["run_phases"]} for rank in record["ranks"]]
     highest = {phase: max((one[phase] for one in by_rank if phase in one), default="") for phase in PHASES}
     told = [one.replace(str(Path.home()), "~") for one in record["warnings"]]
@@ -109,22 +108,17 @@ def measured(name: str, run: Run, python: Path) -> Row:
     }
 
 
-def profiled(name: str, run: Run, command: str, python: Path, *options: str) -> str:
-    """What ``vramprobe profile --json`` says of a command in WORK."""
-    words = [sys.executable, "-m", "vramprobe", "profile", "--emulate", f"RTX-4090 x{run.num_gpus}", "--json", *options]
-    done = subprocess.run(
-        [*words, *(["--empty-weights"] if run.is_empty else []), "--", *shlex.split(command)],
-        cwd=WORK,
-        env=os.environ
-        | {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        | {"HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
-        | ({"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": str(run.num_gpus)} if run.num_gpus > 1 else {}),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    if done.returncode:
-        sys.exit(f"{name}: exit code {done.returncode} of {command}")
-    return done.stdout.splitlines()[-1]
+def profiled(name: str, run: Run, command: str, python: Path, *options: str) -> dict[str, Any]:
+    """What ``vramprobe profile`` says of a command in WORK."""
+    environment = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
+    if run.num_gpus > 1:
+        environment |= {"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": str(run.num_gpus)}
+    words = ["--emulate", f"RTX-4090 x{run.num_gpus}", *options, *(["--empty-weights"] if run.is_empty else [])]
+    record = journal.profiled(words, shlex.split(command), cwd=WORK, environment=environment, quiet=True)
+    if record["outcome"]["kind"] != "ok":
+        sys.exit(f"{name}: {record['outcome']} of {command}")
+    return record
 
 
 def write_rows(folder: Path) -> None:

@@ -24,7 +24,7 @@ import yaml  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, filled, read_csv  # noqa: E402
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check  # noqa: E402
 from vramprobe import catalog  # noqa: E402
 from vramprobe.records import store  # noqa: E402
 from vramprobe.records.table import describe_outcome  # noqa: E402
@@ -116,17 +116,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "catalog")
     parser.add_argument("--check", action="store_true")
     words = parser.parse_args()
-    page = TABLE.with_suffix(".md")
-    if words.check:
-        found = read_rows()
-        if [row["model"] for row in found] != [entry.name for entry in catalog.list_models()]:
-            sys.exit("catalog.csv has other architectures than the catalog; run python benchmarks/truth/catalog.py")
-        if page.read_text() != summary(found):
-            sys.exit("catalog.md is not what catalog.csv says; run python benchmarks/truth/catalog.py")
-        return
-    made = rows(words.out)
-    TABLE.write_text(as_csv(made))
-    page.write_text(summary(read_rows()))
+    if not words.check:
+        TABLE.write_text(as_csv(rows(words.out)))
+    found = read_rows()
+    if [row["model"] for row in found] != [entry.name for entry in catalog.list_models()]:
+        sys.exit("catalog.csv has other architectures than the catalog; run python benchmarks/truth/catalog.py")
+    write_or_check({TABLE.with_suffix(".md"): summary(found)}, "truth/catalog.py", check=words.check)
 
 
 if __name__ == "__main__":

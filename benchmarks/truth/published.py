@@ -2,23 +2,14 @@
 
 The rows of vramprobe/data/published.csv that are a cell of ours (one A100, plain transformers, allocated peak): the
 formula engine by today's libraries, the published run repeated by its own (reproduce.csv), every published formula, and
-two other estimators, each in an environment of its own that is set up by these commands (neither needs torch):
-
-    python3 -m venv out/fitcheck-env && out/fitcheck-env/bin/pip install fitcheck-llm==0.3.1
-    python3 -m venv out/canifinetune-env && out/canifinetune-env/bin/pip install canifinetune==0.4.1
-
-then add ``--peer fitcheck=out/fitcheck-env/bin/python --peer canifinetune=out/canifinetune-env/bin/python``; a peer
-that is not asked keeps what it said. The published metric is allocated memory, so a peer's tensors are compared,
-without what it adds for the CUDA context, fragmentation and safety; the CSV has its total too. ``--check`` writes
-nothing and fails where the table is stale.
+what two other estimators said (fitcheck-llm 0.3.1, canifinetune 0.4.1; published_verdicts.py asks them). The published
+metric is allocated memory, so a peer's tensors are compared, without what it adds for the CUDA context, fragmentation
+and safety; the CSV has its total too. ``--check`` writes nothing and fails where the table is stale.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,9 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
-from vramprobe import catalog
-from vramprobe.architecture import architecture
-from vramprobe.catalog.gpus import Gpu
 from vramprobe.literature.formulas import FORMULAS, Formula, FormulaEstimate, facts_of
 from vramprobe.predict.predict import predict
 from vramprobe.predict.shares import near
@@ -38,7 +26,6 @@ from vramprobe.spec import CellSpec
 
 TABLE = Path(__file__).with_suffix(".csv")
 REPRODUCED = Path(__file__).with_name("reproduce.csv")
-PEERS = Path(__file__).parent / "peers" / "estimate.py"
 Row = dict[str, Any]
 
 
@@ -69,36 +56,6 @@ def with_errors(row: Row, names: Iterable[str]) -> Row:
         found = row.get(f"{name}_bytes")
         row[f"{name}_error_percent"] = None if found is None else round(100 * (found / row["measured_bytes"] - 1), 3)
     return row
-
-
-def ask_peer(name: str, python: str, cells: list[tuple[CellSpec, Gpu]]) -> tuple[str, list[dict[str, Any]]]:
-    """(version, one estimate for each cell on its card) of a peer in its own environment."""
-    asked = [
-        {
-            "architecture": spec.architecture,
-            "num_params": architecture(spec.architecture).num_params,
-            "spec": spec.model_dump(mode="json", exclude={"architecture"}),
-            "gpu_bytes": gpu.total_bytes,
-            "gpu": gpu.short_name,
-        }
-        for spec, gpu in cells
-    ]
-    done = subprocess.run([python, PEERS, name], input=json.dumps(asked), capture_output=True, text=True, check=True)
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return answer["version"], answer["estimates"]
-
-
-def add_peer(name: str, python: str, rows: list[Row], cells: list[CellSpec]) -> None:
-    card = catalog.find_gpu("A100-80GB-SXM")
-    version, estimates = ask_peer(name, python, [(spec, card) for spec in cells])
-    for row, estimate in zip(rows, estimates, strict=True):
-        row |= {
-            f"{name}_version": version,
-            f"{name}_bytes": estimate.get("tensors_bytes"),
-            f"{name}_total_bytes": estimate.get("total_bytes"),
-            f"{name}_why": estimate.get("why"),
-        }
-        with_errors(row, (name,))
 
 
 def kept_of_peers(rows: list[Row]) -> None:
@@ -170,19 +127,12 @@ def mean_and_worst(errors: list[float | None]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON")
-    parser.add_argument("--check", action="store_true", help="exit code 1 where the table is stale")
-    options = parser.parse_args()
     emulated = {int(row["line"]): row["emulated_bytes"] for row in read_csv(REPRODUCED)}
     found = [(row, cell) for row in list_published() if (cell := cell_of(row)) is not None]
     rows, cells = [compare(row, cell, emulated[row.line]) for row, cell in found], [cell for _, cell in found]
     kept_of_peers(rows)
-    for peer in options.peer:
-        name, _, python = peer.partition("=")
-        add_peer(name, python, rows, cells)
     made = {TABLE: as_csv(rows), TABLE.with_suffix(".md"): markdown(rows, cells)}
-    write_or_check(made, "truth/published.py", check=options.check)
+    write_or_check(made, "truth/published.py", check="--check" in sys.argv)
 
 
 if __name__ == "__main__":

@@ -2,26 +2,29 @@
 
 In: the reports of oom/reports.toml, t4_published.csv, the A100 rows of published.csv, and this project's own measured
 cell at the edge of a GPU. ``python benchmarks/truth/published_verdicts.py --peer fitcheck=PYTHON`` asks a peer again,
-in an environment of its own (peers/estimate.py has their names), and writes published_verdicts.csv; a peer that is not
-asked keeps what it said. Formulas that tools print are applied here (vramprobe/literature).
+in an environment of its own (``python3 -m venv ENV && ENV/bin/pip install fitcheck-llm==0.3.1``; peers/estimate.py has
+their names), and writes published_verdicts.csv; a peer that is not asked keeps what it said. Formulas that tools print
+are applied here (vramprobe/literature).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, read_csv
 from benchmarks.truth import t4
-from benchmarks.truth.published import ask_peer
 from benchmarks.truth.published_rows import cell_of, list_published
-from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_gpu, gpu_seen
 from vramprobe.catalog.gpus import Gpu
 from vramprobe.errors import VramprobeError
@@ -39,6 +42,7 @@ from vramprobe.units import GIB, format_bytes
 #: Measured by this project on an H200 of which a ballast left 16 GiB.
 EDGE = Path(__file__).resolve().parents[1] / "gpu" / "h200" / "boundary.jsonl.xz"
 PEERS = Path(__file__).with_suffix(".csv")
+ESTIMATE = Path(__file__).parent / "peers" / "estimate.py"
 SAID = ("fits", "tight", "does not fit")
 #: Tools whose formula is transcribed: memory of tensors, held against the whole card.
 _TOOLS = ("accelerate", "gpu_poor", "vram-calculator", "llama-factory-table", "unsloth-table", "deepspeed-zero3")
@@ -193,6 +197,23 @@ def _by_formula(formula: Formula, run: PublishedRun) -> str:
     if not isinstance(found, FormulaEstimate) or run.gpu.total_bytes is None:
         return ""
     return "fits" if found.allocated_bytes <= run.gpu.total_bytes else "does not fit"
+
+
+def ask_peer(name: str, python: str, cells: list[tuple[CellSpec, Gpu]]) -> tuple[str, list[dict[str, Any]]]:
+    """(version, one estimate for each cell on its card) of a peer in its own environment."""
+    asked = [
+        {
+            "architecture": spec.architecture,
+            "num_params": architecture(spec.architecture).num_params,
+            "spec": spec.model_dump(mode="json", exclude={"architecture"}),
+            "gpu_bytes": gpu.total_bytes,
+            "gpu": gpu.short_name,
+        }
+        for spec, gpu in cells
+    ]
+    done = subprocess.run([python, ESTIMATE, name], input=json.dumps(asked), capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    return answer["version"], answer["estimates"]
 
 
 def ask(peers: dict[str, str], runs: Sequence[PublishedRun]) -> str:

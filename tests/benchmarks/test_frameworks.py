@@ -10,7 +10,7 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "frameworks" / "frameworks.py"
 
 
-@pytest.mark.parametrize("script", ["frameworks.py", "run_phases.py"])
+@pytest.mark.parametrize("script", ["frameworks.py", "programs.py", "run_phases.py"])
 def test_the_page_is_what_the_table_says(script):
     done = subprocess.run([sys.executable, BENCHMARK.with_name(script), "--check"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -14,8 +14,9 @@ import pytest
 from empty_package import replaced
 from test_empty_images import config_of, processor_of
 
+from benchmarks.frameworks import programs
 from benchmarks.tables import read_csv
-from benchmarks.truth import video
+from vramprobe import api
 from vramprobe.architecture.images import image_of, parse_video_size
 from vramprobe.catalog import find_model
 from vramprobe.errors import SpecError
@@ -139,22 +140,27 @@ def test_tokens_of_a_video_are_those_that_the_processor_counts(slug, size, expec
 
 def test_the_counts_in_the_table_are_those_of_its_frames(empty) -> None:
     """Two frames are one image to Qwen 2.5; to Qwen 3 within its budget of a video's pixels."""
-    rows = {(row["model"].split("/")[1], row["video"]): int(row["tokens"]) for row in read_csv(video.TABLE)}
+    rows = {row["program"]: int(row["tokens"]) for row in read_csv(programs.TABLE) if row["kind"] == "video"}
     for name, slug in (("Qwen2.5-VL-3B-Instruct", "qwen2.5-vl-3b"), ("Qwen3-VL-2B-Instruct", "qwen3-vl-2b")):
         image = image_of(find_model(slug).config, 640, 480)
-        assert rows[name, "16x640x480"] == 8 * image.num_tokens
-    assert rows["SmolVLM2-500M-Video-Instruct", "16x640x480"] == 16 * 64
+        assert rows[f"{name}, 1 × 16x640x480"] == 8 * image.num_tokens
+    assert rows["SmolVLM2-500M-Video-Instruct, 2 × 16x640x480"] == 16 * 64
     shrunk = math.sqrt(64 * 720 * 1280 / 25165824)  # a video's pixels over their budget, by side
     tokens = 64 // 2 * int(720 / shrunk / 32) * int(1280 / shrunk / 32)
-    assert rows["Qwen3-VL-2B-Instruct", "64x1280x720"] == tokens == 11648
+    assert rows["Qwen3-VL-2B-Instruct, 1 × 64x1280x720"] == tokens == 11648
 
 
 def test_a_video_of_qwens_is_predicted_as_half_as_many_images() -> None:
-    rows = [row for row in read_csv(video.TABLE) if row["predicted_bytes"]]
-    assert len(rows) == len(video.AS_IMAGES) == 3
-    for row in rows:
-        found = int(video.predicted(row["model"], int(row["batch_size"]), row["video"]))
-        assert found == pytest.approx(int(row["allocated_bytes"]), rel=2e-4)
+    sizes = {row["program"]: int(row["allocated_bytes"]) for row in read_csv(programs.TABLE)}
+    runs = [one for one in programs.RUNS if one.as_images]
+    assert len(runs) == 3
+    adapters: dict[str, Any] = {"lora_r": 16, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}
+    step: dict[str, Any] = {"autocast": "bf16", "gradient_checkpointing": True, "device": "cuda"}
+    for one in runs:
+        *_, model, batch = one.command.split()
+        words = {"model": model, "batch_size": int(batch), "method": "lora", "gpu": one.gpu} | one.as_images
+        found = api.predict(**words, **adapters, **step).peak_allocated_bytes.value
+        assert found == pytest.approx(sizes[one.program], rel=2e-4)
 
 
 def test_who_cannot_read_videos_says_what_to_do(empty, tmp_path: Path, capsys) -> None:

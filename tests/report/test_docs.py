@@ -91,9 +91,7 @@ HOW = {
     ),
     "vramprobe profile --emulate RTX-4090 --empty-weights --baseline memory.jsonl --max-growth 2% --summary summary.md "
     "-- python train.py": Way(elsewhere="tests/profile/test_profile_limits.py", why="it needs a command, a baseline"),
-    "python benchmarks/truth/speech.py": Way(more="--check", why="its runs take minutes on an emulated GPU"),
     "python benchmarks/truth/operators.py": Way(more="--check", why="it runs for ten minutes on an emulated GPU"),
-    "python benchmarks/truth/video.py": Way(more="--check", why="its runs take minutes on an emulated GPU"),
     "vramprobe predict --model qwen3.5-27b --method qlora --batch-size 1 --seq-len 4096 --gradient-checkpointing "
     "--gpu RTX-4090": Way(elsewhere="tests/recipe/test_recorded.py", why="it records for a minute"),
     "python tools/book.py": Way(elsewhere="tests/recipe/test_shipped.py", why="it records for hours"),
@@ -196,7 +194,6 @@ HOW = {
     "python benchmarks/truth/data_lengths.py --run": Way(
         elsewhere="tests/benchmarks/test_data_lengths.py", why="its runs take minutes"
     ),
-    "python benchmarks/speed/counted_later.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/speed/counted_steps.py": Way(
         elsewhere="tests/speed/test_counted_fit.py", why="it would write its tables"
     ),
@@ -205,7 +202,6 @@ HOW = {
     "python benchmarks/rollouts/features.py --python PATH": Way(
         instead="python benchmarks/rollouts/features.py", more="--check", why="it would start vLLM for each row"
     ),
-    "python benchmarks/rollouts/published_rl.py": Way(more="--check", why="it would write its table"),
     "python benchmarks/rollouts/grpo.py --python PATH": Way(
         instead="python benchmarks/rollouts/grpo.py", more="--check", why="it would start vLLM five times"
     ),
@@ -226,9 +222,6 @@ HOW = {
         elsewhere="tests/benchmarks/test_reproduce.py", why="it downloads a CUDA build of torch"
     ),
     "python benchmarks/versions/versions.py": Way(more="--check", why="its environments take minutes, its runs hours"),
-    "python benchmarks/versions/versions.py --bisect RUN STACK STACK": Way(
-        elsewhere="tests/benchmarks/test_versions.py", why="its environments take minutes, its runs more"
-    ),
     "python benchmarks/truth/claims.py": Way(more="--check", why="its runs take half an hour"),
     "python benchmarks/truth/qlora_70b.py": Way(more="--check", why="its environments take minutes, its runs more"),
     "python benchmarks/frameworks/frameworks.py": Way(
@@ -369,7 +362,6 @@ LONG = [
             "fit.json -o out/report",
             "fit.json --out out/demo/report",
             "--leave-out model",
-            "counted_later.py",
             "techniques.py --python",
         )
     )

@@ -1,7 +1,7 @@
 """Counted fit: counted published steps, for the same fit as arithmetic's (rates_fit.py).
 
-In: a Count, its card, what was published. Out: a Step of the fit, whose rates multiply measured kernels' shares
-(shapes.py): what a training step reaches of what a kernel reaches alone. Loads numpy.
+In: a journal's record, its card, what was published. Out: a Step of the fit, whose rates multiply measured kernels'
+shares (shapes.py): what a training step reaches of what a kernel reaches alone. Loads numpy.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from benchmarks.speed.rates_fit import EXPECTED, unproven
 from vramprobe.catalog import Gpu
-from vramprobe.speed.counted import FULL_RATES, KERNELS, PHASES, Count, ideal_rows, replayed, time_of
+from vramprobe.speed.counted import FULL_RATES, KERNELS, PHASES, Count, CountRow, ideal_rows, replayed, time_of
 from vramprobe.speed.rates import Condition, Rates, SpeedFit
+
+#: The fields of a row as a record keeps them, in this order; of a copy on its own stream True comes after them.
+_FIELDS = ("phase", "what", "name", "shapes", "dtype", "calls", "flops", "read", "written", "launches", "width")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +89,16 @@ class IdealStep:
             phases.append((launches * rates.kernel_seconds, card))
         seconds = math.hypot(replayed(phases), self._link / rates.link, self._beside)
         return seconds + self._copies + rates.step_seconds
+
+
+def from_record(told: dict[str, Any]) -> Count:
+    """A journal's record as a count."""
+    return Count(
+        step=2,
+        num_launches=told["num_launches"],
+        num_claimed=told["num_claimed"],
+        unclaimed=tuple((where, number) for where, number in told["unclaimed"]),
+        link_bytes=tuple((kind, size, ranks) for kind, size, ranks in told["link_bytes"]),
+        message_bytes=tuple(told.get("message_bytes", ())),
+        rows=tuple(CountRow(**dict(zip((*_FIELDS, "is_beside"), one, strict=False))) for one in told["rows"]),
+    )

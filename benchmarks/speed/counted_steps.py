@@ -1,31 +1,29 @@
 """Published training steps, counted and made into seconds: ``python benchmarks/speed/counted_steps.py`` (minutes).
 
-``--run`` counts rows of published_speed.csv that are in no journal yet, of fms-acceleration, by the source's own
-command; ``--line 6`` these lines, ``--most 20`` so many. They go to counted_later.jsonl, to which no rate is fitted.
-Without it nothing is emulated: rates are fitted to the journal (counted_steps.jsonl), each source and each card is left
-out in turn, and counted_steps.md, .csv and vramprobe/data/rates/counted.json, which ships, are written; then
-counted_later.md and .csv: each later step beside its prediction by the rates that ship and by a fit without its source.
-``--check`` writes nothing and fails where one of them is not what the journals give.
+Rates are fitted to the journal (counted_steps.jsonl), each source and each card is left out in turn, and
+counted_steps.md, .csv and vramprobe/data/rates/counted.json, which ships, are written; then counted_later.md and .csv:
+each step of counted_later.jsonl, to which no rate is fitted, beside its prediction by the rates that ship and by a fit
+without its source. ``--check`` writes nothing and fails where one of them is not what the journals give.
+
+Nothing is emulated here: the journals have what the second step of a source's own command launched in the libraries of
+its day, or its cell in today's, two shallow versions extrapolated; commit 587d4fd7 has the scripts that counted them.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
 import math
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.speed.counted_fit import CountedStep
-from benchmarks.speed.counted_rows import as_record, count_command, from_record, recipe_of
-from benchmarks.speed.published_steps import FIRST_FLASH, FIRST_FLASH_SLOWER, observations
+from benchmarks.speed.counted_fit import CountedStep, from_record
+from benchmarks.speed.published_steps import FIRST_FLASH, FIRST_FLASH_SLOWER
 from benchmarks.speed.rates_fit import (
     EXPECTED,
     card_of,
@@ -116,39 +114,6 @@ def why_aside(record: Record) -> str | None:
     if record["line"] in _TWO_MACHINES:
         return "two machines"
     return "slow PCIe" if record["source"] == "fsdp_qlora" and record["card"] == "RTX-3090" and is_gathered else None
-
-
-def campaign(given: argparse.Namespace) -> None:
-    """Count what is left, one after the other."""
-    known = {one["line"] for path in (JOURNAL, LATER) for one in journal(path)}
-    todo = [
-        (row, case, recipe)
-        for row, case, _ in observations()
-        if row.line not in known and (given.line is None or row.line in given.line) and (recipe := recipe_of(row))
-    ]
-    for row, case, recipe in todo[: given.most]:
-        started = time.monotonic()
-        try:
-            count = count_command(recipe, uv=given.uv)
-        except RuntimeError as error:
-            print(f"line {row.line} {row.model}: failed: {str(error)[-1500:]}", flush=True)
-            continue
-        record = {
-            "line": row.line,
-            "source": row.family,
-            "url": row.url_or_path,
-            "what": f"{row.model} {row.method} {case.spec.batch_size} x {case.spec.seq_len}",
-            "card": case.gpu.short_name,
-            "num_gpus": case.num_gpus,
-            "tokens": case.spec.num_tokens * case.spec.grad_accum,
-            "published": row.tokens_per_s_per_gpu,
-            "how": recipe.stack,
-            "is_padded": False,
-        } | as_record(count)
-        with LATER.open("a") as out:
-            out.write(json.dumps(record, separators=(",", ":")) + "\n")
-        unclaimed = f"{count.num_launches - count.num_claimed} of {count.num_launches} launches unclaimed"
-        print(f"line {row.line} {row.model}: {unclaimed}; {time.monotonic() - started:.0f} s", flush=True)
 
 
 class Timed(NamedTuple):
@@ -330,22 +295,13 @@ def as_rows_of_later(found: Sequence[Timed]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", action="store_true", help="count rows that the journal has not")
-    parser.add_argument("--line", type=int, action="append", help="only these lines of published_speed.csv")
-    parser.add_argument("--most", type=int, help="no more than so many")
-    parser.add_argument("--uv", default="uv", help="uv's command, for stacks that are not there yet")
-    parser.add_argument("--check", action="store_true", help="say whether the tables are what the journals give")
-    given = parser.parse_args()
-    if given.run:
-        campaign(given)
-        return
+    check = "--check" in sys.argv
     fit, found = findings()
     texts = {OUT: as_page(fit, found), ROWS: as_rows(fit, found), SHIPPED: fit.model_dump_json(indent=1) + "\n"}
-    if not given.check:
+    if not check:
         write_or_check(texts, "speed/counted_steps.py", check=False)  # the later steps are predicted by what ships
     texts |= files_of_later()
-    write_or_check(texts, "speed/counted_steps.py", check=given.check)
+    write_or_check(texts, "speed/counted_steps.py", check=check)
 
 
 def files_of_later() -> dict[Path, str]:

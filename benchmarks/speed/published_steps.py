@@ -178,7 +178,6 @@ class NoCase:
     """Why a row's step is not counted."""
 
     reason: Reason
-    detail: str
 
 
 @cache
@@ -211,38 +210,25 @@ def case_of(row: SpeedRow) -> SpeedCase | NoCase:
 def _reasons(row: SpeedRow) -> Iterator[NoCase]:
     """Those of :data:`Reason` that hold, in their order."""
     batch, length = _batch(row)
-    missing = [
-        name
-        for name, value in (
-            ("batch", batch),
-            ("length", length),
-            ("GPUs", row.n_gpus),
-            ("checkpointing", row.grad_checkpointing),
-            ("sharding", row.sharding),
-        )
-        if value is None
-    ]
+    missing = None in (batch, length, row.n_gpus, row.grad_checkpointing, row.sharding)
     checkpointing, sharding = row.grad_checkpointing or "", row.sharding or "none"
     dtype = row.dtype or ("16 bit" if row.family == "fms-acceleration" else "")
-    checks: list[tuple[Reason, bool, str]] = [
-        ("no tokens per second", row.tokens_per_s_per_gpu is None, row.notes[:80]),
-        ("suspect", "SUSPECT" in row.notes, row.notes[-80:]),
-        ("another method", row.method not in _METHODS, row.method or "not stated"),
-        ("shape not known", _config(row.model) is None or "MoE" in row.notes, row.model),
-        ("not 16 bit", not re.match(r"bf|float16|fp16|amp_bf16|amp-fp16|BF16|16 bit", dtype), dtype or "not stated"),
-        ("card not in the catalog", (row.gpu or "") not in _CARDS, row.gpu or "not named"),
-        ("lengths vary", length is None and row.packed in ("padding-free", "False"), row.packed or ""),
-        ("conditions not stated", bool(missing), ", ".join(missing)),
-        ("parallel otherwise", _sharding(sharding) is None and "offload" not in sharding, sharding),
-        (
-            "offload",
-            "offload" in sharding or "offload=True" in row.notes or "activation offload" in row.notes,
-            sharding,
-        ),
-        ("checkpoints some", checkpointing not in ("True", "False"), checkpointing),
-    ]
-    assert {check[0] for check in checks} == set(get_args(Reason))
-    return (NoCase(reason, detail) for reason, holds, detail in checks if holds)
+    is_offloaded = any(word in row.notes for word in ("offload=True", "activation offload"))
+    checks: dict[Reason, bool] = {
+        "no tokens per second": row.tokens_per_s_per_gpu is None,
+        "suspect": "SUSPECT" in row.notes,
+        "another method": row.method not in _METHODS,
+        "shape not known": _config(row.model) is None or "MoE" in row.notes,
+        "not 16 bit": not re.match(r"bf|float16|fp16|amp_bf16|amp-fp16|BF16|16 bit", dtype),
+        "card not in the catalog": (row.gpu or "") not in _CARDS,
+        "lengths vary": length is None and row.packed in ("padding-free", "False"),
+        "conditions not stated": missing,
+        "parallel otherwise": _sharding(sharding) is None and "offload" not in sharding,
+        "offload": "offload" in sharding or is_offloaded,
+        "checkpoints some": checkpointing not in ("True", "False"),
+    }
+    assert checks.keys() == set(get_args(Reason))
+    return (NoCase(reason) for reason, holds in checks.items() if holds)
 
 
 def _sharding(text: str) -> Sharding | None:

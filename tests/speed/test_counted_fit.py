@@ -10,7 +10,6 @@ import pytest
 from grids import exhaustive
 
 from benchmarks.speed.counted_fit import CountedStep
-from benchmarks.speed.counted_rows import small
 from benchmarks.speed.counted_steps import JOURNAL, files_of_later, steps, why_aside, with_first_flash
 from benchmarks.speed.rates_fit import EXPECTED, fit_rates, left_out_errors, rates_of, source_of, unproven, with_widths
 from vramprobe.catalog import find_gpu
@@ -97,19 +96,6 @@ def test_the_first_flash_attention_takes_twice_as_long_and_nothing_else() -> Non
     row = CountRow(phase="forward", what="attention", name="aten::_scaled_dot_product_flash_attention", flops=100)
     found = with_first_flash(Count(step=2, num_launches=0, num_claimed=0, rows=(*count.rows, row)))
     assert [one.flops for one in found.rows] == [*(one.flops for one in count.rows), 200]
-
-
-def test_small_rows_keep_the_shapes_that_decide_their_time() -> None:
-    rows = [
-        CountRow(phase="forward", what="other", name="aten::mul", shapes=f"a[{size}]", read=size, launches=1)
-        for size in (1, 2)
-    ]
-    product = CountRow(phase="forward", what="product", name="aten::mm", shapes="a[2, 2] a[2, 2] -> a[2, 2]", flops=16)
-    found = small([*rows, product])
-    assert [(row.shapes, row.calls, row.read, row.launches) for row in found] == [
-        ("", 2, 3, 2),
-        (product.shapes, 1, 0, 0),
-    ]
 
 
 def test_the_fit_that_ships_is_what_the_journal_gives() -> None:

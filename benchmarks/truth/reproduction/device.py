@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.tables import as_table
 from vramprobe.units import MIB
 
 Row = dict[str, Any]
@@ -51,26 +52,28 @@ def _constant(stack: str, num_gpus: int, pairs: list[tuple[int, int]]) -> Consta
 def table(rows: Iterable[Row]) -> list[str]:
     """Lines of Markdown: each constant, and how far off what it was not learnt from is."""
     found = constants(rows)
-    errors = [100 * error for one in found for error in one.errors]
     lines = [
-        "| stack | GPUs | beside reserved memory, MiB | learnt from | all configurations, MiB | the others: number "
-        "| mean error, % | most under, % | most over, % |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        {
+            "stack": one.stack,
+            "GPUs": one.num_gpus,
+            "beside reserved memory, MiB": f"{one.beside_bytes / MIB:,.0f}",
+            "learnt from": one.num_learnt,
+            "all configurations, MiB": f"{one.least_bytes / MIB:,.0f} to {one.most_bytes / MIB:,.0f}",
+        }
+        | _off(one.errors)
+        for one in found
     ]
-    for one in found:
-        span = f"{one.least_bytes / MIB:,.0f} to {one.most_bytes / MIB:,.0f}"
-        off = _off([100 * error for error in one.errors])
-        lines.append(
-            f"| {one.stack} | {one.num_gpus} | {one.beside_bytes / MIB:,.0f} | {one.num_learnt} | {span} "
-            f"| {len(one.errors)} | {off} |"
-        )
-    if errors:
-        lines.append(f"| **all** |  |  | {sum(one.num_learnt for one in found)} |  | {len(errors)} | {_off(errors)} |")
-    return lines
+    whole = {"stack": "**all**", "learnt from": sum(one.num_learnt for one in found)}
+    if errors := [error for one in found for error in one.errors]:
+        lines.append(dict.fromkeys(lines[0], "") | whole | _off(errors))
+    return as_table(lines, "lrrrrrrrr")
 
 
-def _off(errors: list[float]) -> str:
+def _off(shares: Sequence[float]) -> dict[str, object]:
+    """How many others there are, and how far off they are."""
+    errors = [100 * share for share in shares]
+    names = ("the others: number", "mean error, %", "most under, %", "most over, %")
     if not errors:
-        return " |  | "
-    mean = statistics.mean(abs(error) for error in errors)
-    return f"{mean:.2f} | {min(0.0, *errors):.2f} | {max(0.0, *errors):.2f}"
+        return dict(zip(names, (0, "", "", ""), strict=True))
+    sizes = (statistics.mean(map(abs, errors)), min(0.0, *errors), max(0.0, *errors))
+    return dict(zip(names, (len(errors), *(f"{size:.2f}" for size in sizes)), strict=True))

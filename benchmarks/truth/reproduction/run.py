@@ -25,8 +25,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.frameworks.stacks import fingerprint, home, python_of
 from benchmarks.truth.reproduction.rows import HERE, Recipe, config_of, shard_bytes_of, tokenizer_of
 from vramprobe.emulate.build import emulator_version
@@ -41,7 +39,6 @@ def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say) -> dict[str
     """The entry of one attempt."""
     started, packages = time.time(), fingerprint(recipe.stack)
     way = entrance_for_command(python_of(recipe.stack, uv=uv), recipe.cards, say=say)
-    before = psutil.Process().cpu_times()
     try:
         with tempfile.TemporaryDirectory(prefix="vramprobe-row-") as work:
             command = command_of(recipe, way, Path(work))
@@ -51,8 +48,6 @@ def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say) -> dict[str
         shutil.rmtree(way.machine, ignore_errors=True)
     if any(entry.get("rank_num_retries", ())):
         entry["rank_stepped_reserved_bytes"] = reserved_after_steps(recipe, uv=uv, say=say)
-    after = psutil.Process().cpu_times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
     return {
         "line": recipe.line,
         "fingerprint": recipe.fingerprint,
@@ -60,7 +55,6 @@ def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say) -> dict[str
         "stack_fingerprint": packages,
         "emulator_version": emulator_version(),
         "seconds": round(time.time() - started, 1),
-        "cpu_seconds": round(cpu, 1),
         "ended": round(time.time()),
         **entry,
     }
@@ -68,7 +62,7 @@ def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say) -> dict[str
 
 def profile(recipe: Recipe, *, uv: str, say: _Say) -> str:
     """The same command through ``vramprobe profile``, in words: the command, rank 0's peak, and how it was ended."""
-    words, record, said = profiled(recipe, uv=uv, say=say)
+    words, record, said = _profiled(recipe, uv=uv, say=say)
     told = f"{shlex.join(['vramprobe', *words])}\n"
     if record is None:
         return told + said
@@ -81,7 +75,7 @@ def reserved_after_steps(recipe: Recipe, *, uv: str, say: _Say) -> list[int]:
 
     Raises RuntimeError where the profile fails.
     """
-    _, record, said = profiled(recipe, "--whole", uv=uv, say=say)
+    _, record, said = _profiled(recipe, "--whole", uv=uv, say=say)
     if record is None:
         raise RuntimeError(said)
     ranks = sorted(record["ranks"], key=lambda rank: rank["rank"] or 0)
@@ -89,7 +83,7 @@ def reserved_after_steps(recipe: Recipe, *, uv: str, say: _Say) -> list[int]:
     return [by_name["optimizer_step"]["reserved_bytes"] for by_name in phases]
 
 
-def profiled(recipe: Recipe, *options: str, uv: str, say: _Say) -> tuple[list[str], dict[str, Any] | None, str]:
+def _profiled(recipe: Recipe, *options: str, uv: str, say: _Say) -> tuple[list[str], dict[str, Any] | None, str]:
     """-> the command's words, the profile's record (None where there is none), and what was said."""
     python = python_of(recipe.stack, uv=uv)
     way = entrance_for_command(python, recipe.cards, say=say)  # its machine is for making the files only

@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks import journal
 from benchmarks.frameworks.stacks import fingerprint_of
 from benchmarks.versions.runs import CARD, Run
@@ -28,22 +26,19 @@ _MOST_LINES = 12
 
 def attempt(run: Run, python: Path, pins: dict[str, str], *, limit_seconds: float) -> dict[str, Any]:
     """The entry of one attempt, but for the stack's name."""
-    started, before = time.time(), psutil.Process().cpu_times()
+    started = time.time()
     with tempfile.TemporaryDirectory(prefix="vramprobe-version-") as home:
         work = Path(home)
         model = work / run.model
         model.mkdir()
         (model / "config.json").write_text(json.dumps(run.config))
         told = profiled(run.command(python, model), work, CARD, python=python, limit_seconds=limit_seconds)
-    after = psutil.Process().cpu_times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
     return {
         "run": run.name,
         "fingerprint": run.fingerprint,
         "pins_fingerprint": fingerprint_of(pins),
         "emulator_version": emulator_version(),
         "seconds": round(time.time() - started, 1),
-        "cpu_seconds": round(cpu, 1),
         "ended": round(time.time()),
         **told,
     }

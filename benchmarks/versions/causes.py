@@ -24,7 +24,7 @@ FILE = Path(__file__).with_name("causes.toml")
 class Cause:
     """``stacks``: the last before and the first after. ``runs``: names, with ``*``. ``release``: package and version.
     ``bisected``: the run whose bisection came to that release; empty where it was read in the source alone.
-    ``counted``: ``predict --stack`` has it as a rule of its own, and comes to both peaks.
+    ``counted``: ``predict --stack`` has it as a rule of its own.
     """
 
     stacks: tuple[str, str]

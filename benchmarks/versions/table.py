@@ -16,33 +16,15 @@ from benchmarks.frameworks.stacks import PINS, fingerprint, pins
 from benchmarks.tables import as_csv, as_markdown, filled
 from benchmarks.versions import picture
 from benchmarks.versions.causes import UNEXPLAINED, list_causes, step_of
-from benchmarks.versions.predicted import predicted_bytes
 from benchmarks.versions.runs import CARD, Run, runs
 from vramprobe.units import GIB
 
 JUMP_PERCENT = 1.0
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes")
 COLUMNS = (
-    "run",
-    "model",
-    "num_layers",
-    "method",
-    "trainer",
-    "stack",
-    "day",
-    *PACKAGES,
-    "outcome",
-    "peak_bytes",
-    "reserved_bytes",
-    "phase",
-    "since",
-    "change_bytes",
-    "change_percent",
-    "cause",
-    "step_bytes",
-    "predicted_bytes",
-    "error",
-)
+    "run", "model", "num_layers", "method", "trainer", "stack", "day", *PACKAGES, "outcome", "peak_bytes",
+    "reserved_bytes", "phase", "since", "change_bytes", "change_percent", "cause", "step_bytes", "error",
+)  # fmt: skip
 Row = dict[str, Any]
 Entry = dict[str, Any]
 
@@ -88,7 +70,6 @@ def _row(run: Run, stack: str, entry: Entry, before: Row | None) -> Row:
         return row | {"error": last_error(entry)}
     row |= {name: entry[name] for name in ("peak_bytes", "reserved_bytes", "phase")}
     row["step_bytes"] = max(size for phase, size in entry["phases"].items() if phase != "load")
-    row["predicted_bytes"] = predicted_bytes(run, told)
     if before is None:
         return row
     change = entry["peak_bytes"] - before["peak_bytes"]
@@ -134,7 +115,6 @@ def page(found: list[Row], entries: list[Entry]) -> str:
         peaks=_peaks(found, stacks),
         jumps=_jumps(jumps),
         causes=_causes(jumps, entries),
-        predicted=_predicted(found, stacks),
         errors=_errors(found, stacks),
         stacks=_stacks(found, stacks),
     )
@@ -188,29 +168,6 @@ def _causes(jumps: list[Row], entries: list[Entry]) -> list[str]:
             told = f"{cause.bisected}: {version} {before / GIB:.2f} GiB, then {after / GIB:.2f}"
         lines.append([cause.release, cause.why, cause.source, told])
     return as_markdown(["release", "what changed", "source", "bisected"], "llll", lines)
-
-
-def _predicted(found: list[Row], stacks: list[str]) -> list[str]:
-    """A line for each run by transformers' Trainer: how far the arithmetic is off, in percent of the emulated step."""
-    offs = {(row["run"], row["stack"]): off_percent(row) for row in found if row["predicted_bytes"]}
-    if not offs:
-        return ["Nothing yet."]
-    worst = max(offs.values(), key=abs)
-    lines = []
-    for run in dict.fromkeys(name for name, _ in offs):
-        lines.append([run, *(f"{offs[run, stack]:+.2f}" if (run, stack) in offs else "" for stack in stacks)])
-    return [
-        "What `vramprobe predict --stack transformers-X,bitsandbytes-Y` says of a step of the runs by transformers'",
-        f"Trainer, by arithmetic alone and no fit: {len(offs)} of them, the worst {worst:+.2f} % off. In percent of",
-        "the emulated step, loading left out:",
-        "",
-        *as_markdown(["run", *map(_short, stacks)], "l" + "r" * len(stacks), lines),
-    ]
-
-
-def off_percent(row: Row) -> float:
-    """Of what was predicted, against what the emulated step held."""
-    return 100 * (int(row["predicted_bytes"]) / int(row["step_bytes"]) - 1)
 
 
 def _errors(found: list[Row], stacks: list[str]) -> list[str]:

@@ -110,35 +110,6 @@ def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal(script: Sc
             assert abs(step[2] / step[1] - 1) > 0.01, cause
 
 
-def test_the_arithmetic_of_each_stack_is_what_its_runs_held(script: Script) -> None:
-    table = script("versions.table")
-    offs = {(row["run"], row["stack"]): table.off_percent(row) for row in table_rows() if row["predicted_bytes"]}
-    assert {run.split()[1] for run, _ in offs} == {"full", "lora", "qlora"}
-    assert {stack for _, stack in offs} >= {"hf-2024-06", "hf-2025-10", "hf-2026-11"}
-    assert {one: off for one, off in offs.items() if abs(off) > 0.3} == {}
-
-
-def test_a_cause_that_is_counted_does_most_of_the_jump_by_itself(script: Script) -> None:
-    causes = [one for one in script("versions.causes").list_causes() if one.counted]
-    predicted, pins = script("versions.predicted"), script("frameworks.stacks").pins
-    runs = {one.name: one for one in script("versions.runs").runs()}
-    held = set()
-    for row in table_rows():
-        applying = [one for one in causes if row["cause"] and one.applies(row["run"], row["since"], row["stack"])]
-        if not applying or not row["predicted_bytes"]:
-            continue
-        run, before, after = runs[row["run"]], pins(row["since"]), pins(row["stack"])
-        packages = {one.release.split()[0] for one in applying} | {"torch"}  # which decides a default alone
-        start, end, mixed = (
-            predicted.predicted_bytes(run, one)
-            for one in (before, after, before | {name: after[name] for name in packages})
-        )
-        assert 0.7 < (mixed - start) / (end - start) < 1.4, (row["run"], row["stack"], packages)
-        assert (end - start) / start == pytest.approx(float(row["change_percent"]) / 100, rel=0.15), row["run"]
-        held |= {one.release for one in applying}
-    assert held == {one.release for one in causes}
-
-
 def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5_held(script: Script) -> None:
     from vramprobe.spec import resolve
     from vramprobe.terms.step.versions import less_as_linears_bytes

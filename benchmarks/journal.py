@@ -1,4 +1,4 @@
-"""Journals of runs: JSON lines, appended and never changed, of which the last of each run counts; profiles anew.
+"""Journals of runs: JSON lines, appended and never changed, of which the last of each run counts; what is run anew.
 
 In and out: dictionaries with ``line`` (or another key that names what was run), ``fingerprint`` and ``outcome``, or
 the profiles that ``vramprobe profile --save`` appends. A line that was torn (a full disk, a kill) is passed over, and
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,16 @@ from vramprobe.records.profile import ProfileRecord, last_profile, read_profiles
 Entry = dict[str, Any]
 Row = TypeVar("Row", bound=Hashable)
 _DYING_SECONDS = 30.0
+#: Run in an environment that sees an emulated GPU: a cell on stdin, how it ended and its bytes on stdout.
+_RUN = """
+import json, pathlib, sys, tempfile
+from vramprobe.spec import CellSpec
+from vramprobe.sweep import runner
+with tempfile.NamedTemporaryFile(prefix="vramprobe-", suffix=".log") as log:
+    record = runner.measure(CellSpec.model_validate_json(sys.stdin.read()), log=pathlib.Path(log.name))
+peak = record.peak if record.outcome.kind == "ok" else None
+print(json.dumps([record.outcome.kind, peak and peak.allocated_bytes, peak and peak.reserved_bytes]))
+"""
 
 
 def profiled(
@@ -84,6 +95,20 @@ def limited(
             process.wait()
     record = last_profile(saved) if saved.exists() else None
     return Limited(record, (cwd / "said").read_text(errors="replace"), is_late)
+
+
+def run_cell(gpu: str, cell: dict[str, Any]) -> tuple[str, tuple[int | None, int | None]]:
+    """(outcome, bytes allocated and reserved) of a cell, run whole on an emulated GPU."""
+    from vramprobe.emulate.enter import entrance
+
+    way = entrance(gpu, say=print)
+    try:
+        words, given = [str(way.python), "-c", _RUN], json.dumps(cell)
+        done = subprocess.run(words, env=way.environment, input=given, stdout=subprocess.PIPE, text=True, check=True)
+    finally:
+        shutil.rmtree(way.machine, ignore_errors=True)
+    outcome, allocated, reserved = json.loads(done.stdout.splitlines()[-1])
+    return outcome, (allocated, reserved)
 
 
 def append(path: Path, entry: Entry) -> None:

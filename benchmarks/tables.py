@@ -47,6 +47,11 @@ def as_markdown(head: Sequence[str], align: str, rows: Iterable[Sequence[Any]]) 
     return [f"| {' | '.join(map(str, line))} |" for line in (head, rule, *rows)]
 
 
+def as_table(rows: Sequence[Mapping[str, Any]], align: str) -> list[str]:
+    """The same of rows by the name of their column, all with the same names."""
+    return as_markdown(list(rows[0]), align, (list(row.values()) for row in rows))
+
+
 def filled(page: Path, **parts: object) -> str:
     """The template beside a page (``NAME.in.md``), a text, a number or a list of lines in place of each ``{part}``."""
     text = page.with_suffix(".in.md").read_text(encoding="utf-8")

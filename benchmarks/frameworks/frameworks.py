@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.frameworks import stacks
-from benchmarks.tables import as_csv, as_markdown, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_table, read_csv, write_or_check
 from vramprobe.emulate.build import cache_folder
 from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.profile import launch
@@ -305,6 +305,10 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _with_commas(number: str) -> str:
+    return f"{int(number):,}" if number else ""
+
+
 def _write(found: list[Row]) -> None:
     TABLE.write_text(as_csv(found))
     TABLE.with_suffix(".md").write_text(page(read_csv(TABLE)))
@@ -318,22 +322,14 @@ def page(found: list[Row]) -> str:
         *(__doc__ or "").split("\n\n", 1)[1].strip().splitlines(),
         "",
     ]
-    head = ["run", "framework", "torch", "card", "ranks", "allocated peak, bytes", "reserved peak, bytes", "steps"]
-    head += ["seconds", "stopped", "equal", "missing", "remark"]
-    shown = []
-    for row in found:
-        sizes = [f"{int(row[key]):,}" if row[key] else "" for key in ("allocated_peak_bytes", "reserved_peak_bytes")]
-        cells = [
-            row["name"],
-            f"{row['framework']} {row['version']}",
-            row["torch"],
-            row["card"],
-            row["ranks"],
-            *sizes,
-            *(row[key] for key in ("steps", "seconds", "stopped", "equal", "missing", "remark")),
-        ]
-        shown.append(cells)
-    lines += [*as_markdown(head, "llllrrrrrllll", shown), "", "Commands, and the phases that were seen:", ""]
+    shown = [
+        {"run": row["name"], "framework": f"{row['framework']} {row['version']}"}
+        | {name: row[name] for name in ("torch", "card", "ranks")}
+        | {f"{tier} peak, bytes": _with_commas(row[f"{tier}_peak_bytes"]) for tier in ("allocated", "reserved")}
+        | {name: row[name] for name in ("steps", "seconds", "stopped", "equal", "missing", "remark")}
+        for row in found
+    ]
+    lines += [*as_table(shown, "llllrrrrrllll"), "", "Commands, and the phases that were seen:", ""]
     lines += [f"- {row['name']}: `{row['command']}`: {row['phases'].replace(' ', ', ')}" for row in found]
     lines += ["", "## What does not run, and why", ""]
     lines += [f"- {one['what']}: {one['why']}" for one in _read_runs()["not_run"]]

@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, as_table, filled, read_csv, write_or_check
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.units import MIB
@@ -165,45 +165,36 @@ def said(rows: Sequence[dict[str, Any]], key: str, other: str = "emulated") -> s
 
 
 def _cells_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    tiers = ("emulated − measured, B", "predicted, %")
-    head = (
-        "cell",
-        "ended",
-        "emulated",
-        "allocated, MiB",
-        *tiers,
-        "reserved, MiB",
-        *tiers,
-        "phases equal",
-        "context, MiB",
-    )
-    return as_markdown(head, "lllrrrrrrrr", map(_cell_of_table, rows))
-
-
-def _cell_of_table(row: dict[str, Any]) -> tuple[str, ...]:
-    tiers = [
-        text
-        for key in _TIERS
-        for text in (_mib(row[key]), _signed(difference(row, key)), _percent(row, key, "predicted"))
+    lines = [
+        {"cell": row["cell"], "ended": row["measured"], "emulated": row["emulated"]}
+        | _tiers(row, "predicted, %")
+        | {"phases equal": f"{row['equal_phases']} of {row['phases']}", "context, MiB": _mib(row["context_bytes"])}
+        for row in rows
     ]
-    equal = f"{row['equal_phases']} of {row['phases']}"
-    return (row["cell"], row["measured"], row["emulated"], *tiers, equal, _mib(row["context_bytes"]))
+    return as_table(lines, "lllrrrrrrrr")
+
+
+def _tiers(row: dict[str, Any], predicted: str) -> dict[str, str]:
+    """Each tier measured, emulated less measured, and predicted."""
+    return {
+        f"{tier}{name}": text
+        for tier, key in zip(("allocated", "reserved"), _TIERS, strict=True)
+        for name, text in (
+            (", MiB", _mib(row[key])),
+            (": emulated − measured, B", _signed(difference(row, key))),
+            (f": {predicted}", _percent(row, key, "predicted")),
+        )
+    }
 
 
 def _times_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    timed = [row for row in rows if row["step_seconds"]]
-    return as_markdown(
-        ("cell", "measured, s", "predicted, s", "predicted ÷ measured"),
-        "lrrr",
-        [
-            (row["cell"], f"{row['step_seconds']:.4f}", *_time(row["predicted_step_seconds"], row["step_seconds"]))
-            for row in timed
-        ],
-    )
-
-
-def _time(predicted: float | None, measured: float) -> tuple[str, str]:
-    return ("–", "–") if predicted is None else (f"{predicted:.4f}", f"{predicted / measured:.2f}")
+    lines = []
+    for row in rows:
+        measured, predicted = row["step_seconds"], row["predicted_step_seconds"]
+        if measured:
+            both = ("–", "–") if predicted is None else (f"{predicted:.4f}", f"{predicted / measured:.2f}")
+            lines.append((row["cell"], f"{measured:.4f}", *both))
+    return as_markdown(("cell", "measured, s", "predicted, s", "predicted ÷ measured"), "lrrr", lines)
 
 
 def _context_of_table(row: dict[str, Any]) -> tuple[str, ...]:
@@ -220,25 +211,6 @@ def page(folder: Path) -> str:
     context, programs = context_rows(folder), program_rows(folder)
     card = _by("case", folder / "context.jsonl").get("card", {})
     remarks = folder / "remarks.md"
-    table = [
-        (
-            row["program"],
-            *(
-                text
-                for tier in _TIERS
-                for text in (_mib(row[tier]), _signed(difference(row, tier)), _percent(row, tier, "predicted"))
-            ),
-        )
-        for row in programs
-    ]
-    head = (
-        "program",
-        *(
-            text
-            for tier in ("allocated", "reserved")
-            for text in (f"{tier}, MiB", "emulated − measured, B", "predicted by another shape, %")
-        ),
-    )
     loaded = ("loaded", "context, MiB", "emulated", "left allocated, B", "emulated", "allocated peak, B", "emulated")
     return filled(
         HERE / "card.md",
@@ -257,7 +229,9 @@ def page(folder: Path) -> str:
         remarks=remarks.read_text().rstrip() if remarks.exists() else "",
         cells=_cells_table(cells),
         boundary=_cells_table(boundary),
-        programs=as_markdown(head, "lrrrrrr", table),
+        programs=as_table(
+            [{"program": row["program"]} | _tiers(row, "predicted by another shape, %") for row in programs], "lrrrrrr"
+        ),
         times=_times_table(cells),
         context=as_markdown(loaded, "lrrrrrr", map(_context_of_table, context)),
     )

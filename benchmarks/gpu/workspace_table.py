@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_markdown, filled, write_or_check
+from benchmarks.tables import as_table, filled, write_or_check
 
 HERE = Path(__file__).resolve().parent
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -63,30 +63,23 @@ def table_of(measured: Sequence[Row], before: Sequence[Row], now: Sequence[Row])
     for rows in zip(measured, before, now, strict=True):
         layout = {True: "channels last", False: "contiguous", None: ""}[rows[0].get("last")]
         groups[rows[0]["kind"], rows[0]["dtype"], layout].append(rows)
-    lines = [(*key, str(len(rows)), *_shares(rows)) for key, rows in sorted(groups.items())]
     everything = [rows for group in groups.values() for rows in group]
-    lines.append(("all", "", "", str(len(everything)), *_shares(everything)))
-    head = (
-        "operator",
-        "dtype",
-        "layout",
-        "operators",
-        "every request equal",
-        "peak equal",
-        "within 1 %",
-        "within 10 %",
-    )
-    return as_markdown(head, "lllrrrrr", lines)
+    lines = [
+        {"operator": kind, "dtype": dtype, "layout": layout, "operators": len(rows)} | _shares(rows)
+        for (kind, dtype, layout), rows in [*sorted(groups.items()), (("all", "", ""), everything)]
+    ]
+    return as_table(lines, "lllrrrrr")
 
 
-def _shares(rows: Sequence[tuple[Row, Row, Row]]) -> list[str]:
+def _shares(rows: Sequence[tuple[Row, Row, Row]]) -> dict[str, str]:
     """``before → now`` of each column."""
     counts = []
     for side in (1, 2):
         off = [abs(allocated_peak(one[side]) / allocated_peak(one[0]) - 1) for one in rows]
         same = sum(all(one[0][way] == one[side][way] for way in ("forward", "backward")) for one in rows)
         counts.append((same, *(sum(share <= limit for share in off) for limit in (0, 0.01, 0.1))))
-    return [f"{old} → {new}" for old, new in zip(*counts, strict=True)]
+    names = ("every request equal", "peak equal", "within 1 %", "within 10 %")
+    return {name: f"{old} → {new}" for name, old, new in zip(names, *counts, strict=True)}
 
 
 def page(folder: Path) -> str:

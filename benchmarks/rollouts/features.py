@@ -24,10 +24,9 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 import emulated  # noqa: E402
 import journal  # noqa: E402
-from tables import as_markdown, filled, write_or_check  # noqa: E402
+from tables import as_table, filled, write_or_check  # noqa: E402
 
 JOURNAL, PAGE = HERE / "features.jsonl", HERE / "features.md"
-HEAD = ("feature", "model", "arguments", "weights", "predicted", "activation peak", "KV cache", "KV tokens", "ends")
 _OURS = ("predicted", "environment")  # what an entry has beside arguments
 TABLE = tomllib.loads((HERE / "features.toml").read_text(encoding="utf-8"))
 
@@ -59,20 +58,23 @@ def predicted_gib(name: str) -> str:
     return f"{found.weights_bytes / GIB:.2f}"
 
 
-def line(name: str, record: ProfileRecord) -> list[str]:
+def line(name: str, record: ProfileRecord) -> dict[str, str]:
     """One line of the table."""
-    account, plain = record.engine, {"model", *TABLE["common"]}
-    words = ", ".join(f"`{key}` {json.dumps(value)}" for key, value in settings(name).items() if key not in plain)
-    ends = "answers" if record.outcome.kind == "ok" else record.warnings[0].partition(":")[0]
-    words += "".join(f", `{key}={value}`" for key, value in TABLE["features"][name].get("environment", {}).items())
-    words = words.removeprefix(", ")
-    model = settings(name)["model"].partition("/")[2]
-    if account is None or account.kv_cache_tokens is None:
-        return [name, model, words, "", predicted_gib(name), "", "", "", ends]
-    return [
-        name, model, words, f"{account.weights_gib:.2f}", predicted_gib(name), f"{account.activation_peak_gib:.2f}",
-        f"{account.kv_cache_gib:.2f}", f"{account.kv_cache_tokens:,}", ends,
-    ]  # fmt: skip
+    account, plain, asked = record.engine, {"model", *TABLE["common"]}, settings(name)
+    words = [f"`{key}` {json.dumps(value)}" for key, value in asked.items() if key not in plain]
+    words += [f"`{key}={value}`" for key, value in TABLE["features"][name].get("environment", {}).items()]
+    ended = account is not None and account.kv_cache_tokens is not None
+    return {
+        "feature": name,
+        "model": asked["model"].partition("/")[2],
+        "arguments": ", ".join(words),
+        "weights": f"{account.weights_gib:.2f}" if ended else "",
+        "predicted": predicted_gib(name),
+        "activation peak": f"{account.activation_peak_gib:.2f}" if ended else "",
+        "KV cache": f"{account.kv_cache_gib:.2f}" if ended else "",
+        "KV tokens": f"{account.kv_cache_tokens:,}" if ended else "",
+        "ends": "answers" if record.outcome.kind == "ok" else record.warnings[0].partition(":")[0],
+    }
 
 
 def page() -> str:
@@ -81,7 +83,7 @@ def page() -> str:
     lines = [line(name, record) for name, record in found.items()]
     answered = sum(record.outcome.kind == "ok" for record in found.values())
     summary = f"{answered} of {len(lines)} answer; the table says why each other one ends."
-    return filled(PAGE, vllm=TABLE["vllm"], summary=summary, table=as_markdown(HEAD, "lllrrrrrl", lines))
+    return filled(PAGE, vllm=TABLE["vllm"], summary=summary, table=as_table(lines, "lllrrrrrl"))
 
 
 def main() -> None:

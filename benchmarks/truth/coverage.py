@@ -22,14 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.tables import as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth import t4
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
+from benchmarks.truth.published_verdicts import predicted_on
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.gpus import Gpu
-from vramprobe.model.card_fit import shipped_fit
 from vramprobe.model.fit import conformal_quantile
 from vramprobe.predict import unknowns as open_words
 from vramprobe.predict.prediction import Interval, Prediction
-from vramprobe.predict.questions import predicted
-from vramprobe.predict.shares import near
 from vramprobe.predict.stack import on_stack
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import MIB
@@ -125,14 +123,6 @@ def on_ranks(spec: CellSpec, sharding: str, num_gpus: int | None) -> CellSpec:
     return spec.model_copy(update={"sharding": sharding, "num_gpus": num_gpus})
 
 
-def ask(spec: CellSpec, card: Gpu) -> Prediction:
-    """``predict`` of a cell, with what ships; of several GPUs near."""
-    if spec.num_gpus > 1:
-        return near(spec, card)
-    fit = shipped_fit("cuda", card)
-    return predicted(spec, fit, engine="formula", gpu=card, replays=True)
-
-
 def answer(run: RealRun, *, is_told: bool, without: Sequence[str] = ()) -> Prediction:
     """What ``predict`` prints of a run: with all that its source says, or without loop and releases."""
     spec, given = run.spec, []
@@ -142,8 +132,8 @@ def answer(run: RealRun, *, is_told: bool, without: Sequence[str] = ()) -> Predi
     if is_told and run.transformers:
         given.append("stack")
         spec = on_stack(spec, run.transformers)
-    found = ask(spec, run.card)
-    by = open_words.unknowns(spec, found, run.card, given, lambda one: ask(one, run.card))
+    found = predicted_on(spec, run.card)
+    by = open_words.unknowns(spec, found, run.card, given, lambda one: predicted_on(one, run.card))
     return open_words.with_unknowns(found, [one for one in by if one.name not in without])
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_table, filled, read_csv, write_or_check
 from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.data_fragmentation import courses_of, device_of
 from vramprobe.profile.next_steps import ProfiledRun
@@ -118,25 +118,26 @@ def beside(name: str, case: Case, profile: Path, log: Path, seconds: float) -> l
     ]
 
 
-def summary(name: str, rows: list[Row]) -> tuple[str, ...]:
+def summary(name: str, rows: list[Row]) -> dict[str, str]:
     """One line of the table."""
     emulated = [int(row["emulated_bytes"]) for row in rows]
     predicted = [int(row["predicted_bytes"]) for row in rows]
     ran_out = int(rows[-1]["step"]) < CASES[name].num_steps
     off = [abs(one - other) for one, other in zip(emulated, predicted, strict=True)]
-    return (
-        name,
-        "`torch.cuda.empty_cache()`" if CASES[name].empty_cache_steps else rows[0]["alloc_conf"] or "default",
-        f"{rows[0]['step']} to {rows[-1]['step']}" + (", then out of memory in both" if ran_out else ""),
-        format_bytes(emulated[0]),
-        format_bytes(emulated[-1]),
-        format_bytes(max(emulated)),
-        format_bytes(max(predicted)),
-        str(sum(map(bool, off))),
-        f"{100 * max(one / size for one, size in zip(off, emulated, strict=True)):.2f}",
-        rows[0]["seconds"],
-        rows[0]["whole_seconds"],
-    )
+    cleared = "`torch.cuda.empty_cache()`" if CASES[name].empty_cache_steps else ""
+    return {
+        "run": name,
+        "setting": cleared or rows[0]["alloc_conf"] or "default",
+        "steps": f"{rows[0]['step']} to {rows[-1]['step']}" + (", then out of memory in both" if ran_out else ""),
+        "first, emulated": format_bytes(emulated[0]),
+        "last, emulated": format_bytes(emulated[-1]),
+        "highest, emulated": format_bytes(max(emulated)),
+        "highest, predicted": format_bytes(max(predicted)),
+        "steps that differ": str(sum(map(bool, off))),
+        "largest difference, %": f"{100 * max(one / size for one, size in zip(off, emulated, strict=True)):.2f}",
+        "seconds to predict": rows[0]["seconds"],
+        "seconds to run": rows[0]["whole_seconds"],
+    }
 
 
 def markdown(table: list[Row]) -> str:
@@ -144,22 +145,9 @@ def markdown(table: list[Row]) -> str:
     by_name = {name: [row for row in table if row["name"] == name] for name in CASES}
     found = [summary(name, rows) for name, rows in by_name.items() if rows]
     num_steps = sum(len(rows) for rows in by_name.values())
-    num_off = sum(int(row[7]) for row in found)
-    head = (
-        "run",
-        "setting",
-        "steps",
-        "first, emulated",
-        "last, emulated",
-        "highest, emulated",
-        "highest, predicted",
-        "steps that differ",
-        "largest difference, %",
-        "seconds to predict",
-        "seconds to run",
-    )
-    table = as_markdown(head, "llr" + "r" * 8, found)
-    return filled(PAGE, equal=f"{num_steps - num_off:,}", steps=f"{num_steps:,}", table=table)
+    num_off = sum(int(row["steps that differ"]) for row in found)
+    lines = as_table(found, "llr" + "r" * 8)
+    return filled(PAGE, equal=f"{num_steps - num_off:,}", steps=f"{num_steps:,}", table=lines)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from vramprobe.units import format_bytes
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
-from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, as_table, filled, read_csv, write_or_check
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = Path(__file__).with_suffix(".jsonl")
@@ -43,18 +43,8 @@ def run(names: list[str]) -> None:
     seconds = {row["name"]: row for row in read_csv(SECONDS)}
     for name in names:
         options, words = RUNS[name]
-        command = [
-            "profile",
-            "--emulate",
-            "H100-SXM",
-            "--trace",
-            "none",
-            "--no-speed",
-            *options,
-            "--save",
-            str(JOURNAL),
-        ]
-        command += ["--json", "--", *TRAIN, *words]
+        command = ["profile", "--emulate", "H100-SXM", "--trace", "none", "--no-speed", *options, "--json"]
+        command += ["--save", str(JOURNAL), "--", *TRAIN, *words]
         start, before = time.monotonic(), os.times()
         subprocess.run([sys.executable, "-m", "vramprobe", *command], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         used = sum(os.times()[2:4]) - sum(before[2:4])
@@ -91,14 +81,21 @@ def largest(profile: ProfileRecord) -> str:
     return format_bytes(rank.peak.allocated_bytes)
 
 
-def profile_row(name: str, profile: ProfileRecord, seconds: dict[str, str]) -> tuple[str, ...]:
+def profile_row(name: str, profile: ProfileRecord, seconds: dict[str, str]) -> dict[str, str]:
     """One line of the table."""
     (rank,) = profile.ranks
     batches = rank.batches
-    held = f"{100 * max(abs(one.error) for one in batches.held_out):.2f}" if batches else ""
-    asked = (f"{batches.num_batches:,}", f"{batches.num_shapes:,}", str(batches.num_run)) if batches else ("",) * 3
-    steps = f"{rank.num_steps + (batches.num_run if batches else 0):,}"
-    return (name, *asked, steps, largest(profile), held, seconds["elapsed"], seconds["processor"])
+    return {
+        "profile": name,
+        "batches": f"{batches.num_batches:,}" if batches else "",
+        "shapes": f"{batches.num_shapes:,}" if batches else "",
+        "run": str(batches.num_run) if batches else "",
+        "steps": f"{rank.num_steps + (batches.num_run if batches else 0):,}",
+        "largest, allocated": largest(profile),
+        "held out, %": f"{100 * max(abs(one.error) for one in batches.held_out):.2f}" if batches else "",
+        "seconds": seconds["elapsed"],
+        "of processor": seconds["processor"],
+    }
 
 
 def markdown(profiles: dict[str, ProfileRecord], seconds: dict[str, dict[str, str]]) -> str:
@@ -106,24 +103,13 @@ def markdown(profiles: dict[str, ProfileRecord], seconds: dict[str, dict[str, st
     chosen, whole = profiles["100,000 rows"], profiles[WHOLE]
     batches = profiles["1,000,000 rows"].ranks[0].batches
     assert batches is not None
-    head = (
-        "profile",
-        "batches",
-        "shapes",
-        "run",
-        "steps",
-        "largest, allocated",
-        "held out, %",
-        "seconds",
-        "of processor",
-    )
     rows = [profile_row(name, profile, seconds[name]) for name, profile in profiles.items()]
     quantiles = [(p.name, p.num_rows, f"{p.width:,}", format_bytes(p.allocated_bytes), p.source) for p in batches.peaks]
     return filled(
         PAGE,
         difference=f"{100 * abs(difference(chosen, whole)):.2f}",
         steps=f"{whole.ranks[0].num_steps:,}",
-        table=as_markdown(head, "lrrrrrrrr", rows),
+        table=as_table(rows, "lrrrrrrrr"),
         quantiles=as_markdown(("batch", "rows", "length", "allocated", "source"), "lrrrl", quantiles),
     )
 

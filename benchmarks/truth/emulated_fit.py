@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, filled, read_csv
+from benchmarks.tables import as_csv, as_markdown, as_table, filled, read_csv
 from vramprobe import catalog
 from vramprobe.model.card_fit import CardFit, load_fit, save_fit
 from vramprobe.predict.evaluate import is_outside, predicted
@@ -118,13 +118,14 @@ def row_of(record: RunRecord, model: CardFit) -> Row:
     return row
 
 
-def _group(name: str, rows: list[Row]) -> str:
-    cells = [name, str(len(rows))]
+def _group(name: str, rows: list[Row]) -> Row:
+    line: Row = {"held out": name, "cells": len(rows)}
     for tier in _TIERS:
         errors = [abs(float(row[f"{tier}_error_percent"])) for row in rows]
         inside = statistics.mean(int(row[f"{tier}_is_inside"]) for row in rows)
-        cells += [f"{statistics.mean(errors):.3f}", f"{max(errors):.2f}", f"{100 * inside:.0f}"]
-    return "| " + " | ".join(cells) + " |"
+        line |= {f"{tier}: mean": f"{statistics.mean(errors):.3f}", f"{tier}: worst": f"{max(errors):.2f}"}
+        line[f"{tier}: inside, %"] = f"{100 * inside:.0f}"
+    return line
 
 
 def is_unseen_card(row: Row) -> bool:
@@ -132,7 +133,6 @@ def is_unseen_card(row: Row) -> bool:
 
 
 _Key = Callable[[Row], str]
-_COLUMNS = "cells | allocated: mean | worst | inside, % | reserved: mean | worst | inside, % |"
 
 
 def summary(rows: list[Row], model: CardFit) -> str:
@@ -155,15 +155,11 @@ def summary(rows: list[Row], model: CardFit) -> str:
 
 
 def _errors(rows: list[Row], *keys: _Key) -> list[str]:
-    lines = [
-        f"| held out | {_COLUMNS}",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        _group("all", rows),
-    ]
+    lines = [_group("all", rows)]
     for key in keys:
         names = sorted({key(row) for row in rows})
         lines += [_group(name, [row for row in rows if key(row) == name]) for name in names]
-    return lines
+    return as_table(lines, "l" + "r" * 7)
 
 
 def read_rows() -> list[Row]:

@@ -15,14 +15,13 @@ import tomllib
 from collections.abc import Container, Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import append_csv, as_markdown, filled, read_csv, write_or_check
-from benchmarks.truth.oracles_again import ran
+from benchmarks.journal import run_cell
+from benchmarks.tables import append_csv, as_table, filled, read_csv, write_or_check
 from vramprobe import catalog
 from vramprobe.errors import VramprobeError
 from vramprobe.predict import recorded
@@ -58,9 +57,10 @@ def run() -> None:
 
 
 def _rows_on(gpu: str, done: Container[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    left = [(family, spec) for family, its_gpu, spec in cells() if its_gpu == gpu and (gpu, spec.cell_id) not in done]
-    taken = ran(gpu, [SimpleNamespace(cell=spec.model_dump(mode="json")) for _, spec in left])
-    for (family, spec), (outcome, (allocated, reserved)) in zip(left, taken, strict=True):
+    for family, its_gpu, spec in cells():
+        if its_gpu != gpu or (gpu, spec.cell_id) in done:
+            continue
+        outcome, (allocated, reserved) = run_cell(gpu, spec.model_dump(mode="json"))
         row = {"family": family, "gpu": gpu, "cell": spec.cell_id, **_by_recipe(spec, gpu), "outcome": outcome}
         yield row | {"run_allocated_bytes": allocated, "run_reserved_bytes": reserved}
 
@@ -69,12 +69,7 @@ def _by_recipe(spec: CellSpec, gpu: str) -> dict[str, Any]:
     try:
         found = recorded.predict(spec, gpu=catalog.find_gpu(gpu))
     except VramprobeError as error:
-        return {
-            "recipe_allocated_bytes": "",
-            "recipe_reserved_bytes": "",
-            "how": str(error)[:200],
-            "recipe_seconds": "",
-        }
+        return {"recipe_allocated_bytes": "", "recipe_reserved_bytes": "", "how": str(error)[:200]}
     return {
         "recipe_allocated_bytes": found.peak_allocated_bytes.value,
         "recipe_reserved_bytes": found.reserved_bytes.value,
@@ -87,9 +82,6 @@ def page(rows: list[dict[str, str]]) -> str:
     both = [row for row in rows if row["recipe_allocated_bytes"] and row["run_allocated_bytes"]]
     extended = [row for row in both if "extended" in row["how"]]
     equal = [sum(row[f"recipe_{tier}_bytes"] == row[f"run_{tier}_bytes"] for row in both) for tier in _TIERS]
-    head = [
-        "family", "cell", "GPU", "run: allocated, reserved, GiB", "recipe: allocated", "reserved", "layers recorded",
-    ]  # fmt: skip
     return filled(
         PAGE,
         both=len(both),
@@ -97,7 +89,7 @@ def page(rows: list[dict[str, str]]) -> str:
         allocated=equal[0],
         reserved=equal[1],
         extended=len(extended),
-        table=as_markdown(head, "lllrrrl", map(_line, rows)),
+        table=as_table(list(map(_line, rows)), "lllrrrl"),
         differing=[line for cell, why in DIFFERING.items() for line in ("", f"{cell}: {why}.")],
     )
 
@@ -105,22 +97,22 @@ def page(rows: list[dict[str, str]]) -> str:
 _TIERS = ("allocated", "reserved")
 
 
-def _line(row: dict[str, str]) -> list[str]:
+def _line(row: dict[str, str]) -> dict[str, str]:
     took = [row[f"run_{tier}_bytes"] for tier in _TIERS]
     sizes = ", ".join(f"{int(size) / 2**30:.2f}" for size in took) if all(took) else row["outcome"]
-    how = (
-        row["how"].removeprefix("recorded on the emulated GPU at ").removeprefix("recorded whole on the emulated GPU, ")
-    )
+    how = row["how"].removeprefix("recorded on the emulated GPU at ")
+    how = how.removeprefix("recorded whole on the emulated GPU, ")
     layers = how.partition(" layers")[0] + ("" if "extended" in how else " (whole)")
     off = [_difference(row[f"recipe_{tier}_bytes"], row[f"run_{tier}_bytes"]) for tier in _TIERS]
-    return [
-        row["family"],
-        row["cell"],
-        row["gpu"],
-        sizes,
-        *off,
-        layers if row["recipe_allocated_bytes"] else row["how"],
-    ]
+    return {
+        "family": row["family"],
+        "cell": row["cell"],
+        "GPU": row["gpu"],
+        "run: allocated, reserved, GiB": sizes,
+        "recipe: allocated": off[0],
+        "reserved": off[1],
+        "layers recorded": layers if row["recipe_allocated_bytes"] else row["how"],
+    }
 
 
 def _difference(recipe: str, took: str) -> str:

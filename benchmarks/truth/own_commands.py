@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
-from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_table, filled, read_csv, write_or_check
 
 PAGE, CSV = (Path(__file__).with_suffix(end) for end in (".md", ".csv"))
 GPU = "H100-SXM"
@@ -120,24 +120,15 @@ def _profile(home: Path, shape: tuple[int, int], folder: str, *options: str) -> 
 def page(rows: Sequence[dict[str, str]]) -> str:
     """The page of the CSV's rows."""
     table = [
-        (
-            one["command"],
-            one["own"],
-            one["asked"],
-            f"{int(one['allocated_bytes']):,}",
-            _off(one, "allocated"),
-            f"{int(one['reserved_bytes']):,}",
-            _off(one, "reserved"),
-            f"{int(one['recipe_bytes']) / 1000:.1f} kB",
-        )
+        {"command": one["command"], "profiled at": one["own"], "asked": one["asked"]}
+        | {"allocated, run": f"{int(one['allocated_bytes']):,}", "allocated, predicted": _off(one, "allocated")}
+        | {"reserved, run": f"{int(one['reserved_bytes']):,}", "reserved, predicted": _off(one, "reserved")}
+        | {"recipe": f"{int(one['recipe_bytes']) / 1000:.1f} kB"}
         for one in rows
     ]
     equal = sum(one["allocated_bytes"] == one["predicted_allocated_bytes"] for one in rows)
     worst = max(abs(_error(one, "reserved")) for one in rows)
-    head = ["command", "profiled at", "asked", "allocated, run", "predicted", "reserved, run", "predicted", "recipe"]
-    return filled(
-        PAGE, gpu=GPU, equal=equal, cases=len(rows), worst=f"{worst:.2%}", table=as_markdown(head, "lllrrrrr", table)
-    )
+    return filled(PAGE, gpu=GPU, equal=equal, cases=len(rows), worst=f"{worst:.2%}", table=as_table(table, "lllrrrrr"))
 
 
 def _error(row: dict[str, str], tier: str) -> float:

@@ -120,17 +120,19 @@ def judged(runs: Sequence[PublishedRun]) -> Iterator[Judged]:
 
 
 def _verdict(run: PublishedRun) -> Verdict:
-    found = _predicted(run, run.spec)
-    given = ["loop"] if run.loop_is_told else []
-    by = unknowns(run.spec, found, run.gpu, given, lambda spec: _predicted(run, spec))
+    def ask(spec: CellSpec) -> Prediction:
+        return predicted_on(spec, run.gpu, retries=True)
+
+    found = ask(run.spec)
+    by = unknowns(run.spec, found, run.gpu, ["loop"] if run.loop_is_told else [], ask)
     return verdict(with_unknowns(found, deciding(by)), run.gpu)
 
 
-def _predicted(run: PublishedRun, spec: CellSpec) -> Prediction:
+def predicted_on(spec: CellSpec, gpu: Gpu, *, retries: bool = False) -> Prediction:
+    """``predict`` of a cell, with what ships; of several GPUs near."""
     if spec.num_gpus > 1:
-        return near(spec, run.gpu)
-    fit = shipped_fit("cuda", run.gpu)
-    return predicted(spec, fit, engine="formula", gpu=run.gpu, replays=True, retries=True)
+        return near(spec, gpu)
+    return predicted(spec, shipped_fit("cuda", gpu), engine="formula", gpu=gpu, replays=True, retries=retries)
 
 
 def section(found: Sequence[Judged]) -> list[str]:

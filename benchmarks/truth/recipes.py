@@ -6,7 +6,9 @@ frozen rows (seconds), and what recipes say of the cells that ``--record N`` rec
 sharding, and all that arithmetic does not know (1 to 60 seconds each; recipes.csv keeps them). ``--answer
 MODULE:FUNCTION`` prints the same tables for another answer, ``--differing`` also each cell that it has otherwise;
 ``--kind`` takes these lines of the tables alone (``--kind "ranks, zero3"``, or ``--kind ranks`` for all of them).
-``--check`` says whether recipes.md is what the rows give.
+``--check`` says whether recipes.md is what the rows give. ``--again N`` runs N of the kept emulated runs again, drawn
+by seed, each whole on the emulated GPU that it is kept for (ranks of ZeRO need DeepSpeed in the emulated environment);
+the exit code is 1 where one takes other bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.journal import run_cell
 from benchmarks.tables import append_csv, as_markdown, filled, read_csv, write_or_check
 from tests.oracles import oracles
 from tests.oracles.oracles import Oracle
@@ -77,7 +80,7 @@ def record(cells: Sequence[Oracle], number: int) -> None:
     from vramprobe.predict import recorded
     from vramprobe.recipe.recorder import close_recorders
 
-    known = [one for one in cells if (is_of_one_gpu(one) or is_a_rank(one)) and of_run(one) != (None, None)]
+    known = [one for one in cells if is_emulated(one)]
     groups = sorted(set(map(group_of, known)))
     drawn = [one for one in known if one.today.engine != "formula"]
     for group in groups:
@@ -107,6 +110,16 @@ def record(cells: Sequence[Oracle], number: int) -> None:
         }
         append_csv(CSV, row)
         print(oracle.gpu, oracle.spec.cell_id, row["seconds"], refusal, flush=True)
+
+
+def again(oracle: Oracle) -> Sizes:
+    """What its run takes now."""
+    return run_cell(oracle.gpu or "", oracle.cell)[1]
+
+
+def is_emulated(oracle: Oracle) -> bool:
+    """Whether a whole emulated run of the cell is kept, with its bytes."""
+    return (is_of_one_gpu(oracle) or is_a_rank(oracle)) and of_run(oracle) != (None, None)
 
 
 def of_run(oracle: Oracle) -> Sizes:
@@ -314,11 +327,17 @@ def main() -> None:
     parser.add_argument("--differing", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--record", type=int, metavar="N")
+    parser.add_argument("--again", type=int, metavar="N")
     words = parser.parse_args()
     cells = [one for one in oracles.cells() if not words.kind or {one.kind, group_of(one)} & {*words.kind}]
     if words.record is not None:
         record(cells, words.record)
         return
+    if words.again is not None:
+        kept = [one for one in cells if is_emulated(one)]
+        found = compared(random.Random(0).sample(kept, min(words.again, len(kept))), again, of_run)
+        print("\n".join([*table(found), "", *differing(found)]))
+        sys.exit(bool(differing(found)))
     if words.answer or words.kind or words.differing:
         module, _, name = (words.answer or f"{__name__}:arithmetic").partition(":")
         answer = getattr(importlib.import_module(module), name)

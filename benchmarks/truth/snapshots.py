@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_table, filled, read_csv, write_or_check
 from vramprobe.explain.report import report_of
 from vramprobe.explain.snapshot import load_plain, states_of
 from vramprobe.units import format_bytes
@@ -85,17 +85,18 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
         if all(str(row[f"{tier}_bytes"]) == str(row[f"torch_{tier}_bytes"]) for tier in ("allocated", "reserved"))
     ]
-    head = ("snapshot", "licence", "size, kB", "entries", "live blocks", "allocated", "reserved", "highest", "line")
     table = [
-        (
-            f"{row['repository']} {row['path']}",
-            row["licence"] or "none",
-            f"{int(row['file_bytes']) / 1000:,.0f}",
-            f"{int(row['num_entries']):,}",
-            f"{int(row['num_live_blocks']):,}",
-            *(_shown(row[name]) for name in ("allocated_bytes", "reserved_bytes", "highest_requested_bytes")),
-            f"{_shown(row['largest_line_bytes'])} {row['largest_line']}",
-        )
+        {
+            "snapshot": f"{row['repository']} {row['path']}",
+            "licence": row["licence"] or "none",
+            "size, kB": f"{int(row['file_bytes']) / 1000:,.0f}",
+            "entries": f"{int(row['num_entries']):,}",
+            "live blocks": f"{int(row['num_live_blocks']):,}",
+            "allocated": _shown(row["allocated_bytes"]),
+            "reserved": _shown(row["reserved_bytes"]),
+            "highest": _shown(row["highest_requested_bytes"]),
+            "line": f"{_shown(row['largest_line_bytes'])} {row['largest_line']}",
+        }
         for row in rows
     ]
     return filled(
@@ -104,7 +105,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         repositories=len({row["repository"] for row in rows}),
         equal=len(equal),
         failed=sum(row["failed_request_bytes"] != "" for row in rows) or "None",
-        table=as_markdown(head, "llrrrrrrl", table),
+        table=as_table(table, "llrrrrrrl"),
     )
 
 

@@ -236,8 +236,8 @@ HOW = {
         loaded=True, why="a minute of fits; tests/benchmarks/test_published_steps.py holds the rates against the rows"
     ),
     "python benchmarks/truth/emulated_fit.py": Way(more="--check", why="it would fit for minutes"),
-    "python benchmarks/truth/oracles_again.py 20": HOURS,
-    "python benchmarks/truth/oracles_again.py 10 --kind ranks": HOURS,
+    "python benchmarks/truth/recipes.py --again 20": HOURS,
+    "python benchmarks/truth/recipes.py --again 10 --kind ranks": HOURS,
     "python benchmarks/truth/late_2026.py": Way(more="--check", why="it would write its page"),
     "python benchmarks/truth/published_verdicts.py": Way(more="--check", why="it would ask other tools"),
     "python benchmarks/truth/coverage.py": Way(more="--check", why="it would write its page"),

@@ -76,11 +76,10 @@ def fitcheck(cell: dict[str, Any]) -> dict[str, Any]:
         ),
         get_gpu("t4") if cell["gpu"] == "T4" else get_gpu(vram_mib=cell["gpu_bytes"] // MIB),
     )
-    mib = MIB
     return {
         "verdict": {"safe": "fits", "uncertain": "tight", "does_not_fit": "does not fit"}[report.verdict],
-        "total_bytes": round(report.total_mib * mib),
-        "tensors_bytes": round((report.total_mib - report.overhead_mib) * mib),
+        "total_bytes": round(report.total_mib * MIB),
+        "tensors_bytes": round((report.total_mib - report.overhead_mib) * MIB),
     }
 
 
@@ -100,15 +99,10 @@ def canifinetune(cell: dict[str, Any]) -> dict[str, Any]:
             "lora_target_scope": scope,
         }
     quantization = {"none": "none", "nf4": "nf4_double_quant", "nf4-single": "nf4"}.get(spec["quant"], spec["quant"])
-    keys = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-        "vocab_size",
-        "tie_word_embeddings",
-    )
+    keys = [
+        "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+        "vocab_size", "tie_word_embeddings",
+    ]  # fmt: skip
     found = estimate(
         EstimateRequest(
             model_id=spec["model"],

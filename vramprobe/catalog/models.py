@@ -179,6 +179,11 @@ def _nearest(name: str) -> list[str]:
     return list(dict.fromkeys(known[one] for one in nearest_names(name, known)))
 
 
+def is_slug(name: str) -> bool:
+    """Return True if ``name`` is the catalog's own of a model."""
+    return name in _model_rows()
+
+
 def list_models() -> list[ModelEntry]:
     """Every model of the catalog, in the order of PARAMETERS.csv (by family, small before large)."""
     return [_catalog_entry(slug) for slug in _model_rows()]

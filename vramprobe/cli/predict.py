@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from vramprobe.interop.questions import JudgedPrediction
     from vramprobe.predict.changes import Change
     from vramprobe.predict.fewest import MinGpus
-    from vramprobe.predict.prediction import Prediction
     from vramprobe.predict.verdict import Verdict
 
 
@@ -358,7 +357,7 @@ def _show(
         prediction = prediction.model_copy(update={"step": None})
     judged, others = prediction.verdict, None
     if changes or (judged and judged.verdict != "fits" and stack is None):
-        others = _changes(gpu, prediction, ranks | cell, is_asked=changes)
+        others = _changes(gpu, ranks | cell, is_asked=changes)
     if as_json:
         _print_as_json(prediction, others, varied)
     else:
@@ -400,21 +399,18 @@ def _print_as_text(
         display_changes.print_changes(others, is_near=prediction.num_gpus > 1)
 
 
-def _changes(gpu: str | None, prediction: Prediction, cell: dict[str, Any], *, is_asked: bool) -> list[Change] | None:
-    """Return the savings of other options, on several GPUs near; None for a recorded cell of one GPU unless asked: each
-    recording takes seconds.
+def _changes(gpu: str | None, cell: dict[str, Any], *, is_asked: bool) -> list[Change] | None:
+    """Return the savings of other options, on several GPUs near; None where they are not asked for and there is no
+    arithmetic: each recording takes seconds.
     """
     from vramprobe import api
     from vramprobe.architecture import UnsupportedArchitecture
     from vramprobe.cli.emulate import say
 
-    engine = "near" if prediction.num_gpus > 1 else prediction.engine
-    if engine == "recipe" and not is_asked:
-        return None
     try:
-        return api.changes(gpu=gpu, engine=engine, say=say, **cell)
+        return api.changes(gpu=gpu, records=is_asked, say=say, **cell)
     except UnsupportedArchitecture:
-        if engine != "near" or is_asked:
+        if is_asked:
             raise
         return None
 

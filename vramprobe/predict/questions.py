@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vramprobe import catalog, spec
+from vramprobe.architecture import RunFails, UnsupportedArchitecture, architecture
 from vramprobe.architecture.images import has_images
 from vramprobe.choices import CpRotation, Offload, Sharding, meant
 from vramprobe.errors import SpecError, VramprobeError
@@ -119,14 +120,15 @@ def predict(
 ) -> Prediction:
     """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
 
-    The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. Without arithmetic
-    for the architecture, ``auto`` takes the recipe engine (a recording on the emulated ``gpu``, kept); ``say`` hears
-    what a recording does. ``options`` are the cell's words. With ``sharding`` and ``num_gpus``: the memory of one
-    rank, whose batch is the cell's, by a recording of rank 0, or of ``only_rank``. ``replays``: on CUDA by the
-    allocator's replay, where the fit knows how far off that is; else by arithmetic alone. ``stack``: under another
-    release, ``transformers-4.48``, by arithmetic alone. ``python``: an interpreter with whose libraries the
-    cell is recorded. ``engine`` measured: a recording on this machine's own GPU. ``open_words``: a list that takes what
-    the words leave open (unknowns.py); no interval holds that.
+    The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. ``auto`` takes a
+    recipe at hand (recorded here before, or shipped), else arithmetic, and where an architecture has none the recipe
+    engine (a recording on the emulated ``gpu``, kept); ``say`` hears what a recording does. ``options`` are the cell's
+    words. With ``sharding`` and ``num_gpus``: the memory of one rank, whose batch is the cell's, by a recording of rank
+    0, or of ``only_rank``. ``replays``: on CUDA by the allocator's replay, where the fit knows how far off that is;
+    else by arithmetic alone, where there is some. ``stack``: under another release, ``transformers-4.48``, by
+    arithmetic alone. ``python``: an interpreter with whose libraries the cell is recorded. ``engine`` measured: a
+    recording on this machine's own GPU. ``open_words``: a list that takes what the words leave open (unknowns.py); no
+    interval holds that.
     """
     from vramprobe.model.card_fit import shipped_fit
 
@@ -146,15 +148,15 @@ def predict(
     beyond = shipped_fit(spec.device, card, of_one_card=not replays) if fit is None else model
     if spec.num_gpus == 1:
         model = beyond
-    words = {"engine": engine, "gpu": card, "say": say, "beyond": beyond}
-    words["where"] = where
+    words = {"engine": engine, "gpu": card, "say": say, "beyond": beyond, "where": where}
     found = predicted(spec, model, **words, replays=replays, retries=replays)
     if open_words is not None:
         from vramprobe.predict.unknowns import unknowns
 
         told = {"loop": options.get("loop"), "stack": stack or where}
         given = [name for name, value in told.items() if value is not None]
-        open_words += unknowns(spec, found, card, given, lambda one: predicted(one, model, **words, replays=replays))
+        by_formula = words | {"engine": "formula"}
+        open_words += unknowns(spec, found, card, given, lambda one: predicted(one, model, **by_formula))
     if options.get("loop") is not None:
         return found
     said = other_loop(spec.num_gpus, found.peak_allocated_bytes.value, _outputs_bytes(spec, found.engine))
@@ -175,7 +177,6 @@ def _surroundings(engine: str, python: str | Path | None, stack: str | None) -> 
 def _outputs_bytes(one: spec.CellSpec, engine: Engine) -> int:
     """Bytes that the commonest other loop keeps; of a recording's model only the vocabulary is known."""
     if engine == "formula":
-        from vramprobe.architecture import architecture
         from vramprobe.terms.step.moments import kept_outputs_bytes
 
         return kept_outputs_bytes(one, architecture(one.architecture), COMMONEST_OTHER)
@@ -190,22 +191,25 @@ def changes(
     fit: str | Path | CardFit | None = None,
     device: str | None = None,
     replays: bool = True,
-    engine: Literal["formula", "recipe", "near"] = "formula",
+    engine: Literal["auto", "recipe"] = "auto",
+    records: bool = False,
     say: Callable[[str], None] = lambda words: None,
     **options: Any,
 ) -> list[Change]:
     """Return what other options of a cell would save, and whether it fits ``gpu`` then.
 
     Each by itself, the one that saves most first; before them several together, where none is enough. The options are
-    those of :func:`predict`. Of one GPU by arithmetic, which raises UnsupportedArchitecture where there is none, or
-    (``engine`` recipe) by a recording of each, seconds each, of which ``say`` hears. Of several GPUs near
-    (predict/shares.py), other numbers of them and other kinds of sharding included.
+    those of :func:`predict`. Of one GPU by arithmetic; where there is none, by a recording of each if ``records``
+    (``engine`` recipe: in any case), seconds each, of which ``say`` hears. Of several GPUs near (predict/shares.py),
+    other numbers of them and other kinds of sharding included. Raises UnsupportedArchitecture where neither is.
     """
     from vramprobe.predict.changes import candidates, smaller_images, what_would_save
 
     words, num_gpus = without_recipe(options) | {"device": device}, options.get("num_gpus") or 1
     # What is compared is of one tier.
     own = {"fit": fit, "gpu": gpu, "say": say, "replays": False}
+    if num_gpus == 1 and engine == "auto":
+        engine = "recipe" if records and not _has_arithmetic(own | words) else "formula"
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
 
     def with_options(others: Options) -> Prediction:
@@ -220,6 +224,14 @@ def changes(
     spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus})
     tried = [*candidates(spec), *smaller_images(spec)]
     return what_would_save(with_options({}), tried, with_options, card)
+
+
+def _has_arithmetic(words: dict[str, Any]) -> bool:
+    try:
+        predict(engine="formula", **words)
+    except UnsupportedArchitecture:
+        return False
+    return True
 
 
 def _near(words: dict[str, Any], card: catalog.Gpu | None) -> Prediction:
@@ -265,13 +277,15 @@ def predicted(
     where: Surroundings | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> Prediction:
-    """By the arithmetic or a recording, as ``engine`` says; ``say`` hears what a recording does.
+    """By a recipe or the arithmetic, as ``engine`` says; ``say`` hears what a recording does.
 
-    ``beyond``: the fit that says what a recording's device takes beside, where arithmetic is asked without one.
-    ``where``: what a recording runs with, if not the usual.
+    ``auto``: by a recipe at hand where ``replays`` asks for its log, else by arithmetic, and where there is none by a
+    recipe at hand, or one that is recorded now. ``beyond``: the fit that says what a recording's device takes beside,
+    where arithmetic is asked without one. ``where``: what a recording runs with, if not the usual.
     """
-    from vramprobe.architecture import RunFails, UnsupportedArchitecture, architecture
-
+    kept = engine == "auto" and where is None
+    if kept and replays and (found := _at_hand(one, model or beyond, gpu)) is not None:
+        return found
     missing: UnsupportedArchitecture | None = None
     if engine in ("auto", "formula"):
         try:
@@ -284,6 +298,8 @@ def predicted(
             if engine == "formula" or isinstance(error, RunFails):
                 raise
             missing = error
+        if kept and not replays and (found := _at_hand(one, model or beyond, gpu)) is not None:
+            return found
     return _recorded(one, model or beyond, gpu, say, missing, where)
 
 
@@ -299,6 +315,14 @@ def _least_bytes(one: spec.CellSpec, gpu: catalog.Gpu | None) -> int:
         return 0
 
 
+def _at_hand(one: spec.CellSpec, model: CardFit | None, gpu: catalog.Gpu | None) -> Prediction | None:
+    """By a recipe that was recorded before, or one that ships; None without either."""
+    from vramprobe.predict import recorded
+
+    replay = recorded.replay_at_hand(one, gpu=gpu)
+    return None if replay is None else recorded.predict_replay(replay, one, gpu=gpu, model=model)
+
+
 def _recorded(
     one: spec.CellSpec,
     model: CardFit | None,
@@ -307,13 +331,10 @@ def _recorded(
     missing: VramprobeError | None,
     where: Surroundings | None,
 ) -> Prediction:
-    """By a recipe, recorded now if it is not at hand; an error says also why there is no arithmetic (``missing``), for
-    whose want one that ships will do."""
+    """By a recipe, recorded now if it is not in the cache; an error says also why there is no arithmetic
+    (``missing``)."""
     from vramprobe.predict import recorded
 
-    at_hand = recorded.replay_at_hand(one, gpu=gpu) if missing is not None and where is None else None
-    if at_hand is not None:
-        return recorded.predict_replay(at_hand, one, gpu=gpu, model=model)
     try:
         return recorded.predict(one, gpu=gpu, model=model, say=say, where=where or recorded.USUAL)
     except (*recorded.CANNOT_EMULATE, recorded.NoRecipe) as error:

@@ -19,7 +19,7 @@ from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.shapes import Shape
 from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.recipe_replay import RESERVED_RATIOS, Replay, replay_recipe, with_retries
+from vramprobe.predict.recipe_replay import COMPILED_RATIOS, RESERVED_RATIOS, Replay, replay_recipe, with_retries
 from vramprobe.predict.uncertainty import interval_around, with_fit
 from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
 from vramprobe.recipe.launches import Launches
@@ -244,8 +244,9 @@ def _predicted(replay: Replay, spec: CellSpec, model: CardFit | None, gpu: catal
     loads = (
         replay.peak.load_allocated_bytes if spec.num_gpus > 1 else 0
     )  # weights that are whole before they are divided
-    if loads > (found.reserved_bytes or found.peak_allocated_bytes).value:
-        found = found.model_copy(update={"reserved_bytes": interval_around(loads, RESERVED_RATIOS)})
+    reserved = max(loads, (found.reserved_bytes or found.peak_allocated_bytes).value)
+    ratios = COMPILED_RATIOS if spec.torch_compile else RESERVED_RATIOS
+    found = found.model_copy(update={"reserved_bytes": interval_around(reserved, ratios)})
     if model is not None and not model.is_emulated:
         found = with_fit(found, spec, model, gpu, num_params=replay.num_params)
     ranks = {"num_gpus": spec.num_gpus, "sharding": spec.sharding}

@@ -9,8 +9,10 @@ benchmarks/truth/coverage.py. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Literal
 
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import text_config
 from vramprobe.kernels.chip import A100, chip_like
 from vramprobe.predict.prediction import Frozen, HasKernels, Interval, Prediction
@@ -61,7 +63,7 @@ def unknowns(
 ) -> list[Unknown]:
     """Return the unknowns of ``found``, the widest first; ``given``: names of the options that were given.
 
-    ``again`` predicts another cell on the same GPU, for the attention kernel; None leaves that unknown out.
+    ``again`` predicts a cell on the same GPU by arithmetic, for the attention kernel; None leaves that unknown out.
     """
     if spec.device != "cuda":
         return []
@@ -72,8 +74,9 @@ def unknowns(
         ends["loop"] = (0, kept), (0, kept)
     if "stack" not in given and not spec.uses_trl and spec.other_head == "":
         ends["versions"] = _share(VERSIONS, allocated), _share(VERSIONS, reserved)
-    if again is not None and found.engine == "formula" and _may_repeat_keys(spec, gpu):
-        ends["kernel"] = _of_kernel(found, again(with_repeated_keys(spec)))
+    if again is not None and found.num_gpus == 1 and _may_repeat_keys(spec, gpu):
+        with suppress(UnsupportedArchitecture):
+            ends["kernel"] = _of_kernel(again(spec), again(with_repeated_keys(spec)))
     if found.reserved_bytes is not None and spec.num_gpus == 1:
         ends["fragmentation"] = (0, 0), _share((FRAGMENTATION, FRAGMENTATION), reserved)
     tells = _TELLS | (_TELLS_OF_RANKS if spec.num_gpus > 1 else {})

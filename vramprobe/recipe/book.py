@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vramprobe.catalog import Gpu
+from vramprobe.catalog import Gpu, is_slug
 from vramprobe.emulate.build import cache_errors, cache_folder
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
+from vramprobe.recipe.likeness import as_in_catalog
 from vramprobe.recipe.recipe import FORMAT, Origin, Recipe, pack, recorded_words, shape_of, unpack
 from vramprobe.recipe.recorder import USUAL, Say, Surroundings, record_packed
 from vramprobe.records.whole_file import replacing
@@ -83,8 +84,11 @@ def _read(path: Path, say: Say) -> Recipe | None:
 
 
 def recorded_as(spec: CellSpec) -> CellSpec:
-    """The cell as it is recorded: what decides no allocation is left at its default; of ranks the first runs alone,
-    unless another is asked for."""
+    """The cell as it is recorded: what decides no allocation is left at its default, a model of the catalog's shape has
+    the catalog's configuration; of ranks the first runs alone, unless another is asked for."""
+    if not is_slug(spec.model):
+        config = as_in_catalog(spec.architecture, learns_positions=spec.learned_positions is not None)
+        spec = spec.model_copy(update={"architecture": config})
     whole = {"weights": "random", "limit_vram": None, "alloc_conf": None, "timing_steps": 1}
     rank = {"only_rank": spec.only_rank or 0} if spec.num_gpus > 1 else {}
     return with_group_size(spec).model_copy(update=whole | rank)

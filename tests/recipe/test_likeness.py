@@ -1,0 +1,117 @@
+"""A configuration in anybody's spelling finds the recipes of the catalog's model that has its shape."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vramprobe import api, catalog
+from vramprobe.predict import recorded
+from vramprobe.recipe.book import recorded_as
+from vramprobe.recipe.likeness import as_in_catalog
+
+transformers = pytest.importorskip("transformers")
+
+#: Llama 3.1 8B's as its hub has it, with what a fine-tune changes: token ids, the length, the dtype.
+HUB: dict[str, Any] = {
+    "_name_or_path": "somebody/tuned",
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.42.3",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+OWN = catalog.find_model("llama-3.1-8b").config
+
+
+def spelled(slug: str) -> dict[str, Any]:
+    """The catalog's configuration with all that transformers adds to it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that transformers knows by others
+        config = transformers.AutoConfig.for_model(**catalog.find_model(slug).config)
+    return json.loads(config.to_json_string(use_diff=False))
+
+
+@pytest.mark.parametrize("slug", ["llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b-v0.3", "phi-4", "qwen3.5-9b"])
+def test_what_transformers_adds_changes_no_shape(slug: str) -> None:
+    written = spelled(slug)
+    assert written != catalog.find_model(slug).config
+    assert as_in_catalog(written) == catalog.find_model(slug).config
+
+
+def test_a_tuned_model_has_its_base_s_shape() -> None:
+    assert as_in_catalog(HUB) == OWN
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"vocab_size": 128258},
+        {"tie_word_embeddings": True},
+        {"attention_bias": True},
+        {"head_dim": 64},
+        {"num_hidden_layers": 31},
+        {"quantization_config": {"quant_method": "gptq"}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        {"architectures": ["LlamaForSequenceClassification"]},
+        {"layer_types": ["sliding_attention"] * 32},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_what_allocates_otherwise_stays_as_it_is(other: dict[str, Any]) -> None:
+    assert as_in_catalog(HUB | other) == HUB | other
+
+
+def test_the_catalog_s_own_configurations_are_all_apart() -> None:
+    """Each finds a model with its very shape, the first of those alike."""
+    for entry in catalog.list_models():
+        found = as_in_catalog(entry.config)
+        assert as_in_catalog(found) == found, entry.name
+        assert found["model_type"] == entry.config["model_type"]
+
+
+def test_a_folder_with_a_tuned_model_is_answered_by_the_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the byte as its base, with nothing recorded."""
+    (tmp_path / "config.json").write_text(json.dumps(HUB))
+    monkeypatch.setattr(recorded, "find_recipe", None)
+    monkeypatch.setattr(recorded, "kept_recipe", lambda *words, **more: None)
+    words = {"method": "lora", "batch_size": 3, "seq_len": 1500, "gradient_checkpointing": True, "gpu": "RTX-4090"}
+    base, tuned = (api.predict(model=model, **words) for model in ("llama-3.1-8b", str(tmp_path)))
+    assert tuned.engine == base.engine == "recipe"
+    assert (tuned.peak_allocated_bytes, tuned.reserved_bytes) == (base.peak_allocated_bytes, base.reserved_bytes)
+
+
+def test_a_cell_is_recorded_with_the_catalog_s_spelling(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HUB))
+    spec = api.cell(model=str(tmp_path), method="lora", device="cuda", batch_size=1, seq_len=64)
+    assert spec.architecture != OWN
+    assert recorded_as(spec).architecture == OWN

@@ -1,0 +1,53 @@
+"""Likeness: a model's configuration → the catalog's that allocates as it does, so that both share recipes.
+
+In: a config.json as a dict, as its author, the hub or ``PretrainedConfig.to_dict()`` wrote it. Out: the catalog's own
+spelling of it, or itself where the catalog has no such shape. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vramprobe import catalog
+from vramprobe.recipe.recipe import without_values
+
+#: What a training step's allocations do not follow: how a checkpoint was written and is decoded from, factors.
+_NOT_OF_A_STEP = {
+    *("use_cache", "torch_dtype", "dtype", "pad_token_id", "return_dict", "id2label", "label2id", "problem_type"),
+    *("router_aux_loss_coef", "initializer_factor", "init_std", "embedding_multiplier", "residual_multiplier"),
+    *("attention_multiplier", "logits_scaling"),
+}
+#: Values that mean as much as no word: defaults of PretrainedConfig, and of its heirs.
+_AS_WITHOUT = {
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "is_encoder_decoder", "output_router_logits"), False),
+    **dict.fromkeys(("attention_bias", "mlp_bias"), False),
+    **{"chunk_size_feed_forward": 0, "pretraining_tp": 1, "attention_dropout": 0.0, "router_jitter_noise": 0.0},
+}
+
+
+def as_in_catalog(config: Mapping[str, Any], *, learns_positions: bool = False) -> dict[str, Any]:
+    """Return the configuration of the catalog that differs from ``config`` in nothing that a step allocates by;
+    ``config`` without one. ``learns_positions``: as of :func:`vramprobe.recipe.recipe.without_values`."""
+    form = _form(config, learns_positions)
+    alike = (entry.config for entry in catalog.list_models() if entry.model_type == config.get("model_type"))
+    return next((one for one in alike if _form(one, learns_positions) == form), dict(config))
+
+
+def _form(config: Mapping[str, Any], learns_positions: bool) -> dict[str, Any]:
+    rope, words = config.get("rope_parameters"), dict(config)
+    if isinstance(rope, Mapping) and "rope_type" in rope:
+        words["rope_scaling"] = words.pop("rope_parameters")
+    kept = without_values(words, learns_positions=learns_positions)
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    implied = {"head_dim": width // heads} if heads and width else {}
+    if all(str(one).endswith("ForCausalLM") for one in kept.get("architectures") or ()):
+        kept.pop("architectures", None)  # as which a configuration without a word is trained
+    if set(kept.get("layer_types") or ()) <= {"full_attention"}:
+        kept.pop("layer_types", None)
+    meaningless = _AS_WITHOUT | implied
+    return {
+        name: value
+        for name, value in kept.items()
+        if value is not None and name not in _NOT_OF_A_STEP and not (name in meaningless and value == meaningless[name])
+    }

@@ -1,4 +1,4 @@
-"""Journals of runs: JSON lines, appended and never changed, of which the last of each run counts; what is run anew.
+"""Journals of runs: JSON lines, appended and never changed, of which the last of each run counts; and new runs.
 
 In and out: dictionaries with ``line`` (or another key that names what was run), ``fingerprint`` and ``outcome``, or
 the profiles that ``vramprobe profile --save`` appends. A line that was torn (a full disk, a kill) is passed over, and

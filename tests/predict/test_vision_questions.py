@@ -1,25 +1,28 @@
-"""A vision-language model's inverse questions: an answer, or the refusal that the forward question has."""
+"""A vision-language model's questions: an answer by a recording, or a refusal that says what to do."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
-from command_line import vramprobe
+from emulated import require_emulation
+from factories import make_spec
+from grids import exhaustive
+from vision import VISION
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.predict import questions
+from vramprobe.errors import SpecError
+from vramprobe.predict.changes import smaller_images
 
 CELL = {"model": "qwen3-vl-8b", "method": "lora", "batch_size": 1, "seq_len": 512, "images": 1}
 
 
-def test_one_that_does_not_fit_is_answered_with_what_would_help() -> None:
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in CELL.items()]
-    done = vramprobe("predict", *words, "--gpu", "RTX-4090")
-    assert done.returncode == 3, done.stderr
-    assert "GeForce RTX 4090: does not fit" in done.stdout
-    assert "--gradient-checkpointing" in done.stdout
-    assert "--min-gpus" not in done.stdout  # a model with a vision tower is predicted on one GPU
+def test_arithmetic_that_is_asked_for_names_what_records_it() -> None:
+    with pytest.raises(UnsupportedArchitecture, match="a step of model type qwen3_vl; take --engine recipe"):
+        api.predict(engine="formula", gpu="RTX-4090", **CELL)
 
 
 def test_ranks_are_refused_whichever_way_they_are_asked_for() -> None:
@@ -35,28 +38,22 @@ def test_ranks_are_refused_whichever_way_they_are_asked_for() -> None:
         api.min_gpus_by_sharding(gpu="RTX-4090", **CELL)
 
 
-@pytest.mark.parametrize(
-    ("ask", "asked"), [(api.max_seq_len, "seq_len"), (api.max_batch_size, "batch_size")], ids=lambda one: str(one)[:12]
-)
-def test_the_largest_is_looked_for_from_the_least_that_there_is(ask, asked: str) -> None:
-    words = CELL | {"gradient_checkpointing": True, "images": 2}
-    del words[asked]
-    found = ask(gpu="RTX-4090", **words)
-    value = found.fits.value
-    assert value >= (4 if asked == "seq_len" else 1)  # two tokens beside each image
-    told = questions.predict(gpu="RTX-4090", loop="trainer", **words, **{asked: value})  # no note on others
-    assert told == found.fits.prediction
-    if asked == "seq_len":
-        with pytest.raises(
-            VramprobeError, match="not even seq_len 4 with batch_size 1 fits on GeForce RTX 4090"
-        ) as refused:
-            ask(gpu="RTX-4090", **words | {"method": "full"})
-        assert "--min-gpus" not in str(refused.value)  # which has no answer for a vision tower
+@exhaustive
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_what_arithmetic_does_not_have_is_recorded(family: str, tmp_path: Path) -> None:
+    require_emulation()
+    file = tmp_path / f"{family}.json"
+    file.write_text(json.dumps(VISION[family]))
+    words: dict[str, Any] = {"model": str(file), "method": "lora", "batch_size": 2, "seq_len": 128, "images": 1}
+    trained, frozen = (
+        api.predict(gpu="A100-80GB", image_size="300x200", freeze_vision=is_frozen, **words)
+        for is_frozen in (False, True)
+    )
+    assert trained.engine == frozen.engine == "recipe"
+    assert frozen.terms["optimizer_state"] < trained.terms["optimizer_state"]
 
 
 def test_a_smaller_image_is_among_the_changes() -> None:
-    found = api.changes(gpu="RTX-4090", **CELL, image_size="2350x2350")
-    [smaller] = [one for one in found if "image_size" in one.options]
-    assert smaller.options == {"image_size": "1175x1175"}
-    now = api.predict(gpu="RTX-4090", **CELL | {"image_size": "1175x1175"}, replays=False)
-    assert smaller.to_bytes == (now.reserved_bytes or now.peak_allocated_bytes).value
+    config = VISION["qwen3_vl"]
+    spec = make_spec(device="cuda").model_copy(update={"architecture": config, "images": 1, "image_size": "2350x2350"})
+    assert smaller_images(spec) == [{"image_size": "1175x1175"}]

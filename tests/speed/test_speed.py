@@ -136,26 +136,6 @@ def test_a_linear_layer_casts_what_it_takes_of_an_fp32_stream() -> None:
     assert wide.stream_bytes - narrow.stream_bytes == pytest.approx(2048 * (32 * (norms + casts) + 4 * 4096))
 
 
-@pytest.mark.parametrize(
-    ("options", "products", "attention"),
-    [  # as an emulated A100 counted them, of transformers' own model
-        (
-            {"model": "qwen2.5-vl-3b", "method": "lora", "freeze_vision": True, "num_layers": 2},
-            3683985588224,
-            86770745344,
-        ),
-        ({"model": "qwen3-vl-4b", "method": "full", "num_layers": 3}, 5748291010560, 552236138496),
-    ],
-)
-def test_a_tower_computes_what_an_emulated_step_counts(options: dict, products: int, attention: int) -> None:
-    """Blocks of patches, attention in windows, mergers of tokens; a frozen tower's forward alone."""
-    image = {"batch_size": 1, "seq_len": 512, "images": 1, "image_size": "640x480"}
-    work = work_of(cell(**options, **image))
-    assert work.product_flops == pytest.approx(products, rel=1e-12)
-    assert work.attention_flops + work.attention_backward_flops == pytest.approx(attention, rel=1e-12)
-    assert work_of(cell(**options, **image | {"images": 0, "image_size": None})).product_flops < products
-
-
 def test_a_token_goes_through_some_experts_alone() -> None:
     work = work_of(cell(model="mixtral-8x7b", method="lora", lora_targets="q_proj,v_proj"))
     arch = architecture(find_model("mixtral-8x7b").config)

@@ -21,7 +21,6 @@ from vramprobe.architecture.parts import (
     Parameter,
     Role,
     RunFails,
-    Tower,
     UnsupportedArchitecture,
     Wrapped,
 )
@@ -44,7 +43,6 @@ __all__ = [
     "Parameter",
     "Role",
     "RunFails",
-    "Tower",
     "UnsupportedArchitecture",
     "Wrapped",
     "architecture",

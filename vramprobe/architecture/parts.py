@@ -89,26 +89,6 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tower:
-    """A vision tower of patches, whose blocks attend within an image, or within its windows."""
-
-    depth: int
-    width: int
-    num_heads: int
-    patch: int  # pixels of its side
-    patch_numel: int  # elements of one, as the processor cuts it
-    merge: int  # patches that become a token
-    window: int | None  # patches of a window's side; null: every block sees a whole image
-    whole_blocks: tuple[int, ...]  # blocks that do so beside those of windows
-    deepstack: tuple[int, ...]  # blocks whose features go to the text's first layers
-
-    @property
-    def is_windowed(self) -> bool:
-        """Whether it is Qwen 2.5's, with windows, RMS norms and a gated MLP; else Qwen 3's."""
-        return self.window is not None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Habits:
     """What decides memory and has changed between releases of libraries; the defaults are the pinned ones'."""
 
@@ -161,7 +141,6 @@ class Architecture:
     norms_turned: bool = False
     scales_unturned: bool = False
     wrapped: tuple[Wrapped, ...] = ()
-    tower: Tower | None = None
     parameters: tuple[Parameter, ...] = ()
     habits: Habits = PINNED
 

@@ -16,6 +16,7 @@ from vramprobe.architecture import RunFails, UnsupportedArchitecture, architectu
 from vramprobe.architecture.images import has_images
 from vramprobe.choices import CpRotation, Offload, Sharding, meant
 from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.rules.sharding import HYBRID, reasons_not_run, with_group_size
 from vramprobe.trainers import COMMONEST_OTHER, USUAL_LOOP, other_loop
 from vramprobe.units import format_bytes
@@ -289,7 +290,7 @@ def predicted(
     missing: UnsupportedArchitecture | None = None
     if engine in ("auto", "formula"):
         try:
-            architecture(one.architecture)  # where there is none, the arithmetic need not be loaded
+            counted_architecture(one)  # where there is none, the arithmetic need not be loaded
 
             from vramprobe.predict.predict import predict as predict_cell
 

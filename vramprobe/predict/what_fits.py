@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec
-from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.choices import Offload, Sharding, meant
 from vramprobe.errors import SpecError
 from vramprobe.predict.questions import SHARDING, cell, cell_on_ranks, engine_for, given_fit, one_gpu_alone, predicted
+from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.rules.images import BESIDE_AN_IMAGE
 from vramprobe.rules.sharding import SHARDINGS, cannot_shard, rules_of
 
@@ -125,9 +126,9 @@ def _sharded_cell(options: dict[str, Any]) -> spec.CellSpec:
 
 
 def _engine_of(one: spec.CellSpec) -> str:
-    """formula or recipe: the first that knows the architecture."""
+    """formula or recipe: the first that knows a step of the cell."""
     try:
-        architecture(one.architecture)
+        counted_architecture(one)
     except UnsupportedArchitecture:
         return "recipe"
     return "formula"

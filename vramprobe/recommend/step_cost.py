@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from vramprobe.architecture import RunFails, UnsupportedArchitecture, architecture
+from vramprobe.architecture import RunFails, UnsupportedArchitecture
 from vramprobe.catalog import Gpu
 from vramprobe.errors import SpecError
 from vramprobe.predict.prediction import Frozen
+from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.spec import CellSpec
 from vramprobe.speed.figure import Figure
@@ -85,9 +86,9 @@ def slower_share(now: CellSpec, then: CellSpec, gpu: Gpu) -> float | None:
 
 
 def has_architecture(spec: CellSpec) -> bool:
-    """Return True if recommend counts the model's work by arithmetic. Raises RunFails."""
+    """Return True if recommend counts the cell's work by arithmetic. Raises RunFails."""
     try:
-        architecture(spec.architecture)
+        counted_architecture(spec)
     except RunFails:
         raise
     except UnsupportedArchitecture:

@@ -34,7 +34,7 @@ _RESIDUAL = Moved(6, 12)
 FIRST_OF_LAYER = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn")
 BESIDE_ATTENTION = ("mlp.dense_h_to_4h",)  # of GPT-NeoX and Falcon, whose MLP takes what attention takes
 LAST_OF_ATTENTION = ("o_proj", "out_proj", "attention.dense", "attn.c_proj")
-LAST_OF_MLP = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "mlp.linear_fc2")
+LAST_OF_MLP = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj")
 #: Per logit, forward and backward together: to fp32, log-softmax and its gradient (49.5, measured), back to 16 bit.
 #: Fused: read, written once each way.
 _LOSS_BYTES, _FUSED_LOSS_BYTES = 61.5, 8
@@ -69,21 +69,9 @@ def elementwise(arch: Architecture, tokens: int, widths: tuple[int, int], fused:
     return moved, _FUSED_KERNELS if fused == "all" else _OWN_KERNELS if has_own else kernels
 
 
-def block(hidden: int, inner: int, is_rms: bool, elements: float) -> tuple[Moved, float]:
-    """Bytes moved and kernels of a block of a vision tower of so many patches; queries and keys are rotated in fp32."""
-    parts = [
-        (_RMS_NORM if is_rms else _LAYER_NORM, 2 * hidden),
-        (_RESIDUAL, 2 * hidden),
-        (_GATED if is_rms else _ACTIVATION, inner),
-        (_ROTARY, 2 * 2 * hidden),
-    ]
-    forward, backward = (sum(one.forward * n for one, n in parts), sum(one.backward * n for one, n in parts))
-    return Moved(elements * forward, elements * backward), _EAGER_KERNELS if is_rms else _PLAIN_KERNELS
-
-
 def _mlp_width(arch: Architecture) -> int:
-    """Input width of the last linear layer of the text's MLP."""
-    last = [one.num_in for one in arch.linears if one.name.endswith(LAST_OF_MLP) and not one.name.startswith("visual.")]
+    """Input width of the last linear layer of the MLP."""
+    last = [one.num_in for one in arch.linears if one.name.endswith(LAST_OF_MLP)]
     return last[0] if last else 4 * arch.head_width
 
 

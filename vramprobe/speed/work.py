@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vramprobe.architecture import Architecture, architecture
+from vramprobe.architecture import Architecture
 from vramprobe.optimizers import OPTIMIZERS
+from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.spec import CellSpec
 from vramprobe.speed.elementwise import (
     BESIDE_ATTENTION,
@@ -21,7 +22,6 @@ from vramprobe.speed.elementwise import (
     elementwise,
     loss_bytes,
 )
-from vramprobe.speed.tower import BLOCKS, VISUAL, TowerWork, tower_of
 from vramprobe.terms.cell.parameters import Tensor, lora_targets, tensors
 from vramprobe.trainers import TRAINERS
 
@@ -101,7 +101,7 @@ def work_of(spec: CellSpec, *, fused: Fusion | None = None, is_reentrant: bool =
 
 
 def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
-    arch = architecture(spec.architecture)
+    arch = counted_architecture(spec)
     stored = tensors(spec, arch)
     tokens, length = spec.num_tokens, spec.row_tokens
     again = _further_forwards(spec)
@@ -113,27 +113,18 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
     products: list[Product] = []
     linear_stream, adapter_kernels = 0.0, 0.0
     copies_of_products = 0.0
-    tower = tower_of(spec, arch, dense)
     has_norm_behind = any("post_feedforward_layernorm" in one.name for one in arch.parameters)
     takes_first = FIRST_OF_LAYER + (BESIDE_ATTENTION if arch.model_type in ("gpt_neox", "falcon") else ())
     for linear in arch.linears:
-        is_visual = linear.name.startswith(VISUAL)
-        rows = tower.rows(linear.name) if is_visual else tokens * _share_of_tokens(arch, linear.name)
-        if not rows:
-            continue
-        is_frozen = is_visual and spec.freeze_vision
-        copies, is_adapted = linear.num_copies, linear.name in targets and not is_frozen
+        rows = tokens * _share_of_tokens(arch, linear.name)
+        copies, is_adapted = linear.num_copies, linear.name in targets
         # torch's checkpoint stops once it has all that backward wants: not what the last layer of an MLP gives
         stops = linear.name.endswith(LAST_OF_MLP) and not (is_adapted or is_reentrant or has_norm_behind)
         repeats = again - (1 if stops and spec.gradient_checkpointing else 0)
-        trains = full and not is_frozen
-        if is_visual and not (tower.hands_on and linear.name.startswith(BLOCKS)):
-            repeats = 0  # mergers are outside of checkpoints
         # before the first adapter nothing trains: no gradient of what the first layer takes, but for a checkpoint
         hands_on = full or spec.gradient_checkpointing or not linear.name.endswith(takes_first)
         backward = copies * (1.0 if hands_on else 1.0 - 1.0 / arch.num_layers)
-        backward = copies * float(tower.hands_on) if is_visual else backward
-        products += _uses(rows, linear.num_out, linear.num_in, dense, copies, repeats, trains=trains, backward=backward)
+        products += _uses(rows, linear.num_out, linear.num_in, dense, copies, repeats, trains=full, backward=backward)
         copies_of_products += copies
         if wide > dense and (spec.kbit_prep != "none" or not linear.name.endswith(LAST_OF_MLP + LAST_OF_ATTENTION)):
             linear_stream += _CAST_BYTES * rows * linear.num_in * copies
@@ -155,7 +146,6 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
     head_repeats = 1 if spec.fuses_head else 0  # whose tiles are made again in backward
     head_repeats += TRAINERS[spec.trainer].num_forwards - 1
     products += _uses(tokens, arch.num_outputs, arch.head_width, dense, 1, head_repeats, trains=full)
-    products += _patches(tower, trains=full and not spec.freeze_vision, width=dense)
     model_flops = sum(product.flops * product.copies for product in products)
 
     passes = 1 + again + _BACKWARD
@@ -172,11 +162,8 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
     loss = loss_bytes(fused_loss) * float(tokens) * arch.num_outputs
     stream = (layer.forward * (1 + again) + layer.backward) * arch.num_layers + loss + linear_stream * passes
     stream += 4.0 * tokens * arch.head_width * wide / 2
-    seen, seen_back = 1 + again * tower.hands_on, float(tower.hands_on)
-    stream += tower.moved.forward * seen + tower.moved.backward * seen_back
-    attention_bytes += tower.attention_bytes * (seen + _BACKWARD * seen_back)
-    attended = tower.attention_flops * seen + (0.0 if eager else attention * (1 + again))
-    attended_back = _ATTENTION_BACKWARD * (tower.attention_flops * seen_back + (0.0 if eager else attention))
+    attended = 0.0 if eager else attention * (1 + again)
+    attended_back = 0.0 if eager else _ATTENTION_BACKWARD * attention
 
     quantised = sum(float(t.numel) * t.num_copies for t in stored if t.quantised)
     frozen_wide = sum(
@@ -204,23 +191,13 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
         stream_bytes=stream,
         dequantised_bytes=PACKED_BYTES * quantised * (2 + again),
         cast_bytes=6.0 * frozen_wide * (1 + again),
-        num_kernels=per_layer * (1 + again + _BACKWARD) + 40 + tower.num_kernels * (seen + _BACKWARD * seen_back),
+        num_kernels=per_layer * (1 + again + _BACKWARD) + 40,
         optimizer_bytes=_optimizer_bytes(spec, trained),
         gathered_bytes=_gathered_bytes(spec, stored),
         gradient_bytes=float(sum(t.numel * t.num_copies * _gradient_width(spec, t) for t in trained)),
         num_layers=arch.num_layers,
-        model_flops=model_flops
-        + attention * (1 + _ATTENTION_BACKWARD)
-        + tower.attention_flops * (1 + _ATTENTION_BACKWARD * seen_back),
+        model_flops=model_flops + attention * (1 + _ATTENTION_BACKWARD),
     )
-
-
-def _patches(tower: TowerWork, *, trains: bool, width: int) -> list[Product]:
-    """The convolution that makes patches of pixels, and the gradient of its weight."""
-    if not tower.num_patches:
-        return []
-    forward = Product(tower.num_patches, tower.width, tower.patch_numel, width, 1)
-    return [forward, Product(tower.width, tower.patch_numel, tower.num_patches, width, 1)] if trains else [forward]
 
 
 def _further_forwards(spec: CellSpec) -> int:

@@ -14,7 +14,6 @@ from vramprobe.architecture import Architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell import parameters
 from vramprobe.terms.cell.parameters import Tensor
-from vramprobe.terms.cell.setup import pixels_of
 from vramprobe.terms.tape.graph import ITEMSIZE_BYTES
 from vramprobe.trainers import TRAINERS
 
@@ -66,10 +65,6 @@ def load(
         _load_whole(spec, arch, base, allocator, "reference")
     for name in batch_names(spec):
         allocator.allocate(name, ITEMSIZE_BYTES["int64"] * spec.num_tokens)
-    pixels = pixels_of(spec, arch.tower)
-    if pixels is not None:
-        allocator.allocate("is_image", pixels.token_bytes * spec.num_tokens)
-        allocator.allocate("pixels", pixels.row_bytes * spec.batch_size)
 
 
 def batch_names(spec: CellSpec) -> tuple[str, ...]:

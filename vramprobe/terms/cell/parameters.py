@@ -207,8 +207,6 @@ def buffer_parts(arch: Architecture, dtype: str) -> list[int]:
         table = arch.habits.rotary_positions * arch.rotary_size * ITEMSIZE_BYTES[dtype]
         return arch.num_layers * [table, table, arch.rotary_size // 2 * 4]
     frequencies = [4 * (arch.rotary_size // 2)] * (2 * arch.num_rotary_tables)
-    if arch.tower is not None:  # its own two, of a quarter of a head for each of two axes
-        frequencies = [arch.tower.width // arch.tower.num_heads] * 2 + frequencies
     return frequencies + ([ITEMSIZE_BYTES[dtype]] if arch.scales_embedding else [])
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vramprobe.architecture import Architecture, Tower, UnsupportedArchitecture
+from vramprobe.architecture import Architecture, UnsupportedArchitecture
 from vramprobe.errors import SpecError
-from vramprobe.kernels.attention import chosen
 from vramprobe.kernels.chip import A100, Chip
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.parameters import Tensor
@@ -32,17 +31,6 @@ TOKENS = 4096
 #: Whether the length is beyond a sliding window, a fused loss's chunk, and what an embedding's gradient sorts: all that
 #: batch and length decide but sizes.
 Branch = tuple[bool, int | None, Sorted]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pixels:
-    """The patches of a row's images."""
-
-    per_row: int
-    per_image: int
-    per_window: int  # of an image's largest window
-    row_bytes: int  # of what a row's images add to the batch: the patches, and each image's sides
-    token_bytes: int  # of what they add for each token: whether it is an image's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +56,6 @@ class Setup:
     chip: Chip = A100  # whose attention kernels run
     linears_save_inputs: bool = False  # also of frozen weights: ZeRO-3's own (deepspeed/runtime/zero/linear.py)
     adapter_input: str | None = None  # a dtype that an adapter's input is raised to before FSDP1 lowers it again
-    pixels: Pixels | None = None  # null without images
     scales_adapters: bool = False  # whether a factor other than 1 is applied to what is folded into experts
 
     @property
@@ -104,7 +91,6 @@ def setup_of(
         (spec.padding, "padding masks", "take --engine recipe, or measure the cell"),
         (spec.torch_compile, "compiled models", "measure the cell"),
         (LOOPS[spec.loop].frees_gradients_late, "gradients that stand through a forward", "take --engine recipe"),
-        (LOOPS[spec.loop].outputs_until != "" and spec.images > 0, "kept outputs of images", "take --engine recipe"),
     ):
         if option:
             raise UnsupportedArchitecture(f"the formula engine has no arithmetic for {name}; {others}")
@@ -116,8 +102,6 @@ def setup_of(
         )
     if spec.trainer != "sft":
         _require_followed(spec, arch)
-    if arch.tower is not None:
-        _require_fused(spec, arch.tower, chip)
     beyond_window, loss_chunk, sorted_ids = branch_of(spec, arch)
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.row_tokens, num_elements.bit_length() + _ROOM_BITS)
@@ -139,7 +123,6 @@ def setup_of(
         loss_chunk=loss_chunk,
         sorted_ids=sorted_ids,
         chip=chip,
-        pixels=pixels_of(spec, arch.tower),
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )
 
@@ -158,43 +141,6 @@ def _require_followed(spec: CellSpec, arch: Architecture) -> None:
                 f"the formula engine has no arithmetic for trainer {spec.trainer} with {what}; run the cell, on an "
                 "emulated GPU say (vramprobe measure --emulate)"
             )
-
-
-def _require_fused(spec: CellSpec, tower: Tower, chip: Chip) -> None:
-    """Raise UnsupportedArchitecture where a tower runs other attention than sdpa's in 16 bits, or does not run."""
-    if not spec.images:  # a tower that no image goes through gets no gradients, and so no optimizer state
-        raise UnsupportedArchitecture(
-            f"the formula engine has no arithmetic for {spec.model_type} without images; give images, or take "
-            "--engine recipe"
-        )
-    dtype = spec.dtype if spec.autocast == "none" else spec.autocast
-    head = tower.width // tower.num_heads
-    if spec.device == "cpu" or spec.attn != "sdpa" or chosen(chip, head, head, dtype) not in ("flash", "cudnn"):
-        raise UnsupportedArchitecture(
-            "the formula engine has arithmetic for a vision tower under sdpa's fused attention in 16 bits on CUDA "
-            "alone; take --engine recipe"
-        )
-
-
-def pixels_of(spec: CellSpec, tower: Tower | None) -> Pixels | None:
-    """The patches of a cell with a tower; null without images."""
-    if tower is None or not spec.images:
-        return None
-    rows, columns = spec.image.height // tower.patch, spec.image.width // tower.patch
-    window = min(rows, tower.window or rows) * min(columns, tower.window or columns)
-    per_row = spec.images * rows * columns
-    return Pixels(
-        per_row=per_row,
-        per_image=rows * columns,
-        per_window=window,
-        row_bytes=4 * per_row * tower.patch_numel + 3 * 8 * spec.images,
-        token_bytes=8,
-    )
-
-
-def image_batch_bytes(spec: CellSpec, pixels: Pixels) -> int:
-    """What images add to the batch."""
-    return pixels.row_bytes * spec.batch_size + pixels.token_bytes * spec.num_tokens
 
 
 def branch_of(spec: CellSpec, arch: Architecture) -> Branch:

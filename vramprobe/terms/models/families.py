@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, VARIANTS, Architecture
-from vramprobe.terms.models import falcon, gpt_oss, llama, llama4, mla, preference, relatives, variants, vision
+from vramprobe.terms.models import falcon, gpt_oss, llama, llama4, mla, preference, relatives, variants
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.chunked_nll import chunked_nll
 from vramprobe.terms.models.cut_cross_entropy import cut_cross_entropy
@@ -132,8 +132,6 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
 
 def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]:
     """(embedding, one layer, what comes after the last layer) of a family."""
-    if arch.tower is not None:
-        return _with_tower, llama.layer, llama.finish
     if arch.model_type in LLAMA_LIKE:
         return llama.embed, llama.layer, llama.finish
     if arch.model_type in VARIANTS:
@@ -164,10 +162,6 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
         case "bloom":
             return falcon.bloom_embed, falcon.bloom_layer, falcon.finish
     raise AssertionError(f"architecture() knows {arch.model_type}, this walk does not")
-
-
-def _with_tower(model: Model) -> Value:
-    return vision.embed(model, _checkpointed)
 
 
 def _mixture_layer(model: Model, hidden: Value) -> Value:

@@ -200,9 +200,7 @@ class Model(Weights):
 
     def make_rotary_tables(self, dtype: str) -> None:
         """The rotary cos and sin, shared by every layer of a kind; the head's own half is repeated."""
-        # As position ids have them.
-        rows = self.setup.batch_size if self.arch.tower is not None else 1
-        numel = rows * self.setup.seq_len * self.arch.rotary_size
+        numel = self.setup.seq_len * self.arch.rotary_size
         if self.arch.model_type in ("olmo2", "olmo3"):  # which turn heads in fp32
             dtype = "fp32"
         for _ in range(self.arch.num_rotary_tables):

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from vramprobe.architecture import Architecture, architecture
+from vramprobe.architecture import Architecture
 from vramprobe.kernels.chip import A100, Chip
 from vramprobe.options import RANK_OPTIONS
+from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell import optimizer, parameters, remainders
 from vramprobe.terms.cell.parameters import Tensor
-from vramprobe.terms.cell.setup import Branch, Setup, branch_of, image_batch_bytes, pixels_of, setup_of
+from vramprobe.terms.cell.setup import Branch, Setup, branch_of, setup_of
 from vramprobe.terms.step.walk import Walk, walk_of
 from vramprobe.terms.tape.graph import CAUSES, Place
 from vramprobe.trainers import LOOPS, TRAINERS, outputs_bytes
@@ -60,7 +61,7 @@ def ledger_terms(spec: CellSpec, chip: Chip = A100) -> dict[str, int]:
     ``chip``: whose attention kernels run. Raises UnsupportedArchitecture for what the formula engine has no
     arithmetic for.
     """
-    arch = architecture(spec.architecture)
+    arch = counted_architecture(spec)
     tensors = parameters.tensors(spec, arch)
     trained = [tensor for tensor in tensors if tensor.trained]
     walk = walk_of(setup_of(spec, arch, tensors, chip))
@@ -110,7 +111,7 @@ def course_of(spec: CellSpec, chip: Chip = A100) -> Course:
         if (branch := branch_of(spec, course.arch)) in known:
             return known[branch]
         break
-    arch = architecture(spec.architecture)
+    arch = counted_architecture(spec)
     tensors = parameters.tensors(spec, arch)
     trained = [tensor for tensor in tensors if tensor.trained]
     idle = _idle_terms(spec, arch, tensors, optimizer.allocated_state_bytes(spec, trained))
@@ -180,10 +181,8 @@ def old_outputs_stand(spec: CellSpec) -> bool:
 
 
 def batch_bytes(spec: CellSpec) -> int:
-    """The inputs of a micro-batch: int64 for each token, and what images add."""
-    of_tokens = 8 * len(TRAINERS[spec.trainer].inputs) * spec.num_tokens
-    pixels = pixels_of(spec, architecture(spec.architecture).tower) if spec.images else None
-    return of_tokens if pixels is None else of_tokens + image_batch_bytes(spec, pixels)
+    """The inputs of a micro-batch: int64 for each token."""
+    return 8 * len(TRAINERS[spec.trainer].inputs) * spec.num_tokens
 
 
 def _gradients_bytes(trained: Sequence[Tensor]) -> int:

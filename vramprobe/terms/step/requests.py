@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from vramprobe.architecture import architecture
 from vramprobe.kernels.chip import Chip, chip_like
+from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell import optimizer, parameters
 from vramprobe.terms.cell.loading import Allocator, load
@@ -50,7 +50,7 @@ class Run:
         is not NVIDIA's, of which nothing is known. Raises UnsupportedArchitecture, as terms.moments does.
         """
         self.spec, self.allocator, self._workspace_bytes = spec, allocator, workspace_bytes
-        self.arch = architecture(spec.architecture)
+        self.arch = counted_architecture(spec)
         self._chip = chip_like(chip)
         self.asked = None if chip is None else Asked(chip)  # chips that are alike in this ask for the same in all
         self._num_steps = 0

@@ -1,0 +1,29 @@
+"""Arithmetic: which cells have their step counted by it; those of any other are recorded on an emulated GPU.
+
+In: a cell. Out: its Architecture, or an UnsupportedArchitecture that names what is recorded. Parameters of more
+families are counted (architecture/) than steps. No torch here.
+"""
+
+from __future__ import annotations
+
+from vramprobe.architecture import VISION_LANGUAGE, Architecture, UnsupportedArchitecture, architecture
+from vramprobe.rules import Cell
+
+#: Model types whose parameters are counted, and whose steps are recorded.
+RECORDED = (*VISION_LANGUAGE,)
+
+
+def counted_architecture(spec: Cell) -> Architecture:
+    """Return the Architecture of a cell whose step is counted. Raises UnsupportedArchitecture for one that is
+    recorded.
+    """
+    found = architecture(spec.architecture)
+    given = [
+        (spec.model_type in RECORDED, f"model type {spec.model_type}"),
+    ]
+    if names := ", ".join(name for is_given, name in given if is_given):
+        raise UnsupportedArchitecture(
+            f"the formula engine has no arithmetic for a step of {names}; take --engine recipe, which records it, or "
+            "measure the cell"
+        )
+    return found

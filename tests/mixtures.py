@@ -1,4 +1,4 @@
-"""Tiny mixtures of experts, one of each family that the arithmetic knows, and cells of them."""
+"""Tiny mixtures of experts, one of each family whose parameters are counted, and cells of them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama4_text": TINY | {"model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 1,
                            "intermediate_size": 40, "intermediate_size_mlp": 80, "no_rope_layer_interval": 2},
 }  # fmt: skip
-#: The queries' own latent, values as wide as keys, a router that does not renormalise, chunks shorter than a row, and
-#: layers that are dense by turns.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "q_latent": FAMILIES["deepseek_v2"] | {"q_lora_rank": 24, "first_k_dense_replace": 0},
-    "wide_values": FAMILIES["deepseek_v2"] | {"v_head_dim": 24},
-    "not_renormalised": FAMILIES["qwen3_moe"] | {"norm_topk_prob": False},
-    "short_chunks": FAMILIES["llama4_text"] | {"attention_chunk_size": 32},
-    "half_dense": FAMILIES["llama4_text"]
-    | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "attn_temperature_tuning": False},
-}
+#: Those whose step is counted, too.
+COUNTED = ("mixtral", "qwen3_moe", "not_renormalised")
+#: A router that does not renormalise.
+VARIANTS: dict[str, dict[str, Any]] = {"not_renormalised": FAMILIES["qwen3_moe"] | {"norm_topk_prob": False}}
 
 
 def moe_cell(family: str, **words: Any) -> CellSpec:

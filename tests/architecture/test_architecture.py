@@ -75,7 +75,7 @@ def test_unsupported_family_names_the_supported_ones() -> None:
 
 
 def test_unsupported_family_can_be_measured() -> None:
-    with pytest.raises(UnsupportedArchitecture, match="it can be measured: vramprobe measure"):
+    with pytest.raises(UnsupportedArchitecture, match="take --engine recipe, which records"):
         architecture({"model_type": "t5"})
 
 

@@ -329,13 +329,6 @@ def test_contradictions_are_clear_errors(words: list[str], code: int, message: s
     assert message in text, text
 
 
-def test_the_largest_model_that_takes_images_has_a_tower() -> None:
-    """It looked at the models of text alone, of which none takes one, and said that none of 0 fits."""
-    words = {"gpu": "RTX-4090", "method": "qlora", "batch_size": 1, "seq_len": 512, "images": 1}
-    with pytest.raises(VramprobeError, match="a step of model type qwen2_5_vl; take --engine recipe, which records it"):
-        api.largest_model(**words)
-
-
 def test_where_no_model_could_be_judged_it_says_why() -> None:
     with pytest.raises(VramprobeError, match=r"none of \d+ models could be judged; --engine recipe records"):
         api.largest_model(gpu="T4", method="qlora", batch_size=1, seq_len=512, images=1)

@@ -9,6 +9,8 @@ import pytest
 
 from vramprobe import api
 from vramprobe.log.meanings import MEANINGS, PLAIN
+from vramprobe.predict.reasons import reasons
+from vramprobe.spec import resolve
 from vramprobe.terms.tape.graph import CAUSES
 from vramprobe.units import format_bytes
 
@@ -29,12 +31,6 @@ def notes(**words: Any) -> list[str]:
         (EXPERTS | {"method": "lora"}, "LoRA on experts: ", "768.00 MiB each; --lora-targets q_v leaves experts out"),
         (EXPERTS | {"method": "qlora"}, "nf4 reaches only", "110.37 GiB in fp32, to which PEFT's preparation raises"),
         (EXPERTS | {"method": "qlora", "kbit_prep": "trl"}, "nf4 reaches only", "55.18 GiB in bf16; Axolotl"),
-        (CELL | {"model": "gpt-oss-20b", "method": "lora"}, "the checkpoint of", "mxfp4: counted are its weights"),
-        (
-            CELL | {"model": "gpt-oss-20b", "method": "lora", "seq_len": 8192},
-            "attn eager (transformers has no sdpa for gpt_oss)",
-            "8.00 GiB a copy",
-        ),
         (LLAMA | {"method": "lora", "attn": "eager", "seq_len": 8192}, "attn eager holds", "4.00 GiB a copy"),
         (LLAMA | {"model": "llama-2-7b", "method": "lora", "seq_len": 8192}, "seq_len 8,192 is beyond", "the 4,096"),
     ],
@@ -44,13 +40,23 @@ def test_a_size_that_options_do_not_show_is_explained(words: dict[str, Any], beg
     assert says in said
 
 
+def test_a_recorded_models_sizes_are_explained_too() -> None:
+    words = CELL | {"model": "gpt-oss-20b", "method": "lora", "seq_len": 8192, "device": "cuda"}
+    peak = {"saved_activations": 40 * 2**30}
+    checkpoint, eager = reasons(resolve(**words), peak)
+    assert eager.startswith("attn eager (transformers has no sdpa for gpt_oss)")
+    assert "8.00 GiB a copy" in eager
+    assert checkpoint.startswith("the checkpoint of gpt-oss-20b is mxfp4: counted are its weights")
+    [eager] = reasons(resolve(**words | {"model": "unsloth/gpt-oss-20b-unsloth-bnb-4bit"}), peak)
+    assert eager.startswith("attn eager")
+
+
 @pytest.mark.parametrize(
     "words",
     [
         LLAMA | {"method": "lora"},
         LLAMA | {"method": "qlora", "quant": "nf4-single"},
         LLAMA | {"method": "full"},
-        CELL | {"model": "unsloth/gpt-oss-20b-unsloth-bnb-4bit", "method": "lora"},
         EXPERTS | {"method": "lora", "lora_targets": "q_v"},
         LLAMA | {"method": "lora", "attn": "eager", "seq_len": 128},
     ],

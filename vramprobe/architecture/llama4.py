@@ -26,7 +26,6 @@ def llama4(config: Config) -> Architecture:
         per_token=config.size("num_experts_per_tok", 1),
         width=config.size("intermediate_size", 8192),
         renormalised=False,
-        run_by_all=True,
     )
     if experts.per_token > experts.num:
         raise config.wrong("num_experts_per_tok", f"{experts.num} or less, as many experts as there are")
@@ -52,8 +51,6 @@ def llama4(config: Config) -> Architecture:
         sliding_layers=turned,
         experts=experts,
         dense_layers=dense,
-        norms_turned=config.flag("use_qk_norm", True),
-        scales_unturned=config.flag("attn_temperature_tuning", True),
         parameters=tuple(inventory.parameters),
     )
 

@@ -80,12 +80,6 @@ class Experts:
     per_token: int
     width: int  # of the inner layer of one
     renormalised: bool  # the scores of those taken are divided by their sum
-    run_by_all: bool = False  # every token goes through every one, and is 0 where it does not take it
-
-    @property
-    def per_token_run(self) -> int:
-        """Experts that a token goes through."""
-        return self.num if self.run_by_all else self.per_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +131,6 @@ class Architecture:
     caps_logits: bool = False
     experts: Experts | None = None
     dense_layers: tuple[int, ...] = ()  # those without experts, where others have them
-    #: Llama 4's: queries and keys are normed after they are turned, and queries of layers that turn none are scaled.
-    norms_turned: bool = False
-    scales_unturned: bool = False
     wrapped: tuple[Wrapped, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     habits: Habits = PINNED

@@ -29,6 +29,7 @@ from vramprobe.recipe.shipped import Shipped, labels_of, shipped_recipe
 from vramprobe.rules.cell import not_quantized
 from vramprobe.rules.sharding import reasons_not_run
 from vramprobe.spec import CellSpec
+from vramprobe.terms.cell.parameters import require_adapters
 
 #: The card whose kernels a cell meets where none is named, as in the arithmetic.
 DEFAULT_CARD = "A100-80GB-SXM"
@@ -274,7 +275,8 @@ def _card(gpu: catalog.Gpu | None) -> catalog.Gpu:
 
 
 def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
-    """Raise NoRecipe for a cell that the recipe engine does not record."""
+    """Raise NoRecipe for a cell that the recipe engine does not record, SpecError or RunFails for one that fails."""
+    require_adapters(spec)
     if spec.device != "cuda":
         raise NoRecipe(
             "a recipe is recorded on an emulated GPU, and device cpu was given; drop it, or run the cell: "

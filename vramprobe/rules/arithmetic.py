@@ -10,7 +10,7 @@ from vramprobe.architecture import VISION_LANGUAGE, Architecture, UnsupportedArc
 from vramprobe.rules import Cell
 
 #: Model types whose parameters are counted, and whose steps are recorded.
-RECORDED = (*VISION_LANGUAGE,)
+RECORDED = (*VISION_LANGUAGE, "deepseek_v2", "gpt_oss", "llama4_text")
 
 
 def counted_architecture(spec: Cell) -> Architecture:

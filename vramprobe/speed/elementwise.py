@@ -51,7 +51,7 @@ def elementwise(arch: Architecture, tokens: int, widths: tuple[int, int], fused:
     has_own = fused == "all" or (fused == "kernels" and is_rms)
     norms = sum(p.role == "norm" and p.per_layer and p.name.endswith("weight") for p in arch.parameters)
     eager_norm = (_WIDE_RMS_NORM if wide == 4 else _RMS_NORM) if is_rms else _LAYER_NORM
-    per_token = arch.experts.per_token_run if arch.experts else 1
+    per_token = arch.experts.per_token if arch.experts else 1
     inner = (arch.experts.width if arch.experts else _mlp_width(arch)) * per_token
     parts = [
         (_FUSED_NORM if has_own else eager_norm, norms * hidden * wide),

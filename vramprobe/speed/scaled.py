@@ -38,7 +38,7 @@ def counted_estimate(spec: CellSpec, count: Count, grad_accum: int, gpu: Gpu) ->
     Raises SpecError for a card whose peak is not known.
     """
     time = time_of(with_micro_steps(count, grad_accum / spec.grad_accum), gpu)
-    tokens = spec.num_gpus * grad_accum * spec.batch_size * spec.seq_len
+    tokens = spec.num_gpus * grad_accum * spec.num_tokens
     return Estimate(
         seconds=time.seconds,
         tokens_per_second=Figure(

@@ -139,7 +139,7 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
             linear_stream += elements * copies
             adapter_kernels += _ADAPTER_KERNELS * copies
     for stack in (p for p in arch.parameters if p.role == "experts"):
-        share = (arch.experts.per_token_run / arch.experts.num) if arch.experts else 1.0
+        share = (arch.experts.per_token / arch.experts.num) if arch.experts else 1.0
         num_in, num_out = stack.shape[-2:]
         copies = arch.num_copies(stack) * stack.numel / (num_in * num_out)
         products += _uses(tokens * share, num_out, num_in, dense, copies, again, trains=full)
@@ -230,7 +230,7 @@ def _share_of_tokens(arch: Architecture, name: str) -> float:
     """Share of tokens that reach a linear layer, where it is one of several experts; 1 for any other."""
     if arch.experts is None or ".experts." not in name:
         return 1.0
-    return arch.experts.per_token_run / arch.experts.num
+    return arch.experts.per_token / arch.experts.num
 
 
 def _attention_flops(arch: Architecture, batch: int, length: int, layer: int) -> float:
@@ -238,15 +238,14 @@ def _attention_flops(arch: Architecture, batch: int, length: int, layer: int) ->
     window = arch.sliding_window if arch.sliding_window and arch.slides(layer) else length
     reach = min(window, length)
     scores = length * reach - reach * (reach - 1) / 2  # pairs of a query and a key before it, itself too
-    width = arch.head_size + (arch.value_size or arch.head_size)
-    return 2.0 * batch * arch.num_heads * width * scores
+    return 4.0 * batch * arch.num_heads * arch.head_size * scores
 
 
 def _scores(arch: Architecture, rows: int, length: int, width: int, repeats: int) -> list[Product]:
     """Eager attention: whole squares of scores, then their product with the values; as many again for each gradient."""
     m, layers = rows * arch.num_heads * length, arch.num_layers
     found = []
-    for n, k in ((length, arch.head_size), (arch.value_size or arch.head_size, length)):
+    for n, k in ((length, arch.head_size), (arch.head_size, length)):
         found += [Product(m, n, k, width, layers, repeats), Product(m, n, k, width, 2 * layers)]
     return found
 

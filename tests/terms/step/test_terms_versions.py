@@ -38,9 +38,7 @@ def test_experts_and_router_as_linear_layers() -> None:
     [
         ("mixtral", "qlora", True),
         ("qwen3_moe", "qlora", True),
-        ("deepseek_v2", "qlora", True),
         ("mixtral", "lora", False),
-        ("gpt_oss", "qlora", False),
     ],
 )
 def test_who_asks_for_a_quantised_mixture_is_told_of_transformers_4(family: str, method: str, is_said: bool) -> None:

@@ -11,7 +11,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vramprobe.architecture import SCORE, Architecture, Parameter, RunFails, Wrapped
+from vramprobe.architecture import (
+    SCORE,
+    Architecture,
+    Parameter,
+    RunFails,
+    UnsupportedArchitecture,
+    Wrapped,
+    architecture,
+)
 from vramprobe.errors import SpecError
 from vramprobe.rules.cell import lora_target_names
 from vramprobe.spec import CellSpec
@@ -136,6 +144,17 @@ def lora_targets(spec: CellSpec, arch: Architecture) -> frozenset[str]:
                 f"{' and '.join(wrapped.targets)} together; give all of them"
             )
     return frozenset(pattern for found in chosen.values() for pattern in found)
+
+
+def require_adapters(spec: CellSpec) -> None:
+    """Raise SpecError or RunFails for adapters that peft cannot make or train, where the model's parameters are
+    counted.
+    """
+    try:
+        arch = architecture(spec.architecture)
+    except UnsupportedArchitecture:
+        return
+    tensors(spec, arch)
 
 
 def _matches(name: str, target: str) -> bool:

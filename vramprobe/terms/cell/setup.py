@@ -94,12 +94,6 @@ def setup_of(
     ):
         if option:
             raise UnsupportedArchitecture(f"the formula engine has no arithmetic for {name}; {others}")
-    if arch.value_size is not None and spec.attn == "flash_attention_2":
-        # For flash-attn transformers pads values to the size of queries.
-        raise UnsupportedArchitecture(
-            f"the formula engine has no arithmetic for attn flash_attention_2 of a {arch.model_type}; use sdpa or "
-            "eager, or --engine recipe"
-        )
     if spec.trainer != "sft":
         _require_followed(spec, arch)
     beyond_window, loss_chunk, sorted_ids = branch_of(spec, arch)

@@ -21,9 +21,9 @@ Kernel = Literal["fused", "math", "eager"]
 def kernel(setup: Setup, dtype: str, *, masked: bool = False) -> Kernel:
     """Which implementation runs on q, k and v of this dtype; ``masked``: with a mask beside causality.
 
-    CPU: the flash kernel takes no dropout, nor values of another size than queries (``use_flash_attention_cpp``):
-    these mean math. CUDA: as torch chooses (kernels/attention.py). With a mask transformers repeats grouped heads
-    (``use_gqa_in_sdpa``), but Falcon's own attention leaves one key head to broadcast, which math alone takes.
+    CPU: the flash kernel takes no dropout (``use_flash_attention_cpp``), which means math. CUDA: as torch chooses
+    (kernels/attention.py). With a mask transformers repeats grouped heads (``use_gqa_in_sdpa``), but Falcon's own
+    attention leaves one key head to broadcast, which math alone takes.
     """
     arch = setup.arch
     if setup.attn == "eager":
@@ -33,7 +33,7 @@ def kernel(setup: Setup, dtype: str, *, masked: bool = False) -> Kernel:
         return "math"
     is_repeated = masked or repeats_heads(setup)
     if setup.device == "cpu":
-        return "math" if arch.attention_dropout > 0 or arch.value_size is not None else "fused"
+        return "math" if arch.attention_dropout > 0 else "fused"
     found = _chosen(setup, dtype, is_grouped=is_grouped and not is_repeated, masked=masked)
     return "math" if found == "math" else "fused"
 
@@ -44,7 +44,7 @@ def _chosen(setup: Setup, dtype: str, *, masked: bool, is_grouped: bool = False)
     return kernels.chosen(
         A100 if setup.attn == "flash_attention_2" else setup.chip,
         arch.head_size,
-        arch.value_size or arch.head_size,
+        arch.head_size,
         dtype,
         is_grouped=is_grouped,
         has_mask=masked,
@@ -81,7 +81,7 @@ def _sdpa(setup: Setup, query: Value, key: Value, value: Value, *, is_masked: bo
         return _math(setup, query, key, value, bias)
     # The memory-efficient kernel rounds the length up to a multiple of 32 for its log-sum-exps, which is not counted.
     arch = setup.arch
-    sizes = setup.batch_size, arch.num_heads, setup.seq_len, arch.head_size, arch.value_size or arch.head_size
+    sizes = setup.batch_size, arch.num_heads, setup.seq_len, arch.head_size, arch.head_size
     scratch = query.tape.scratch_of_attention(sizes, query.dtype, is_masked, arch.attention_dropout)
     out = op.fused_attention(
         query, key, value, _num_out(setup), setup.num_tokens * setup.arch.num_heads, setup.device, bias, scratch
@@ -97,7 +97,7 @@ def _sdpa(setup: Setup, query: Value, key: Value, value: Value, *, is_masked: bo
 
 
 def _num_out(setup: Setup) -> int:
-    return setup.num_tokens * setup.arch.num_heads * (setup.arch.value_size or setup.arch.head_size)
+    return setup.num_tokens * setup.arch.num_heads * setup.arch.head_size
 
 
 def _repeated(query: Value, key: Value, value: Value, *, as_view: bool) -> tuple[Value, Value]:
@@ -157,7 +157,7 @@ def _safe_softmax(scores: Value, device: str) -> Value:
 def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> tuple[Value, Value]:
     """transformers' ``eager_attention_forward``: scores, scale, mask, softmax in fp32, product.
 
-    GPT-2 and Llama 4 take the softmax as the scores come.
+    GPT-2 takes the softmax as the scores come.
     """
     # The view of a single head is a bmm's operand only for a single row.
     key, value = _repeated(query, key, value, as_view=setup.batch_size == setup.arch.num_kv_heads == 1)
@@ -171,9 +171,6 @@ def _eager(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     scores = op.add(scores, mask) if mask is not None else scores
     if setup.arch.model_type == "gpt2":
         scores = op.cast(op.softmax(scores, setup.device), value.dtype)
-    elif setup.arch.model_type == "llama4_text":  # in fp32 only where CUDA's autocast has it so
-        is_wide = setup.device == "cuda" and setup.autocast != "none"
-        scores = op.softmax(op.cast(scores, "fp32") if is_wide else scores, setup.device)
     else:
         scores = op.cast(op.softmax_in_fp32(scores, setup.device), dtype)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)

@@ -30,7 +30,7 @@ def mixture(model: Model, prefix: str, hidden: Value) -> Value:
     routed = softmax_router(model, f"{prefix}gate", hidden)
     if model.arch.habits.experts_are_linear:
         return linear_experts(model, f"{prefix}experts.", hidden, routed)
-    return grouped_experts(model, f"{prefix}experts.", hidden, routed, gated)
+    return grouped_experts(model, f"{prefix}experts.", hidden, routed)
 
 
 def softmax_router(model: Model, name: str, hidden: Value) -> Routing:
@@ -110,9 +110,7 @@ def gated(model: Model, both: Value) -> Value:
     return op.mul(model.activation(gate), up)
 
 
-def grouped_experts(
-    model: Model, prefix: str, hidden: Value, routed: Routing, inner: Callable[[Model, Value], Value]
-) -> Value:
+def grouped_experts(model: Model, prefix: str, hidden: Value, routed: Routing) -> Value:
     """``grouped_mm_experts_forward`` (transformers/integrations/moe.py), line by line; ``prefix`` ends in
     ``experts.``."""
     tape, experts = model.tape, model.arch.experts
@@ -124,13 +122,11 @@ def grouped_experts(
     scores = routing.gathered(routed.scores, order, num_pairs)
     counted, counts = tape.new(num_pairs, "fp32"), tape.new(experts.num, "fp32")
     offsets = tape.new(experts.num, "int32")
-    weight, bias = up_weight(), _bias_of_rows(model, f"{prefix}gate_up_proj_bias", expert_ids, 2 * experts.width)
+    weight = up_weight()
     out = routing.grouped_product(op.cast(rows, weight.dtype), weight, offsets, width, 2 * experts.width)
-    out = routing.biased(out, bias) if bias is not None else out
-    out = inner(model, out)
-    weight, bias = down_weight(), _bias_of_rows(model, f"{prefix}down_proj_bias", expert_ids, width)
+    out = gated(model, out)
+    weight = down_weight()
     out = routing.grouped_product(op.cast(out, weight.dtype), weight, offsets, experts.width, width)
-    out = routing.biased(out, bias) if bias is not None else out
     weighted = op.mul(out, scores, by_row=True)
     back = tape.new(num_pairs, "int64")
     positions = tape.new(num_pairs, "int64")
@@ -163,10 +159,3 @@ def linear_experts(model: Model, prefix: str, hidden: Value, routed: Routing) ->
         out = routing.added_at(out, inner, places)
     del mask
     return out
-
-
-def _bias_of_rows(model: Model, name: str, expert_ids: Value, width: int) -> Value | None:
-    """Each row's bias, copied; None where the experts have none."""
-    if name not in model.tensors:
-        return None
-    return routing.gathered(model.weight(name), expert_ids, expert_ids.numel * width)

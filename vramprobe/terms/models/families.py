@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, VARIANTS, Architecture
-from vramprobe.terms.models import falcon, gpt_oss, llama, llama4, mla, preference, relatives, variants
+from vramprobe.terms.models import falcon, llama, preference, relatives, variants
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.chunked_nll import chunked_nll
 from vramprobe.terms.models.cut_cross_entropy import cut_cross_entropy
@@ -84,7 +84,7 @@ def make_gradients(model: Model) -> None:
         model.layer = index
         tape.at("forward", layer_place(model.arch, index))
         for name, tensor in model.tensors.items():
-            if tensor.trained and (tensor.per_layer or index == 0) and model.has(name):
+            if tensor.trained and (tensor.per_layer or index == 0):
                 tape.make_gradient(model.weight(name))
 
 
@@ -92,17 +92,16 @@ def layer_place(arch: Architecture, layer: int) -> str:
     """Where in the depth a layer is; memory is linear between layers of one place.
 
     Layers that look through a window and layers that see everything are handed tables and masks of their own, and below
-    the first of the others, backward has none of theirs left. Some are dense where others have experts.
+    the first of the others, backward has none of theirs left.
     """
     if layer == arch.num_layers - 1:
         return "last layer"
     if layer == 0:
         return "first layer"
-    is_dense = len(arch.dense_layers) > 1 and layer in arch.dense_layers
     if len(set(arch.sliding_layers)) < 2:
-        return f"{MIDDLE_LAYER} that is dense" if is_dense else MIDDLE_LAYER
+        return MIDDLE_LAYER
     slides = arch.sliding_layers[layer]
-    kind = ("is dense and " if is_dense else "") + ("slides" if slides else "sees all")
+    kind = "slides" if slides else "sees all"
     return f"{MIDDLE_LAYER} that {kind}" + ("" if (not slides) in arch.sliding_layers[:layer] else ", near the first")
 
 
@@ -139,12 +138,6 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
     match arch.model_type:
         case "mixtral" | "qwen3_moe":
             return llama.embed, _mixture_layer, llama.finish
-        case "deepseek_v2":
-            return mla.embed, mla.layer, llama.finish
-        case "gpt_oss":
-            return gpt_oss.embed, gpt_oss.layer, gpt_oss.finish
-        case "llama4_text":
-            return mla.embed, llama4.layer, llama.finish
         case "gpt_neox":
             return _neox_embed, _neox_layer, lambda model, hidden: model.layer_norm("gpt_neox.final_layer_norm", hidden)
         case "gpt2":

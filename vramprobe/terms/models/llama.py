@@ -1,6 +1,6 @@
 """The llamas on the tape, and what many other families share with them: embedding, layer and last norm.
 
-In: a Model; of another family also its attention, MLP, norm or tables, where these are its own. Out: the embedding, one
+In: a Model; of another family also its attention, MLP or norm, where these are its own. Out: the embedding, one
 layer and what comes after the last one, as families.py runs them. Reads like transformers' ``modeling_llama.py``. Never
 imports torch or the workload.
 """
@@ -15,24 +15,18 @@ from vramprobe.terms.tape import layout
 from vramprobe.terms.tape.graph import Value
 
 Block = Callable[[Model, str, Value], Value]  # an attention, an MLP or a norm: its weights' prefix or name, its input
-Tables = Callable[[Model, str], None]
 
 _LAYER = "model.layers.{layer}."
 
 
-def rotary_tables(model: Model, dtype: str) -> None:
-    """The rotary cos and sin in ``dtype``, as most families have them."""
-    model.make_rotary_tables(dtype)
-
-
-def embed(model: Model, name: str = "model.embed_tokens.weight", make_tables: Tables = rotary_tables) -> Value:
-    """The tokens' rows, and what every layer is handed: position ids, masks, the family's rotary tables."""
+def embed(model: Model, name: str = "model.embed_tokens.weight") -> Value:
+    """The tokens' rows, and what every layer is handed: position ids, masks, the rotary tables."""
     hidden = model.embed(name, model.num_tokens)
     if model.arch.scales_residuals:
         hidden = op.scaled(hidden)
     hidden = model.dropout(hidden, model.arch.embedding_dropout)
     model.share(model.tape.new(model.setup.seq_len, "int64"), hidden.dtype)
-    make_tables(model, hidden.dtype)
+    model.make_rotary_tables(hidden.dtype)
     return hidden
 
 

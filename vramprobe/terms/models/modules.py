@@ -14,7 +14,7 @@ from vramprobe.terms.cell.setup import Setup
 from vramprobe.terms.models import adapters, norms, quantized
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.activations import gelu_new
-from vramprobe.terms.models.attention import attend, product, repeats_heads
+from vramprobe.terms.models.attention import attend, repeats_heads
 from vramprobe.terms.models.weights import Weights
 from vramprobe.terms.tape.graph import Value
 from vramprobe.terms.tape.tape import Tape
@@ -56,8 +56,6 @@ class Model(Weights):
                 norm = norms.rms_norm_around_one
             case "olmo2" | "olmo3":
                 norm = norms.rms_norm_weighted_in_fp32
-            case "llama4_text":
-                norm = norms.rms_norm_weighted_last
             case _:
                 norm = norms.rms_norm
         return norm(value, weight, value.numel // weight.numel)
@@ -154,8 +152,6 @@ class Model(Weights):
         elif setup.attn == "sdpa" and (arch.model_type == "falcon" or setup.beyond_window):
             # Falcon asks for a mask always (allow_is_causal_skip=False).
             slides = arch.model_type != "falcon"
-            # A chunk begins where a row's padding ends, so that its mask is one of each row.
-            numel *= setup.batch_size if arch.model_type == "llama4_text" else 1
             self._masks = {slides: self._allowed(numel, slides=slides)}
 
     def _allowed(self, numel: int, *, slides: bool) -> Value:
@@ -181,10 +177,6 @@ class Model(Weights):
             self.cache += [key, value]
         out, self.held_in_layer = attend(self.setup, query, key, value, self.mask)
         return out
-
-    def heads_product(self, left: Value, right: Value, numel: int) -> Value:
-        """``torch.matmul`` of two values laid out by heads, under the cell's autocast."""
-        return product(left, right, numel, self.setup.batch_size, self.setup.autocast)
 
     def end_of_layers(self) -> None:
         """The model's own forward returns: its variables go."""

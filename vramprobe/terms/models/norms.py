@@ -18,16 +18,6 @@ def rms_norm(value: Value, weight: Value, num_rows: int) -> Value:
     return out
 
 
-def rms_norm_weighted_last(value: Value, weight: Value, num_rows: int) -> Value:
-    """Llama 4's: nothing of it is held while the weight is multiplied."""
-    return mul(l2_norm(value, num_rows), weight)
-
-
-def l2_norm(value: Value, num_rows: int) -> Value:
-    """The same without a weight."""
-    return cast(_normalised(value, num_rows)[0], value.dtype)
-
-
 def rms_norm_weighted_in_fp32(value: Value, weight: Value, num_rows: int) -> Value:
     """OLMo 2's: the weight is multiplied before the way back to the input's dtype."""
     normed, *held = _normalised(value, num_rows)

@@ -21,14 +21,6 @@ def top_k(value: Value, num_chosen: int) -> tuple[Value, Value]:
     return values, indices
 
 
-def scattered(value: Value, indices: Value, numel: int) -> Value:
-    """``torch.full_like(…).scatter_(1, indices, value)``: saves the indices; backward gathers."""
-    tape, chosen = value.tape, value.numel
-    out = tape.new(numel, value.dtype)
-    tape.record([value], [out], [indices], lambda grads: [tape.new(chosen, grads[0].dtype)])
-    return out
-
-
 def divided_by_row_sums(value: Value, num_rows: int) -> Value:
     """``value /= value.sum(-1, keepdim=True)``: in place, so that what division saves of it is a copy."""
     tape = value.tape
@@ -74,15 +66,6 @@ def grouped_product(value: Value, weight: Value, offsets: Value, num_in: int, nu
     edge = tape.record([value, weight], [], saved, backward)
     out = tape.new(numel // num_in * num_out, value.dtype)
     out.edge = edge
-    return out
-
-
-def biased(value: Value, bias: Value) -> Value:
-    """``value.add_(bias)``: in place; the same gradient for both."""
-    tape = value.tape
-    out = tape.view(value)
-    needs = bias.needs_grad
-    tape.record([value, bias], [out], [], lambda grads: [tape.view(grads[0]), tape.view(grads[0]) if needs else None])
     return out
 
 

@@ -22,7 +22,6 @@ class Weights:
         self.num_tokens, self.device = setup.num_tokens, setup.device
         tape.device = setup.device
         self.tensors = {tensor.name: tensor for tensor in setup.tensors}
-        self._only = {parameter.name: parameter.only for parameter in setup.arch.parameters}
         self.layer = 0
         self._weights: dict[tuple[str, int], Value] = {}
         self._cast_cache: dict[Value, Value] = {}
@@ -34,14 +33,6 @@ class Weights:
             tensor = self.tensors[name]
             self._weights[key] = self.tape.constant(tensor.numel, tensor.dtype, trained=tensor.trained)
         return self._weights[key]
-
-    def has(self, name: str) -> bool:
-        """Whether the current layer has its own of this name, where some layers are dense and others have experts."""
-        is_dense = self.layer in self.arch.dense_layers
-        return self._only.get(name.removesuffix(".lora_A").removesuffix(".lora_B"), "") in (
-            "",
-            "dense" if is_dense else "sparse",
-        )
 
     def autocasted(self, weight: Value, *, is_cached: bool = True) -> Value:
         """A weight as autocast hands it to a matmul: trained fp32 weights are cast once per forward and cached."""

@@ -211,8 +211,7 @@ def in_order(model: Model, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Ten
         for layer in model.layers if of_layers else ():
             model.layer = layer
             for tensor in of_layers:
-                if model.has(tensor.name):
-                    yield tensor.name.replace("{layer}", str(layer)), tensor
+                yield tensor.name.replace("{layer}", str(layer)), tensor
         for tensor in group[first:]:
             if not tensor.per_layer:
                 yield tensor.name, tensor

@@ -1,8 +1,8 @@
 """Trainers and loops: what a micro-batch of each holds, and what is kept from one step to the next, a row each.
 
 In: nothing. Out: frozen rows by name, which specs, rules, arithmetic, workload and the page read; bytes of a model's
-outputs. What a trainer's loss does is arithmetic's (terms/models/preference.py) and TRL's own code
-(workload/trainer.py); the loops themselves are examples/loops.py. Imports neither.
+outputs. What a trainer's loss does is TRL's own code (workload/trainer.py); the loops themselves are
+examples/loops.py. Imports neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ class Trainer:
     trl: str = ""  # TRL's class, below its package; empty: the model's own forward and loss
     rows: int = 1  # sequences of a micro-batch for each of its examples
     inputs: tuple[str, ...] = ("input_ids", "labels")  # int64, one number for each token
-    num_forwards: int = 1  # of the layers, one of which has a backward
     fuses_head: bool = False  # log-probabilities from tiles of the logits, by TRL's Triton kernels
     scores_rows: bool = False  # by a head of one output in place of the vocabulary's
     has_reference: bool = False  # a frozen model beside the trained one: a second one, or adapters switched off
@@ -34,7 +33,6 @@ _ROWS = (
         name="dpo",
         trl="DPOTrainer",
         rows=2,  # chosen and rejected
-        num_forwards=2,
         fuses_head=True,
         inputs=_MASKED,
         has_reference=True,
@@ -44,7 +42,6 @@ _ROWS = (
         trl="KTOTrainer",
         inputs=(*_MASKED, *(f"KL_{name}" for name in _MASKED)),  # and each prompt with another one's completion
         has_reference=True,
-        num_forwards=4,
         fuses_head=True,
     ),
     Trainer(

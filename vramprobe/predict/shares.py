@@ -27,7 +27,7 @@ from vramprobe.terms.step.versions import libraries_of
 from vramprobe.terms.step.walk import Walk, one_of_each_kind, walk_layers
 from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
 from vramprobe.terms.tape.graph import ITEMSIZE_BYTES, Place
-from vramprobe.terms.tape.tape import OF_REFERENCE, Tape
+from vramprobe.terms.tape.tape import Tape
 
 #: DeepSpeed's defaults in elements: reduce_bucket_size; stage3_max_live_parameters and sub_group_size; what is gathered
 #: ahead (stage3_prefetch_bucket_size); the small tensors that ZeRO-3 keeps whole.
@@ -172,7 +172,7 @@ class RankTensors:
         self.stepping = optimizer.temporaries_bytes(spec, self.stepped)
 
     def whole_weights(self, tensors: Sequence[Tensor]) -> int:
-        return self.spec.num_models * (parameters.weights_bytes(tensors, self.spec.quant) + self.buffers)
+        return parameters.weights_bytes(tensors, self.spec.quant) + self.buffers
 
     def _unit(self, is_in: Callable[[Tensor], bool]) -> tuple[int, int]:
         """Bytes of one copy of these weights as they are gathered, and of their gradients."""
@@ -198,28 +198,25 @@ def _replica(rank: RankTensors, places: dict[Place, _Bytes]) -> tuple[_Bytes, di
 
 def _sharded(rank: RankTensors, places: dict[Place, _Bytes]) -> tuple[_Bytes, dict[Place, _Bytes]]:
     """FSDP: shares of everything; a layer is gathered for its turn, the next one ahead, and its gradients reduced."""
-    spec, on_host, second = rank.spec, rank.spec.offload != "none", rank.spec.num_models > 1
+    spec, on_host = rank.spec, rank.spec.offload != "none"
     outside = rank.embedding[0] + rank.tail[0]
     is_root, kept = not rank.copies_out or rank.is_tied, outside + rank.layers
     root, root_gradients = (outside, rank.embedding[1] + rank.tail[1]) if is_root else (0, 0)
     idle, gradients = {"weights": rank.buffers}, 0
     if not on_host:
         gradients = _plain_bytes(rank.stepped)
-        held = spec.num_models * (rank.shares + rank.buffers) + (kept if second and rank.keeps else 0)
-        idle = {"weights": held, "optimizer_state": rank.state}
+        idle = {"weights": rank.shares + rank.buffers, "optimizer_state": rank.state}
     whole_gradients, found = _plain_bytes(rank.trained), {}
     for (phase, label), terms in places.items():
-        of, _, name = label.rpartition(": ")
-        unit, own = {"embedding": rank.embedding, "loss": rank.tail}.get(name, rank.layer)
-        if is_root and name in ("embedding", "loss"):
+        unit, own = {"embedding": rank.embedding, "loss": rank.tail}.get(label, rank.layer)
+        if is_root and label in ("embedding", "loss"):
             unit, own = 0, root_gradients
         gathered = kept if rank.keeps else root + unit
         if phase == "forward":
             gathered += unit * rank.copies_out  # the all-gather's output, which weights are copied out of
-            gathered += 2 * kept if second and f"{of}: " in OF_REFERENCE and not rank.keeps else 0
-        elif not rank.keeps and name != "embedding":
+        elif not rank.keeps and label != "embedding":
             gathered += rank.layer[0]
-        stand, buckets = terms.get("gradients", 0), 0 if phase == "forward" or name == "loss" else rank.layer[1]
+        stand, buckets = terms.get("gradients", 0), 0 if phase == "forward" or label == "loss" else rank.layer[1]
         if spec.grad_accum > 1:
             stand = min(stand, whole_gradients)
         elif phase == "backward":
@@ -273,7 +270,7 @@ def _stage_3(rank: RankTensors, places: dict[Place, _Bytes]) -> tuple[_Bytes, di
     live, found = min(whole, _LIVE * width), {}
     for (phase, label), terms in places.items():
         ends = {"embedding": rank.embedding[0], "loss": (rank.embedding if rank.is_tied else rank.tail)[0]}
-        gathered = max(live, min(whole, ends.get(label.rpartition(": ")[2], rank.layer[0]) + _AHEAD * width))
+        gathered = max(live, min(whole, ends.get(label, rank.layer[0]) + _AHEAD * width))
         arriving = max(one.num_bytes for one in rank.trained) if phase == "backward" and label != "loss" else 0
         more = {"gathered_weights": gathered, "gradients": idle.get("gradients", 0) + arriving}
         found[phase, label] = terms | more

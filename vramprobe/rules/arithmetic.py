@@ -20,10 +20,11 @@ def counted_architecture(spec: Cell) -> Architecture:
     found = architecture(spec.architecture)
     given = [
         (spec.model_type in RECORDED, f"model type {spec.model_type}"),
+        (spec.trainer != "sft", f"trainer {spec.trainer}"),
     ]
-    if names := ", ".join(name for is_given, name in given if is_given):
+    if names := " with ".join(name for is_given, name in given if is_given):
         raise UnsupportedArchitecture(
-            f"the formula engine has no arithmetic for a step of {names}; take --engine recipe, which records it, or "
-            "measure the cell"
+            f"a step of {names} is not counted by the formula engine; take --engine recipe, which records it, or measure "
+            "the cell"
         )
     return found

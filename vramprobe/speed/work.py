@@ -23,7 +23,6 @@ from vramprobe.speed.elementwise import (
     loss_bytes,
 )
 from vramprobe.terms.cell.parameters import Tensor, lora_targets, tensors
-from vramprobe.trainers import TRAINERS
 
 #: Per element: a scale, a sum into the base's output; the input is read for the product.
 _ADAPTER_OUT_BYTES = 10
@@ -104,7 +103,7 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
     arch = counted_architecture(spec)
     stored = tensors(spec, arch)
     tokens, length = spec.num_tokens, spec.row_tokens
-    again = _further_forwards(spec)
+    again = 1 if spec.gradient_checkpointing else 0
     targets = lora_targets(spec, arch)
     full = spec.method == "full"
     dense = 2 if spec.autocast != "none" or spec.dtype != "fp32" else 4  # bytes of what is multiplied
@@ -144,7 +143,6 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
         copies = arch.num_copies(stack) * stack.numel / (num_in * num_out)
         products += _uses(tokens * share, num_out, num_in, dense, copies, again, trains=full)
     head_repeats = 1 if spec.fuses_head else 0  # whose tiles are made again in backward
-    head_repeats += TRAINERS[spec.trainer].num_forwards - 1
     products += _uses(tokens, arch.num_outputs, arch.head_width, dense, 1, head_repeats, trains=full)
     model_flops = sum(product.flops * product.copies for product in products)
 
@@ -198,11 +196,6 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
         num_layers=arch.num_layers,
         model_flops=model_flops + attention * (1 + _ATTENTION_BACKWARD),
     )
-
-
-def _further_forwards(spec: CellSpec) -> int:
-    """Forwards of the layers beside the first: recomputed ones, and those without a graph."""
-    return (1 if spec.gradient_checkpointing else 0) + TRAINERS[spec.trainer].num_forwards - 1
 
 
 def _uses(

@@ -42,11 +42,6 @@ def test_so_are_they_with_a_fused_loss() -> None:
     require_written_out(run_of("llama-3.2-1b", method="lora", fused_linear_cross_entropy=True))
 
 
-@pytest.mark.parametrize(("trainer", "method"), [("dpo", "full"), ("dpo", "lora"), ("kto", "qlora"), ("orpo", "lora")])
-def test_so_are_they_of_a_reference_model(trainer: str, method: str) -> None:
-    require_written_out(run_of("llama-3.2-1b", method=method, trainer=trainer, gradient_checkpointing=True), 2)
-
-
 def test_so_are_they_in_each_micro_step() -> None:
     require_written_out(run_of("llama-3.2-1b", method="qlora", gradient_checkpointing=True), 3)
     require_written_out(run_of("gpt2", method="full", recipe="mixed"), 2)

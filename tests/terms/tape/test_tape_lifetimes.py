@@ -26,9 +26,6 @@ from vramprobe.terms.tape.tape import Tape
 CELLS: dict[str, dict[str, Any]] = {
     "checkpoints": {"method": "qlora", "gradient_checkpointing": True},
     "mixed": {"method": "full", "recipe": "mixed", "grad_accum": 2},
-    "reference": {"method": "full", "trainer": "dpo"},
-    "pairs": {"method": "full", "trainer": "orpo"},
-    "reference KL": {"method": "lora", "trainer": "kto"},
     "fused loss": {"method": "lora", "fused_linear_cross_entropy": True},
 }
 

@@ -43,13 +43,8 @@ def load(
     arch: Architecture,
     tensors: Sequence[tuple[str, Tensor]],
     allocator: Allocator,
-    *,
-    with_reference: bool = True,
 ) -> None:
-    """All that stands as the first step begins; ``tensors``: each copy with a name of its own, adapters last.
-
-    ``with_reference``: a second model as well, where the trainer has one.
-    """
+    """All that stands as the first step begins; ``tensors``: each copy with a name of its own, adapters last."""
     base = [(name, tensor) for name, tensor in tensors if tensor.role != "adapter"]
     if spec.quant == "none":
         _load_whole(spec, arch, base, allocator)
@@ -61,8 +56,6 @@ def load(
     _add_adapters(spec, [one for one in tensors if one[1].role == "adapter"], allocator)
     if spec.kbit_prep == "trl":
         _cast(spec, [one for one in base if not one[1].quantised], allocator)
-    if with_reference and spec.num_models > 1:
-        _load_whole(spec, arch, base, allocator, "reference")
     for name in batch_names(spec):
         allocator.allocate(name, ITEMSIZE_BYTES["int64"] * spec.num_tokens)
 

@@ -36,8 +36,7 @@ def of_what_stands(spec: CellSpec, tensors: Sequence[Tensor]) -> int:
     for tensor in tensors:
         parts = parameters.quantised_parts(tensor, spec.quant) if tensor.quantised else [tensor.num_bytes]
         state = optimizer.allocated_state_parts(spec, tensor) if tensor.trained else []
-        of_models = spec.num_models * sum(remainder(part) for part in parts)
-        total += tensor.num_copies * (of_models + sum(remainder(part) for part in state))
+        total += tensor.num_copies * sum(remainder(part) for part in (*parts, *state))
     return total
 
 

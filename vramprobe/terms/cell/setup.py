@@ -15,7 +15,7 @@ from vramprobe.kernels.chip import A100, Chip
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.tape.sizes import OpenSizes, open_sizes
-from vramprobe.trainers import LOOPS, TRAINERS
+from vramprobe.trainers import LOOPS
 
 #: Bits of a coefficient above those of the number of parameters. No value is wider than all parameters together, and
 #: what else a coefficient counts is far below 2^64: bytes per element, the RNG's state, values alive, a spare bit.
@@ -49,7 +49,6 @@ class Setup:
     gradient_checkpointing: bool
     accumulates: bool  # more than one micro-step per step
     loss: str  # of spec.py, or "liger"
-    trainer: str  # of spec.py
     beyond_window: bool  # so long that a sliding window hides something
     sorted_ids: Sorted
     loss_chunk: int | None  # tokens whose logits a fused loss makes at once; null: all of them, or no fused loss
@@ -61,7 +60,7 @@ class Setup:
     @property
     def batch_size(self) -> int:
         """Rows of a micro-batch, or what stands for them."""
-        return self.sizes.batch_size * TRAINERS[self.trainer].rows
+        return self.sizes.batch_size
 
     @property
     def seq_len(self) -> int:
@@ -94,8 +93,6 @@ def setup_of(
     ):
         if option:
             raise UnsupportedArchitecture(f"the formula engine has no arithmetic for {name}; {others}")
-    if spec.trainer != "sft":
-        _require_followed(spec, arch)
     beyond_window, loss_chunk, sorted_ids = branch_of(spec, arch)
     num_elements = sum(tensor.numel * tensor.num_copies for tensor in tensors)
     sizes = open_sizes(spec.batch_size, spec.row_tokens, num_elements.bit_length() + _ROOM_BITS)
@@ -112,29 +109,12 @@ def setup_of(
         gradient_checkpointing=spec.gradient_checkpointing,
         accumulates=spec.grad_accum > 1,
         loss="liger" if spec.fused_linear_cross_entropy else spec.loss,
-        trainer=spec.trainer,
         beyond_window=beyond_window,
         loss_chunk=loss_chunk,
         sorted_ids=sorted_ids,
         chip=chip,
         scales_adapters=bool(arch.wrapped) and spec.lora_alpha != spec.lora_r,
     )
-
-
-def _require_followed(spec: CellSpec, arch: Architecture) -> None:
-    """Raises UnsupportedArchitecture for a model that a trainer of TRL runs otherwise than is counted here."""
-    reasons = [
-        (arch.experts is not None, "mixtures, whose router adds to its loss"),
-        (max(arch.residual_dropout, arch.embedding_dropout, arch.attention_dropout) > 0, "models with dropout"),
-        (arch.scores_rows and arch.model_type == "granite", "granite, which transformers has no classifier of"),
-        (arch.sliding_window is not None and spec.seq_len >= arch.sliding_window, "a mask beyond the sliding window"),
-    ]
-    for is_so, what in reasons:
-        if is_so:
-            raise UnsupportedArchitecture(
-                f"the formula engine has no arithmetic for trainer {spec.trainer} with {what}; run the cell, on an "
-                "emulated GPU say (vramprobe measure --emulate)"
-            )
 
 
 def branch_of(spec: CellSpec, arch: Architecture) -> Branch:

@@ -8,8 +8,6 @@ Never imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.modules import Model
 from vramprobe.terms.tape.graph import Value
@@ -22,22 +20,21 @@ _NUM_STATISTICS = 7
 
 def chunked_nll(model: Model, hidden: Value) -> Value:
     """The loss of the hidden states, by SFTTrainer."""
-    tape = model.tape
-    logs, metrics = scored(model, hidden, ("fp32", "bool"))
+    tape, num_tokens = model.tape, model.setup.num_tokens
+    logs, metrics = _scored(model, hidden)
     loss = tape.new(1, "fp32")
-    numel = logs.numel
-    tape.record([logs], [loss], [], lambda grads: [tape.new(numel, "fp32")])
+    tape.record([logs], [loss], [], lambda grads: [tape.new(num_tokens, "fp32")])
     del metrics
     return loss
 
 
-def scored(model: Model, hidden: Value, metrics: Sequence[str]) -> tuple[Value, list[Value]]:
-    """(the log-probability of each label, what is computed beside it); ``metrics``: the dtypes of these."""
+def _scored(model: Model, hidden: Value) -> tuple[Value, list[Value]]:
+    """(the log-probability of each label, what is computed beside it for the trainer's metrics)."""
     tape, num_tokens = model.tape, model.setup.num_tokens
     mask = tape.new(num_tokens, "bool")
     picked = _picked(model, hidden)
     logs = _scattered(model, _log_probs(model, picked), mask)
-    beside = [tape.new(num_tokens, dtype) for dtype in metrics]
+    beside = [tape.new(num_tokens, dtype) for dtype in ("fp32", "bool")]
     del picked
     return logs, beside
 

@@ -9,30 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, VARIANTS, Architecture
-from vramprobe.terms.models import falcon, llama, preference, relatives, variants
+from vramprobe.terms.models import falcon, llama, relatives, variants
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.chunked_nll import chunked_nll
 from vramprobe.terms.models.cut_cross_entropy import cut_cross_entropy
 from vramprobe.terms.models.experts import mixture
 from vramprobe.terms.models.fused_loss import fused_linear_cross_entropy
 from vramprobe.terms.models.modules import Model
-from vramprobe.terms.models.orpo import orpo
-from vramprobe.terms.models.reward import reward
 from vramprobe.terms.tape import layout
 from vramprobe.terms.tape.graph import TEMPORARY, Checkpoint, Value
 from vramprobe.terms.tape.tape import MIDDLE_LAYER
 
 CPU_RNG_STATE_BYTES = 5056  # torch.get_rng_state(): what torch.utils.checkpoint keeps per layer
 Layer = Callable[[Model, Value], Value]
-_OF_TRAINER = {"orpo": orpo, "reward": reward}  # others compare with a reference
 
 
 def forward(model: Model) -> Value:
-    """One forward with the loss, as ``model(input_ids, labels=…).loss`` or the trainer's own; returns the loss."""
+    """One forward with the loss, as ``model(input_ids, labels=…).loss``; returns the loss."""
     tape = model.tape
-    if model.setup.trainer != "sft":
-        loss = _OF_TRAINER.get(model.setup.trainer, preference.loss)(model, last_hidden)
-        return op.scaled(loss) if model.setup.accumulates else loss
     hidden = last_hidden(model)
     with tape.cause("logits", saved="logits"):
         if model.setup.loss == "chunked_nll":
@@ -59,19 +53,19 @@ def forward(model: Model) -> Value:
     return op.scaled(loss) if model.setup.accumulates else loss
 
 
-def last_hidden(model: Model, of: str = "") -> Value:
-    """What comes out of the last norm; ``of``: what the names of its places begin with."""
+def last_hidden(model: Model) -> Value:
+    """What comes out of the last norm."""
     tape = model.tape
     embed, layer, finish = _family(model.arch)
-    tape.at("forward", of + "embedding")
+    tape.at("forward", "embedding")
     hidden = embed(model)
     model.held.append(hidden)
     for index in model.layers:
         model.enter(index)
-        tape.at("forward", of + layer_place(model.arch, index))
+        tape.at("forward", layer_place(model.arch, index))
         hidden = _checkpointed(model, layer, hidden) if model.setup.gradient_checkpointing else layer(model, hidden)
         model.held_in_layer = None
-    tape.at("forward", of + "loss")
+    tape.at("forward", "loss")
     hidden = finish(model, hidden)
     model.end_of_layers()
     return hidden

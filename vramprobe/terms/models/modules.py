@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vramprobe.architecture import SCORE, UnsupportedArchitecture
-from vramprobe.terms.cell.parameters import TRAINED_COPY
+from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.terms.cell.setup import Setup
 from vramprobe.terms.models import adapters, norms, quantized
 from vramprobe.terms.models import operators as op
@@ -108,16 +107,12 @@ class Model(Weights):
 
     @property
     def head(self) -> str:
-        """The name of the output head's weight; a tied one is the embedding's own table, and peft trains a copy of one
-        that scores rows."""
-        heads = (f"{SCORE}.{TRAINED_COPY}", f"{SCORE}.weight", "lm_head.weight")
-        return next((name for name in heads if name in self.tensors), next(iter(self.tensors)))
+        """The name of the output head's weight; a tied one is the embedding's own table."""
+        return "lm_head.weight" if "lm_head.weight" in self.tensors else next(iter(self.tensors))
 
     def logits(self, hidden: Value) -> Value:
         """The output head."""
         logits = self.matmul(hidden, self.head, None, self.arch.num_outputs)
-        if self.arch.scores_rows:
-            return logits
         if self.arch.scales_residuals:
             logits = op.scaled(logits)
         if self.arch.caps_logits:

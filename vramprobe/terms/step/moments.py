@@ -161,8 +161,7 @@ def moments_of(course: Course, spec: CellSpec) -> list[Moment]:
 def _idle_terms(spec: CellSpec, arch: Architecture, tensors: Sequence[Tensor], state_bytes: int) -> dict[str, int]:
     """What is alive between two steps."""
     return {
-        "weights": spec.num_models
-        * (parameters.weights_bytes(tensors, spec.quant) + parameters.buffers_bytes(arch, spec.dtype)),
+        "weights": parameters.weights_bytes(tensors, spec.quant) + parameters.buffers_bytes(arch, spec.dtype),
         "optimizer_state": state_bytes,
         "batch": batch_bytes(spec),
     }

@@ -20,7 +20,7 @@ from vramprobe.terms.tape.account import Account
 from vramprobe.terms.tape.graph import Place
 from vramprobe.terms.tape.lifetimes import undisturbed
 from vramprobe.terms.tape.sizes import Digits, OpenSizes, monomials
-from vramprobe.terms.tape.tape import BEFORE, REFERENCE, REFERENCE_KL, Peak, Tape, highest
+from vramprobe.terms.tape.tape import Peak, Tape, highest
 
 _START, _END = ("forward", "embedding"), ("backward", "end")
 
@@ -175,12 +175,6 @@ class Others:
     def around(self, place: Place) -> list[list[Peak]]:
         """The same while the step is at this place: where it is a middle layer's, for each that may be highest."""
         phase, name = place
-        if name.startswith(REFERENCE_KL) or name.startswith(
-            REFERENCE
-        ):  # all layers have run, and the reference's keep nothing
-            return [self.more(_BELOW["backward"])]
-        if name.startswith(BEFORE):
-            return [self.more(_START)]
         if name not in self.names:
             return [self.more(_OTHERS_HOLD[place])]
         return [self.around_layer(phase, position) for position in self._candidates(phase, name)]

@@ -43,10 +43,6 @@ Covers = Callable[[int, int], bool]  # whether the first size is at least the se
 #: The place of all layers but the first and the last; memory is linear in their number. Where they are of several
 #: kinds, each has a place that begins so.
 MIDDLE_LAYER = "a middle layer"
-#: How the places of a pass without a graph begin: before the trained model's own, and while its graph stands.
-BEFORE, REFERENCE_KL, REFERENCE = "KL: ", "reference KL: ", "reference: "
-#: Of these, the passes of a second model, where the trained one has no adapters to switch off.
-OF_REFERENCE = (REFERENCE_KL, REFERENCE)
 #: Two entries without a storage: cuBLAS takes its workspace; an account is to see what is alive.
 WORKSPACE, MARK = "workspace", "mark"
 #: A storage, the cause that it had (null: it is allocated) and the cause that it has (null: it is freed).
@@ -100,7 +96,6 @@ class Tape:
         self._checkpoint: Checkpoint | None = None
         self._cause = TEMPORARY
         self._saved_cause = "saved_activations"
-        self._makes_graph = True
         self._nodes: list[Node] = []
         self._thread = get_ident()
         self._ended_elsewhere = False  # whether another thread held a value's last reference
@@ -170,15 +165,6 @@ class Tape:
             yield
         finally:
             self._checkpoint = before
-
-    @contextmanager
-    def no_grad(self) -> Iterator[None]:
-        """``torch.no_grad()``: inside, no graph is made."""
-        self._makes_graph = False
-        try:
-            yield
-        finally:
-            self._makes_graph = True
 
     # -- allocation -------------------------------------------------------------------------------------------------
 
@@ -269,7 +255,7 @@ class Tape:
         made only later; null where no input needs a gradient.
         """
         edges = [value.edge for value in inputs]
-        if not any(edges) or not self._makes_graph:
+        if not any(edges):
             return None
         node = Node(edges, self._place_in_backward, self._cause, len(outputs) or 1, backward)
         node.finish = finish

@@ -69,13 +69,8 @@ def test_gpt2_linears_know_in_from_out() -> None:
     ]
 
 
-def test_unsupported_family_names_the_supported_ones() -> None:
-    with pytest.raises(UnsupportedArchitecture, match=r"'t5'.*llama, mistral, .*gpt_neox, gpt2, opt, gemma2"):
-        architecture({"model_type": "t5"})
-
-
-def test_unsupported_family_can_be_measured() -> None:
-    with pytest.raises(UnsupportedArchitecture, match="take --engine recipe, which records"):
+def test_an_unknown_family_is_recorded_or_measured() -> None:
+    with pytest.raises(UnsupportedArchitecture, match="'t5' .* take --engine recipe, which records .* measure"):
         architecture({"model_type": "t5"})
 
 

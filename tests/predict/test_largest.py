@@ -192,7 +192,7 @@ def test_the_largest_model_is_the_largest_that_fits() -> None:
     assert fits == max((name for name in judged if judged[name] == "fits"), key=sizes.get)
     assert tight == max((name for name in judged if judged[name] != "does not fit"), key=sizes.get)
     assert found.num_predictions == len(judged)
-    assert "has arithmetic for" in found.not_judged["t5-base"]
+    assert "is not counted" in found.not_judged["t5-base"]
 
 
 def test_of_models_without_arithmetic_those_that_may_be_the_answer_are_recorded(
@@ -227,7 +227,7 @@ def test_of_models_without_arithmetic_those_that_may_be_the_answer_are_recorded(
     assert all(2 * sizes[name] <= usable for name in recordings)
     assert "not recorded: its weights alone take" in found.not_judged["qwen3.5-27b"]
     assert found.not_judged[recordings[0]] == "its kernels are missing"
-    assert "cannot be predicted" in found.not_judged["qwen3.5-0.8b"]
+    assert "is not counted" in found.not_judged["qwen3.5-0.8b"]
 
 
 def test_models_too_short_for_the_length_are_named_and_not_judged() -> None:

@@ -24,7 +24,6 @@ CELLS = {
     "the math attention": ("L40S", "qwen2.5-0.5b_full_fp32_adamw-fused_b1s1024_ckpt"),
     "the memory-efficient attention": ("T4", "pythia-160m_full_fp32_adamw-fused_b1s1024_ckpt"),
     "GPT-2's variables": ("T4", "gpt2_full_fp32_adamw-fused_b1s1024_ckpt"),
-    "BLOOM's": ("T4", "bloomz-560m_full_fp32_adamw-fused_b1s512_ckpt_eager"),
     "OPT's": ("RTX-4090", "opt-125m_full_bf16_adamw-fused_b1s1024"),
     "OPT's reshapes": ("L40S", "opt-125m_full_bf16_adamw-fused_b1s1024_ckpt"),
     "adapters in a tied head's place": ("L40S", "qwen2.5-1.5b_lora-r64-all_bf16+bf16_adamw-fused_b1s1024_ckpt"),
@@ -35,7 +34,6 @@ CELLS = {
     "a third step": ("H100-SXM", "qwen2.5-1.5b_full_fp32+bf16_adamw-fused_b1s2048_ckpt"),
     "OLMo's rotation": ("H100-SXM", "olmo-2-7b_lora-r16-all_bf16+bf16_adamw-fused_b1s4096_ckpt"),
     "an eager mask": ("B200", "gemma-2-27b_full_bf16_paged_adamw_8bit_b1s2048_ckpt_eager"),
-    "Falcon's single head of keys": ("A100-80GB-SXM", "falcon-7b_full_bf16_adamw-fused_b1s2048_ckpt"),
 }
 
 

@@ -10,7 +10,7 @@ from vramprobe.architecture import VISION_LANGUAGE, Architecture, UnsupportedArc
 from vramprobe.rules import Cell
 
 #: Model types whose parameters are counted, and whose steps are recorded.
-RECORDED = (*VISION_LANGUAGE, "deepseek_v2", "gpt_oss", "llama4_text")
+RECORDED = (*VISION_LANGUAGE, "bloom", "deepseek_v2", "falcon", "gpt_oss", "llama4_text")
 
 
 def counted_architecture(spec: Cell) -> Architecture:
@@ -24,7 +24,7 @@ def counted_architecture(spec: Cell) -> Architecture:
     ]
     if names := " with ".join(name for is_given, name in given if is_given):
         raise UnsupportedArchitecture(
-            f"a step of {names} is not counted by the formula engine; take --engine recipe, which records it, or measure "
-            "the cell"
+            f"a step of {names} is not counted by the formula engine; take --engine recipe, which records it, or "
+            "measure the cell"
         )
     return found

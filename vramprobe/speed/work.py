@@ -113,7 +113,7 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
     linear_stream, adapter_kernels = 0.0, 0.0
     copies_of_products = 0.0
     has_norm_behind = any("post_feedforward_layernorm" in one.name for one in arch.parameters)
-    takes_first = FIRST_OF_LAYER + (BESIDE_ATTENTION if arch.model_type in ("gpt_neox", "falcon") else ())
+    takes_first = FIRST_OF_LAYER + (BESIDE_ATTENTION if arch.model_type == "gpt_neox" else ())
     for linear in arch.linears:
         rows = tokens * _share_of_tokens(arch, linear.name)
         copies, is_adapted = linear.num_copies, linear.name in targets

@@ -22,15 +22,12 @@ def kernel(setup: Setup, dtype: str, *, masked: bool = False) -> Kernel:
     """Which implementation runs on q, k and v of this dtype; ``masked``: with a mask beside causality.
 
     CPU: the flash kernel takes no dropout (``use_flash_attention_cpp``), which means math. CUDA: as torch chooses
-    (kernels/attention.py). With a mask transformers repeats grouped heads (``use_gqa_in_sdpa``), but Falcon's own
-    attention leaves one key head to broadcast, which math alone takes.
+    (kernels/attention.py). With a mask transformers repeats grouped heads (``use_gqa_in_sdpa``).
     """
     arch = setup.arch
     if setup.attn == "eager":
         return "eager"
     is_grouped = arch.num_kv_heads != arch.num_heads
-    if arch.model_type == "falcon" and is_grouped:
-        return "math"
     is_repeated = masked or repeats_heads(setup)
     if setup.device == "cpu":
         return "math" if arch.attention_dropout > 0 else "fused"
@@ -65,7 +62,7 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     """
     if setup.attn == "eager":
         return _eager(setup, query, key, value, mask)
-    if (mask is not None or repeats_heads(setup)) and setup.arch.model_type != "falcon":
+    if mask is not None or repeats_heads(setup):
         key, value = _repeated(query, key, value, as_view=setup.arch.num_kv_heads == 1)
     if setup.arch.habits.copies_heads and setup.attn != "flash_attention_2":
         query, key, value = (layout.copied_by_heads(x) for x in (query, key, value))
@@ -114,21 +111,15 @@ def num_scores(setup: Setup) -> int:
 def _math(setup: Setup, query: Value, key: Value, value: Value, bias: Value | None) -> Value:
     """``_scaled_dot_product_attention_math``: fp32 inside; q and k are scaled and copied for the batched product."""
     q, k, v = (op.cast(x, "fp32") for x in (query, key, value))
-    broadcasts = setup.arch.model_type == "falcon" and k.numel != q.numel  # its products repeat the one head
     scaled_query = op.elementwise(q)
     mask = _causal_mask(setup, query) if bias is None else bias
-    if k.numel != q.numel and not broadcasts:
+    if k.numel != q.numel:
         k, v = layout.repeated(k, q.numel), layout.repeated(v, q.numel)
     scaled_key = op.elementwise(k)
-    if broadcasts:  # after its other operand is laid out
-        scaled_query = layout.by_heads(scaled_query, setup.batch_size)
-        scaled_key = layout.repeated(scaled_key, q.numel, as_view=setup.batch_size == 1)
     scores = product(scaled_query, scaled_key, num_scores(setup), setup.batch_size)
     del scaled_key
     scores = _safe_softmax(scores, setup.device)
     scores = op.dropout(scores, setup.arch.attention_dropout, setup.device)
-    if broadcasts:
-        v = layout.repeated(v, q.numel, as_view=setup.batch_size == 1)
     weights = op.cast(scores, query.dtype)  # the other thing that it returns
     out = op.cast(product(scores, v, _num_out(setup), setup.batch_size), query.dtype)
     del q, k, v, scaled_query, scores, mask, bias, weights  # its variables go as it returns

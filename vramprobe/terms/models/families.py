@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vramprobe.architecture import LLAMA_LIKE, VARIANTS, Architecture
-from vramprobe.terms.models import falcon, llama, relatives, variants
+from vramprobe.terms.models import llama, relatives, variants
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.chunked_nll import chunked_nll
 from vramprobe.terms.models.cut_cross_entropy import cut_cross_entropy
@@ -144,10 +144,6 @@ def _family(arch: Architecture) -> tuple[Callable[[Model], Value], Layer, Layer]
             return llama.embed, relatives.phi3_layer, llama.finish
         case "olmo2" | "olmo3":
             return llama.embed, relatives.olmo2_layer, llama.finish
-        case "falcon":
-            return falcon.falcon_embed, falcon.falcon_layer, falcon.finish
-        case "bloom":
-            return falcon.bloom_embed, falcon.bloom_layer, falcon.finish
     raise AssertionError(f"architecture() knows {arch.model_type}, this walk does not")
 
 

@@ -33,7 +33,6 @@ class Model(Weights):
         self.held_in_layer: Value | None = None  # the attention's weights, which a layer's code has in a variable
         self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
         self.cache: list[Value] = []  # keys and values that the model's own forward returns with its output
-        self.returned: Value | None = None  # what a layer returns beside its output; kept until the next one returns
 
     # -- modules ----------------------------------------------------------------------------------------------------
 
@@ -144,10 +143,8 @@ class Model(Weights):
                 allowed = self._allowed(setup.batch_size * numel, slides=slides)
                 self._masks[slides] = self.tape.new(allowed.numel, dtype)
                 del allowed
-        elif setup.attn == "sdpa" and (arch.model_type == "falcon" or setup.beyond_window):
-            # Falcon asks for a mask always (allow_is_causal_skip=False).
-            slides = arch.model_type != "falcon"
-            self._masks = {slides: self._allowed(numel, slides=slides)}
+        elif setup.attn == "sdpa" and setup.beyond_window:
+            self._masks = {True: self._allowed(numel, slides=True)}
 
     def _allowed(self, numel: int, *, slides: bool) -> Value:
         """The bools of a mask; of one that slides in the window, and behind (masking_utils.py, ``and_masks``)."""
@@ -179,7 +176,6 @@ class Model(Weights):
         self._all_tables.clear()
         self._masks.clear()
         self.held.clear()
-        self.returned = None
 
     def end_of_step(self) -> None:
         """The graph goes, and with it what it holds."""

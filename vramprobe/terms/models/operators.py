@@ -32,14 +32,11 @@ def cast(value: Value, dtype: str) -> Value:
     return out
 
 
-def add(left: Value, right: Value, *, in_place: bool = False) -> Value:
-    """``left + right``: saves nothing; backward hands the same gradient to both, cast to each one's dtype.
-
-    ``in_place`` is ``left += right``.
-    """
+def add(left: Value, right: Value) -> Value:
+    """``left + right``: saves nothing; backward hands the same gradient to both, cast to each one's dtype."""
     tape = left.tape
     big = left if left.numel >= right.numel else right
-    out = tape.view(left) if in_place else tape.new_like(big, wider(left.dtype, right.dtype))
+    out = tape.new_like(big, wider(left.dtype, right.dtype))
     wanted = [(left.numel, left.dtype, left.needs_grad), (right.numel, right.dtype, right.needs_grad)]
 
     def backward(grads: list[Value]) -> list[Value | None]:
@@ -154,12 +151,9 @@ def softmax_in_fp32(value: Value, device: str) -> Value:
     return out
 
 
-def scaled(value: Value, *, in_place: bool = False) -> Value:
-    """``value * number``: the number is wrapped in an 8-byte tensor of the host's, and multiplication saves that.
-
-    ``in_place`` is ``value *= number``.
-    """
-    out = value.tape.view(value) if in_place else value_like(value)
+def scaled(value: Value) -> Value:
+    """``value * number``: the number is wrapped in an 8-byte tensor of the host's, and multiplication saves that."""
+    out = value_like(value)
     number = [value.tape.new(1, "int64")] if value.tape.device == "cpu" else []
 
     def backward(grads: list[Value]) -> list[Value | None]:
@@ -320,10 +314,8 @@ def fused_attention(
     return out
 
 
-def batched_product(left: Value, right: Value, numel: int, *, is_scaled: bool = False) -> Value:
-    """``torch.bmm``: saves each side if the other needs a gradient. ``is_scaled``: ``baddbmm`` with a factor, which
-    makes the left one's gradient first and multiplies both.
-    """
+def batched_product(left: Value, right: Value, numel: int) -> Value:
+    """``torch.bmm``: saves each side if the other needs a gradient."""
     tape = left.tape
     out = tape.new(numel, left.dtype)
     out.contiguous = False
@@ -332,12 +324,10 @@ def batched_product(left: Value, right: Value, numel: int, *, is_scaled: bool = 
 
     def backward(grads: list[Value]) -> list[Value | None]:
         made: dict[int, Value] = {}
-        for side in (0, 1) if is_scaled else (1, 0):
+        for side in (1, 0):
             if not needs[side]:
                 continue
             made[side] = tape.new(sizes[side], grads[0].dtype)
-            if is_scaled:
-                made[side] = value_like(made[side])
             made[side].contiguous = False
         return [made.get(0), made.get(1)]
 

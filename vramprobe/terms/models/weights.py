@@ -34,7 +34,7 @@ class Weights:
             self._weights[key] = self.tape.constant(tensor.numel, tensor.dtype, trained=tensor.trained)
         return self._weights[key]
 
-    def autocasted(self, weight: Value, *, is_cached: bool = True) -> Value:
+    def autocasted(self, weight: Value) -> Value:
         """A weight as autocast hands it to a matmul: trained fp32 weights are cast once per forward and cached."""
         if self.setup.autocast == "none" or weight.dtype == self.setup.autocast:
             return weight
@@ -42,7 +42,7 @@ class Weights:
             return self._cast_cache[weight]
         with self.tape.cause("cast_copies"):
             copy = op.cast(weight, self.setup.autocast)
-        if is_cached and isinstance(weight.node, Leaf):
+        if isinstance(weight.node, Leaf):
             self._cast_cache[weight] = copy
         return copy
 
@@ -53,25 +53,18 @@ class Weights:
     def plain(self, name: str, value: Value) -> Value:
         """An ``nn.Linear``."""
         bias = f"{name}.bias" if f"{name}.bias" in self.tensors else None
-        if bias and self.arch.own_linears:
-            out = self.matmul(value, f"{name}.weight", None, self.num_out(name))
-            return op.add(out, self.weight(bias))
         bias = self.autocasted(self.weight(bias)) if bias else None
         return self.matmul(value, f"{name}.weight", bias, self.num_out(name))
 
     def matmul(self, value: Value, weight_name: str, bias: Value | None, num_out: int) -> Value:
         """The product with the weight of this name."""
-        # A linear class of its own multiplies by weight.T, a view, and autocast's cache takes none.
-        is_view = self.arch.own_linears and "{layer}" in weight_name and ".lora_" not in weight_name
-        return self.product(value, self.weight(weight_name), num_out, bias, is_cached=not is_view)
+        return self.product(value, self.weight(weight_name), num_out, bias)
 
-    def product(
-        self, value: Value, weight: Value, num_out: int, bias: Value | None = None, *, is_cached: bool = True
-    ) -> Value:
+    def product(self, value: Value, weight: Value, num_out: int, bias: Value | None = None) -> Value:
         """``F.linear`` under the cell's autocast: each call casts its own copy of a wider input, after the weight's, as
         g++ evaluates arguments.
         """
-        cast = self.autocasted(weight, is_cached=is_cached)
+        cast = self.autocasted(weight)
         given = value if self.setup.autocast == "none" else op.cast(value, self.setup.autocast)
         return op.linear(given, cast, bias, num_out, self.setup.linears_save_inputs)
 

@@ -22,24 +22,13 @@ def heads(value: Value) -> Value:
     return out
 
 
-def chosen(value: Value, numel: int) -> Value:
-    """``value[..., [index], :]``: a copy; saves the index (8 bytes); backward adds into zeros of the full size."""
-    full, out = value.numel, value.tape.new(numel, value.dtype)
-    index = value.tape.new(1, "int64")
-    value.tape.record([value], [out], [index], lambda grads: [grads[0].tape.new(full, grads[0].dtype)])
-    return out
-
-
-def part(value: Value, numel: int, *, by_heads: bool = True) -> Value:
-    """``value[..., :n]``: shares the storage; ``slice_backward`` makes zeros of the full size.
-
-    ``by_heads``: of what is laid out so; else heads are chosen among those of each token.
-    """
+def part(value: Value, numel: int) -> Value:
+    """``value[..., :n]`` of heads: shares the storage; ``slice_backward`` makes zeros of the full size."""
     full = value.numel
 
     def backward(grads: list[Value]) -> list[Value | None]:
         grad = grads[0].tape.new(full, grads[0].dtype)
-        grad.contiguous = not by_heads
+        grad.contiguous = False
         return [grad]
 
     out = value.tape.view(value, numel)

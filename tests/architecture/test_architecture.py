@@ -70,7 +70,9 @@ def test_gpt2_linears_know_in_from_out() -> None:
 
 
 def test_an_unknown_family_is_recorded_or_measured() -> None:
-    with pytest.raises(UnsupportedArchitecture, match=r"'t5' .* take --engine recipe, which records .* measure"):
+    with pytest.raises(
+        UnsupportedArchitecture, match=r"'t5' .* vramprobe predict --engine recipe records it, or measure"
+    ):
         architecture({"model_type": "t5"})
 
 

@@ -23,7 +23,7 @@ CELL = {"model": "qwen3-vl-8b", "method": "lora", "batch_size": 1, "seq_len": 51
 def test_arithmetic_that_is_asked_for_names_what_records_it() -> None:
     with pytest.raises(
         UnsupportedArchitecture,
-        match="a step of model type qwen3_vl is not counted by the formula engine; take --engine recipe",
+        match="a step of model type qwen3_vl is not counted by the formula engine; vramprobe predict --engine recipe",
     ):
         api.predict(engine="formula", gpu="RTX-4090", **CELL)
 

@@ -74,7 +74,7 @@ def test_a_second_model_is_not_offloaded() -> None:
 def test_arithmetic_that_is_asked_for_names_what_records_it() -> None:
     with pytest.raises(
         UnsupportedArchitecture,
-        match="a step of trainer dpo is not counted by the formula engine; take --engine recipe",
+        match="a step of trainer dpo is not counted by the formula engine; vramprobe predict --engine recipe",
     ):
         api.predict(engine="formula", method="lora", batch_size=1, seq_len=64, gpu="RTX-4090", **DPO)
 

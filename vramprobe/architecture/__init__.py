@@ -71,8 +71,8 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     model_type = config.get("model_type")
     if model_type not in SUPPORTED_MODEL_TYPES:  # a tuple: the key may be anything, a list, too
         raise UnsupportedArchitecture(
-            f"model type {model_type!r} is not counted by the formula engine; take --engine recipe, which records a "
-            "step of it, or measure the cell"
+            f"model type {model_type!r} is not counted by the formula engine; vramprobe predict --engine recipe "
+            "records it, or measure the cell"
         )
     inventory = _INVENTORIES[model_type]
     found = replace(inventory(Config(config)), habits=habits(config))

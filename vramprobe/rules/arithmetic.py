@@ -24,7 +24,7 @@ def counted_architecture(spec: Cell) -> Architecture:
     ]
     if names := " with ".join(name for is_given, name in given if is_given):
         raise UnsupportedArchitecture(
-            f"a step of {names} is not counted by the formula engine; take --engine recipe, which records it, or "
+            f"a step of {names} is not counted by the formula engine; vramprobe predict --engine recipe records it, or "
             "measure the cell"
         )
     return found

@@ -20,6 +20,7 @@ from vramprobe.kernels.chip import chip_like
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import Verdict, verdict
 from vramprobe.recommend.memory import fit_name, predict_on, replayed_on
+from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.rules.sharding import SHARDINGS, cannot_shard
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.measured import Measured
@@ -190,7 +191,9 @@ class SettingsSearch:
     def _work(self, candidate: Candidate, gpu: Gpu) -> Work:
         key = _key(candidate, gpu)
         if key not in self._works:
-            self._works[key] = work_of(self.spec_of(candidate, gpu))
+            spec = self.spec_of(candidate, gpu)
+            counted_architecture(spec)
+            self._works[key] = work_of(spec)
         return self._works[key]
 
     def replay(self, candidate: Candidate, gpu: Gpu, num_gpus: int) -> bool:

@@ -32,7 +32,7 @@ _GATED, _FUSED_GATED, _ACTIVATION = Moved(10, 20), Moved(6, 12), Moved(4, 8)
 _RESIDUAL = Moved(6, 12)
 #: Linear layers that take what a layer takes, and those that take what attention and the MLP give.
 FIRST_OF_LAYER = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn")
-BESIDE_ATTENTION = ("mlp.dense_h_to_4h",)  # of GPT-NeoX, whose MLP takes what attention takes
+BESIDE_ATTENTION = ("mlp.dense_h_to_4h",)  # of GPT-NeoX and Falcon, whose MLP takes what attention takes
 LAST_OF_ATTENTION = ("o_proj", "out_proj", "attention.dense", "attn.c_proj")
 LAST_OF_MLP = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj")
 #: Per logit, forward and backward together: to fp32, log-softmax and its gradient (49.5, measured), back to 16 bit.
@@ -47,7 +47,7 @@ def elementwise(arch: Architecture, tokens: int, widths: tuple[int, int], fused:
     residual stream and of what is multiplied.
     """
     (wide, dense), hidden = widths, arch.head_width
-    is_rms = arch.model_type not in ("gpt2", "gpt_neox", "opt")
+    is_rms = arch.model_type not in ("gpt2", "gpt_neox", "opt", "bloom", "falcon")
     has_own = fused == "all" or (fused == "kernels" and is_rms)
     norms = sum(p.role == "norm" and p.per_layer and p.name.endswith("weight") for p in arch.parameters)
     eager_norm = (_WIDE_RMS_NORM if wide == 4 else _RMS_NORM) if is_rms else _LAYER_NORM

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from vramprobe.catalog import Gpu
 from vramprobe.choices import Sharding
 from vramprobe.errors import SpecError
+from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
 from vramprobe.speed.figure import Figure
@@ -169,8 +170,9 @@ def estimate(
 ) -> Estimate:
     """Estimate the speed of the cell's step on ``num_gpus`` of ``gpu``, each with the cell's batch.
 
-    Raises UnsupportedArchitecture without arithmetic for the model, SpecError for a card whose peak is not known.
+    Raises UnsupportedArchitecture for a step that is recorded, SpecError for a card whose peak is not known.
     """
+    counted_architecture(spec)
     return estimate_work(work_of(spec), spec.grad_accum, gpu, num_gpus=num_gpus, sharding=sharding, fit=fit)
 
 

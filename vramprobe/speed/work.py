@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vramprobe.architecture import Architecture
+from vramprobe.architecture import Architecture, architecture
 from vramprobe.optimizers import OPTIMIZERS
-from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.spec import CellSpec
 from vramprobe.speed.elementwise import (
     BESIDE_ATTENTION,
@@ -94,13 +93,14 @@ class Work:
 
 def work_of(spec: CellSpec, *, fused: Fusion | None = None, is_reentrant: bool = False) -> Work:
     """The work of a cell's step on one GPU; ``fused``: None as the cell says; ``is_reentrant``: checkpoints repeat a
-    layer whole, as older transformers' do. Raises UnsupportedArchitecture without arithmetic for the model.
+    layer whole, as older transformers' do. Of the language model and one forward with its loss alone: of what is
+    recorded (rules/arithmetic.py) that may not be all. Raises UnsupportedArchitecture without arithmetic for the model.
     """
     return _count(spec, fused or ("all" if spec.torch_compile else "none"), is_reentrant)
 
 
 def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
-    arch = counted_architecture(spec)
+    arch = architecture(spec.architecture)
     stored = tensors(spec, arch)
     tokens, length = spec.num_tokens, spec.row_tokens
     again = 1 if spec.gradient_checkpointing else 0
@@ -113,7 +113,7 @@ def _count(spec: CellSpec, fused: Fusion, is_reentrant: bool) -> Work:
     linear_stream, adapter_kernels = 0.0, 0.0
     copies_of_products = 0.0
     has_norm_behind = any("post_feedforward_layernorm" in one.name for one in arch.parameters)
-    takes_first = FIRST_OF_LAYER + (BESIDE_ATTENTION if arch.model_type == "gpt_neox" else ())
+    takes_first = FIRST_OF_LAYER + (BESIDE_ATTENTION if arch.model_type in ("gpt_neox", "falcon") else ())
     for linear in arch.linears:
         rows = tokens * _share_of_tokens(arch, linear.name)
         copies, is_adapted = linear.num_copies, linear.name in targets
@@ -231,14 +231,15 @@ def _attention_flops(arch: Architecture, batch: int, length: int, layer: int) ->
     window = arch.sliding_window if arch.sliding_window and arch.slides(layer) else length
     reach = min(window, length)
     scores = length * reach - reach * (reach - 1) / 2  # pairs of a query and a key before it, itself too
-    return 4.0 * batch * arch.num_heads * arch.head_size * scores
+    width = arch.head_size + (arch.value_size or arch.head_size)
+    return 2.0 * batch * arch.num_heads * width * scores
 
 
 def _scores(arch: Architecture, rows: int, length: int, width: int, repeats: int) -> list[Product]:
     """Eager attention: whole squares of scores, then their product with the values; as many again for each gradient."""
     m, layers = rows * arch.num_heads * length, arch.num_layers
     found = []
-    for n, k in ((length, arch.head_size), (arch.head_size, length)):
+    for n, k in ((length, arch.head_size), (arch.value_size or arch.head_size, length)):
         found += [Product(m, n, k, width, layers, repeats), Product(m, n, k, width, 2 * layers)]
     return found
 

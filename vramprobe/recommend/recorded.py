@@ -30,7 +30,7 @@ from vramprobe.speed.scaled import counted_estimate
 #: named.
 _LEAST_CAPABILITY = (8, 0)
 _NOTES = (
-    "no arithmetic for the model: each method was recorded on an emulated GPU, with gradient checkpointing and without "
+    "no arithmetic for this run: each method was recorded on an emulated GPU, with gradient checkpointing and without "
     "and with 1 to 8 rows a micro-batch unless you say which; several GPUs with --sharding, of one row",
     "time is predicted from the counted launches of one step, not measured; docs/step_time.md says how far its 80 % "
     "intervals were checked",

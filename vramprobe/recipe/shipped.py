@@ -51,7 +51,7 @@ class Shipped:
         first, last = min(self.shapes), max(self.shapes)
         where = f"{first[0]} x {first[1]:,} to {last[0]} x {last[1]:,} tokens"
         comes = "that was merged here" if self.is_merged else "that ships with vramprobe"
-        ships = f"a recipe {comes}, of {where}; vramprobe emulate setup records this very cell"
+        ships = f"a recipe {comes}, of {where}; --engine recipe records this very cell"
         return (
             ships,
             *([] if self.covers(shape) else [f"{shape[0]} x {shape[1]:,} tokens lie outside: near, not exact"]),

@@ -66,7 +66,7 @@ const vramprobe = (() => {
 
   function shapeNotes(shapes, shape) {
     const [first, last, own] = [shapes[0], shapes.at(-1), shape].map(([rows, length]) => `${rows} x ${words.count(length)}`);
-    const ships = `a recipe that ships with vramprobe, of ${first} to ${last} tokens; vramprobe emulate setup records this very cell`;
+    const ships = `a recipe that ships with vramprobe, of ${first} to ${last} tokens; --engine recipe records this very cell`;
     return [ships, ...(distance(shapes, shape) > 0 ? [`${own} tokens lie outside: near, not exact`] : [])];
   }
 

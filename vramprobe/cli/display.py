@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from vramprobe.report.definition import Table
 
 _PLACES_PER_RULE = 10
+#: A part of a prediction below this share of its peak is printed as 0.0 %.
+_LEAST_SHARE = 0.0005
 _STATUS_STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "absent": "dim"}
 
 
@@ -91,7 +93,7 @@ def print_prediction(
         from vramprobe.predict.unknowns import in_words
 
         console.print(f"     widest unknown: {escape(in_words(unknowns[0]))}")
-    print_bars(console, prediction.shown_terms)
+    print_bars(console, _readable(prediction.shown_terms))
     if largest_part:
         console.print(f"largest part: {escape(largest_part)}")
     for name, said in parts.items():
@@ -107,6 +109,14 @@ def print_prediction(
         console.print(f"[yellow]note[/]: {escape(warning)}")
     _print_libraries(console, prediction.libraries)
     _print_verdict(console, verdict)
+
+
+def _readable(terms: Mapping[str, int]) -> dict[str, int]:
+    """Return the terms with those together that would be 0.0 %."""
+    small = {name: size for name, size in terms.items() if size < _LEAST_SHARE * sum(terms.values())}
+    if len(small) < 2:
+        return dict(terms)
+    return {name: size for name, size in terms.items() if name not in small} | {"smaller parts": sum(small.values())}
 
 
 def _print_libraries(console: Console, versions: Mapping[str, str | None]) -> None:

@@ -280,12 +280,14 @@ def predicted(
 ) -> Prediction:
     """By a recipe or the arithmetic, as ``engine`` says; ``say`` hears what a recording does.
 
-    ``auto``: by a recipe at hand where ``replays`` asks for its log, else by arithmetic, and where there is none by a
-    recipe at hand, or one that is recorded now. ``beyond``: the fit that says what a recording's device takes beside,
-    where arithmetic is asked without one. ``where``: what a recording runs with, if not the usual.
+    ``auto``: by a recipe at hand where ``replays`` asks for its log and a fit for what a real run takes, else by
+    arithmetic, and where there is none by a recipe at hand, or one that is recorded now. ``beyond``: the fit that says
+    what a recording's device takes beside, where arithmetic is asked without one. ``where``: what a recording runs
+    with, if not the usual.
     """
-    kept = engine == "auto" and where is None
-    if kept and replays and (found := _at_hand(one, model or beyond, gpu)) is not None:
+    may_be_kept, fit = engine == "auto" and where is None, model or beyond
+    is_first = may_be_kept and replays and fit is not None
+    if is_first and (found := _at_hand(one, fit, gpu)) is not None:
         return found
     missing: UnsupportedArchitecture | None = None
     if engine in ("auto", "formula"):
@@ -299,9 +301,9 @@ def predicted(
             if engine == "formula" or isinstance(error, RunFails):
                 raise
             missing = error
-        if kept and not replays and (found := _at_hand(one, model or beyond, gpu)) is not None:
+        if may_be_kept and not is_first and (found := _at_hand(one, fit, gpu)) is not None:
             return found
-    return _recorded(one, model or beyond, gpu, say, missing, where)
+    return _recorded(one, fit, gpu, say, missing, where)
 
 
 def _least_bytes(one: spec.CellSpec, gpu: catalog.Gpu | None) -> int:

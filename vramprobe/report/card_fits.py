@@ -105,16 +105,16 @@ def _verdicts(
     entry: catalog.ModelEntry, method: Method, cards: Sequence[Gpu], model: CardFit, ran: ByCard
 ) -> list[dict[str, Any]]:
     """A row per card; none without arithmetic for the cell, or where the model has fewer positions than it tokens."""
-    from vramprobe.architecture import UnsupportedArchitecture, architecture
+    from vramprobe.architecture import UnsupportedArchitecture
     from vramprobe.kernels.chip import chip_like
     from vramprobe.predict.predict import predict
     from vramprobe.predict.verdict import verdict
+    from vramprobe.rules.arithmetic import counted_architecture
     from vramprobe.terms.cell.parameters import tensors
 
     try:
-        num_params = architecture(entry.config).num_params
         specs = [standard_cell(entry.name, method, gpu) for gpu in cards]
-        tensors(specs[0], architecture(entry.config))
+        tensors(specs[0], arch := counted_architecture(specs[0]))
     except (UnsupportedArchitecture, SpecError):
         return []
     replayed: dict[tuple, Prediction] = {}
@@ -135,7 +135,7 @@ def _verdicts(
             said, basis = "fits" if record.outcome.kind == "ok" else NO, "emulated"
         allocated, reserved = found.peak_allocated_bytes, found.reserved_bytes
         values = (
-            *(entry.name, num_params, method, gpu.short_name, said, basis),
+            *(entry.name, arch.num_params, method, gpu.short_name, said, basis),
             *(allocated.value, allocated.high),
             *(reserved and reserved.value, reserved and reserved.high),
         )

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.cli.options import ANSWERED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +50,7 @@ def block(source: str, page: Path) -> str:
         return _section(ROOT / name, section) if section else (ROOT / name).read_text().split("\n\n", 1)[1]
     command, _, first = source.partition(" | head -")
     words = shlex.split(command)
-    lines = [line.rstrip() for line in _output(words).rstrip().splitlines()]
+    lines = [line.rstrip() for line in _output(words, keeps=is_measured(source)).rstrip().splitlines()]
     said = "\n".join(lines[: int(first)] if first else lines)
     if "--timeline" in words:
         picture = os.path.relpath(ROOT / words[words.index("--timeline") + 1], page.parent)
@@ -66,9 +67,11 @@ def _section(path: Path, name: str) -> str:
     sys.exit(f"{path.relative_to(ROOT)} has no section #{name}; it has {[anchor(one['title']) for one in headings]}")
 
 
-def _output(words: list[str]) -> str:
-    """What a command prints; of a run, with its progress, as if nobody had run in its folder before."""
+def _output(words: list[str], *, keeps: bool) -> str:
+    """What a command prints; of a run, with its progress, as if nobody had run in its folder before. ``keeps``: with
+    this user's cache, for what is recorded; else as on a machine that has recorded nothing."""
     with tempfile.TemporaryDirectory() as folder:
+        own = {} if keeps else {CACHE_VARIABLE: folder}
         asked = words[words.index("--out") + 1] if words[1] == "run" else folder
         done = subprocess.run(
             [sys.executable, "-m", *(folder if word == asked else word for word in words)],
@@ -76,7 +79,7 @@ def _output(words: list[str]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if words[1] == "run" else subprocess.PIPE,
             text=True,
-            env=os.environ | {"COLUMNS": "110"},
+            env=os.environ | own | {"COLUMNS": "110"},
         )
     if done.returncode not in ANSWERED:
         sys.exit(f"{shlex.join(words)}: exit code {done.returncode}\n{done.stderr or done.stdout}")

@@ -91,6 +91,25 @@ def test_what_allocates_otherwise_stays_as_it_is(other: dict[str, Any]) -> None:
     assert as_in_catalog(HUB | other) == HUB | other
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"num_attention_heads": "32"},
+        {"num_attention_heads": [32, 32]},
+        {"hidden_size": None},
+        {"rope_scaling": "linear"},
+        {"rope_scaling": ["linear"]},
+        {"rope_parameters": {"rope_type": ["x"]}},
+        {"layer_types": [{"a": 1}]},
+        {"layer_types": 5},
+        {"architectures": 3},
+    ],
+    ids=str,
+)
+def test_what_nobody_would_write_is_no_model_of_the_catalog_s(odd: dict[str, Any]) -> None:
+    assert as_in_catalog(HUB | odd) == HUB | odd
+
+
 def test_the_catalog_s_own_configurations_are_all_apart() -> None:
     """Each finds a model with its very shape, the first of those alike."""
     for entry in catalog.list_models():

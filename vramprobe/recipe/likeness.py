@@ -40,10 +40,11 @@ def _form(config: Mapping[str, Any], learns_positions: bool) -> dict[str, Any]:
         words["rope_scaling"] = words.pop("rope_parameters")
     kept = without_values(words, learns_positions=learns_positions)
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
-    implied = {"head_dim": width // heads} if heads and width else {}
-    if all(str(one).endswith("ForCausalLM") for one in kept.get("architectures") or ()):
+    is_plain = isinstance(heads, int) and isinstance(width, int) and heads > 0  # some have a number for each layer
+    implied = {"head_dim": width // heads} if is_plain else {}
+    if all(str(one).endswith("ForCausalLM") for one in _listed(kept, "architectures")):
         kept.pop("architectures", None)  # as which a configuration without a word is trained
-    if set(kept.get("layer_types") or ()) <= {"full_attention"}:
+    if all(one == "full_attention" for one in _listed(kept, "layer_types")):
         kept.pop("layer_types", None)
     meaningless = _AS_WITHOUT | implied
     return {
@@ -51,3 +52,9 @@ def _form(config: Mapping[str, Any], learns_positions: bool) -> dict[str, Any]:
         for name, value in kept.items()
         if value is not None and name not in _NOT_OF_A_STEP and not (name in meaningless and value == meaningless[name])
     }
+
+
+def _listed(config: Mapping[str, Any], name: str) -> list[Any]:
+    """Return a list of the configuration; of anything else in its place a list of that."""
+    found = config.get(name) or []
+    return found if isinstance(found, list) else [found]

@@ -122,7 +122,7 @@ def without_values(config: Mapping[str, Any], *, learns_positions: bool = False)
     ``learns_positions``: the number of positions is a table's, and stays.
     """
     rope, left_out = config.get("rope_scaling") or {}, {*_VALUES_ALONE}
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
     if not learns_positions and kind in _ROPES_OF_ONE_SIZE:
         left_out |= {"rope_scaling", "max_position_embeddings"}
     if config.get("use_sliding_window") is False:

@@ -42,6 +42,7 @@ def within(main: Callable[[], object], argv: Sequence[str], folder: Path) -> sub
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     with (
         mock.patch.object(sys, "argv", list(argv)),
+        mock.patch.dict(os.environ),  # what it sets there is its children's alone
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

@@ -16,6 +16,7 @@ from processes import children
 from vramprobe.emulate.values import hook
 from vramprobe.measure import forkserver, launcher, nvml
 from vramprobe.measure.launcher import Server, worker_environment
+from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 
 torch = pytest.importorskip("torch")
 
@@ -80,6 +81,9 @@ def test_a_worker_is_not_watched_with_its_starter(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([site, "theirs"]))
     assert worker_environment()["PYTHONPATH"].split(os.pathsep)[-1] == "theirs"
     assert site not in worker_environment()["PYTHONPATH"]
+    monkeypatch.setenv(hook.WATCHED_VARIABLE, str(tmp_path))
+    assert hook.WATCHED_VARIABLE == FOLDER_VARIABLE
+    assert hook.WATCHED_VARIABLE not in worker_environment()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from vramprobe.emulate.values.hook import unwatched
+from vramprobe.emulate.values.hook import WATCHED_VARIABLE, unwatched
 from vramprobe.measure import forkserver, nvml
 from vramprobe.measure.forkserver import ForkServer, ServerEnded
 from vramprobe.records.record import Isolation
@@ -231,7 +231,8 @@ def worker_environment() -> dict[str, str]:
     checkout = [] if home.name in ("site-packages", "dist-packages") else [str(home)]  # those are searched anyway, last
     searched = [*checkout, *unwatched(os.environ.get("PYTHONPATH", ""))]
     ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
-    inherited = {name: value for name, value in os.environ.items() if name not in SAID_BY_THE_SPEC}
+    left_out = {*SAID_BY_THE_SPEC, WATCHED_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     return quiet | inherited | order | ours
 
 

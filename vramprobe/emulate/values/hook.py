@@ -70,6 +70,10 @@ def site_folder(home, also=()):
     return folder
 
 
+#: The run's folder of a profile (profile/hook/journal.py): a process that has it takes itself for watched.
+WATCHED_VARIABLE = "VRAMPROBE_PROFILE"
+
+
 def unwatched(searched):
     """The folders of ``searched``, a PYTHONPATH, but those that :func:`site_folder` made: a process that vramprobe
     starts for itself is nobody's to watch, and a second watch on its values would change what it allocates."""

@@ -60,13 +60,13 @@ def entrance(
     :func:`installation_to_use`'s. Raises UnknownName or SpecError for the cards,
     NotEmulatable where no CUDA build of torch is at hand, NoCompiler, BuildError.
     """
-    from vramprobe.emulate.values.hook import WATCHED_VARIABLE, unwatched
+    from vramprobe.emulate.values.hook import unwatched
 
     used, machine, environment = _new_machine(cards, python, policy, say, total_bytes=total_bytes)
+    environment = unwatched(environment)
     # This very package, whichever interpreter runs it, and before what the working folder has.
-    searched = [str(package_home(machine)), *unwatched(os.environ.get("PYTHONPATH", ""))]
+    searched = filter(None, [str(package_home(machine)), environment["PYTHONPATH"]])
     environment |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
-    environment.pop(WATCHED_VARIABLE, None)
     # The host only fills adapters; a forked cell's pool of threads made that four times as long.
     environment.setdefault("OMP_NUM_THREADS", "1")
     return Entrance(python=used, environment=environment, machine=machine)

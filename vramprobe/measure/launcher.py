@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from vramprobe.emulate.values.hook import WATCHED_VARIABLE, unwatched
+from vramprobe.emulate.values.hook import unwatched
 from vramprobe.measure import forkserver, nvml
 from vramprobe.measure.forkserver import ForkServer, ServerEnded
 from vramprobe.records.record import Isolation
@@ -229,10 +229,9 @@ def worker_environment() -> dict[str, str]:
     # This very package, wherever the sweep is started: -m would put the working folder, and what lies there, first.
     home = Path(__file__).parents[2]
     checkout = [] if home.name in ("site-packages", "dist-packages") else [str(home)]  # those are searched anyway, last
-    searched = [*checkout, *unwatched(os.environ.get("PYTHONPATH", ""))]
+    inherited = unwatched({name: value for name, value in os.environ.items() if name not in SAID_BY_THE_SPEC})
+    searched = filter(None, [*checkout, inherited["PYTHONPATH"]])
     ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(searched)}
-    left_out = {*SAID_BY_THE_SPEC, WATCHED_VARIABLE}
-    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     return quiet | inherited | order | ours
 
 

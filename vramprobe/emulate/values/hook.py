@@ -74,10 +74,16 @@ def site_folder(home, also=()):
 WATCHED_VARIABLE = "VRAMPROBE_PROFILE"
 
 
-def unwatched(searched):
-    """The folders of ``searched``, a PYTHONPATH, but those that :func:`site_folder` made: a process that vramprobe
-    starts for itself is nobody's to watch, and a second watch on its values would change what it allocates."""
-    return [one for one in searched.split(os.pathsep) if one and not os.path.isfile(os.path.join(one, _NAME))]
+def unwatched(environment):
+    """``environment`` for a process that vramprobe starts for itself, which is nobody's to watch: a second watch on its
+    values would change what it allocates. PYTHONPATH is there, less the folders that :func:`site_folder` made."""
+    searched = [
+        one
+        for one in environment.get("PYTHONPATH", "").split(os.pathsep)
+        if one and not os.path.isfile(os.path.join(one, _NAME))
+    ]
+    kept = {name: value for name, value in environment.items() if name != WATCHED_VARIABLE}
+    return kept | {"PYTHONPATH": os.pathsep.join(searched)}
 
 
 _machine = None  # its folder, once installed: a program may empty its environment

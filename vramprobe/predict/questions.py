@@ -1,8 +1,8 @@
 """Predict a cell, and what other options would save, for cells in words.
 
 In: a cell's words (spec.option_names()), with those of its ranks, a fit, a GPU. Out: a Prediction, Changes. One
-GPU by arithmetic, or by a recording where that is asked for or a family has no arithmetic; one rank of several by a
-recording. Imports no torch.
+GPU by a recipe at hand, by arithmetic, or by a recording where that is asked for or a family has no arithmetic; one
+rank of several by a recording. Imports no torch.
 """
 
 from __future__ import annotations
@@ -209,8 +209,7 @@ def changes(
     words, num_gpus = without_recipe(options) | {"device": device}, options.get("num_gpus") or 1
     # What is compared is of one tier.
     own = {"fit": fit, "gpu": gpu, "say": say, "replays": False}
-    if num_gpus == 1 and engine == "auto":
-        engine = "recipe" if records and not _has_arithmetic(own | words) else "formula"
+    engine = "formula" if engine == "auto" else engine
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
 
     def with_options(others: Options) -> Prediction:
@@ -224,15 +223,14 @@ def changes(
     alone = {name: value for name, value in options.items() if name not in _RANKS}
     spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus})
     tried = [*candidates(spec), *smaller_images(spec)]
-    return what_would_save(with_options({}), tried, with_options, card)
-
-
-def _has_arithmetic(words: dict[str, Any]) -> bool:
     try:
-        predict(engine="formula", **words)
+        now = with_options({})
     except UnsupportedArchitecture:
-        return False
-    return True
+        if num_gpus > 1 or engine == "recipe" or not records:
+            raise
+        engine = "recipe"
+        now = with_options({})
+    return what_would_save(now, tried, with_options, card)
 
 
 def _near(words: dict[str, Any], card: catalog.Gpu | None) -> Prediction:

@@ -7,6 +7,7 @@ spelling of it, or itself where the catalog has no such shape. No torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from vramprobe import catalog
@@ -30,8 +31,13 @@ def as_in_catalog(config: Mapping[str, Any], *, learns_positions: bool = False) 
     """Return the configuration of the catalog that differs from ``config`` in nothing that a step allocates by;
     ``config`` without one. ``learns_positions``: as of :func:`vramprobe.recipe.recipe.without_values`."""
     form = _form(config, learns_positions)
-    alike = (entry.config for entry in catalog.list_models() if entry.model_type == config.get("model_type"))
-    return next((one for one in alike if _form(one, learns_positions) == form), dict(config))
+    return dict(next((own for other, own in _forms(learns_positions) if other == form), config))
+
+
+@cache
+def _forms(learns_positions: bool) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return (form, configuration) of every model of the catalog; one cell asks several times."""
+    return [(_form(entry.config, learns_positions), entry.config) for entry in catalog.list_models()]
 
 
 def _form(config: Mapping[str, Any], learns_positions: bool) -> dict[str, Any]:

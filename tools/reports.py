@@ -17,11 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = (
     "fit results/cpu/quickstart --out results/cpu/quickstart/fit.json",
     "fit results/cpu/sizes --out vramprobe/data/fits/cpu.json",
-    "report results/cpu/quickstart -o results/cpu/quickstart/report --fit results/cpu/quickstart/fit.json",
     "claims --results results -o results/claims",
-    "report results/cpu/sizes -o results/cpu/sizes/report --fit vramprobe/data/fits/cpu.json "
-    "--claims results/claims/claims.csv",
-    "evaluate results/cpu/sizes -o results/cpu/sizes/evaluation",
     "report results/emulated/records.jsonl.xz -o results/emulated --fit vramprobe/data/fits/emulated.json "
     "--claims results/claims/claims.csv",
     "techniques -o results/techniques",

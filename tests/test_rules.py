@@ -11,7 +11,8 @@ from factories import make_spec, on_ranks
 from vramprobe.choices import Offload, Optim, Quant, Sharding
 from vramprobe.predict.predict import predict
 from vramprobe.predict.shares import near
-from vramprobe.rules.sharding import ONE_GROUP, SHARDINGS, cannot_offload, cannot_quantize, cannot_step
+from vramprobe.rules.not_sharded import cannot_offload, cannot_quantize, cannot_step
+from vramprobe.rules.sharding import ONE_GROUP, SHARDINGS
 
 #: ZeRO's stages are one class on the torch side.
 

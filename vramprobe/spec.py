@@ -41,7 +41,8 @@ from vramprobe.errors import SpecError
 from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
 from vramprobe.rules.cell import NO_SDPA, lora_target_names, reasons_against
 from vramprobe.rules.images import reasons_against_images
-from vramprobe.rules.sharding import HYBRID, SHARD_SIZE, reasons_not_run, rules_of
+from vramprobe.rules.not_sharded import reasons_not_run
+from vramprobe.rules.sharding import HYBRID, SHARD_SIZE, rules_of
 from vramprobe.trainers import TRAINERS, TRL, USUAL_LOOP, config_for
 from vramprobe.units import parse_bytes, parse_length, short_bytes
 

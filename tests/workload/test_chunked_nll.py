@@ -15,7 +15,7 @@ from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.errors import MissingDependency, SpecError
 from vramprobe.predict.shares import near
-from vramprobe.rules.sharding import cannot_step
+from vramprobe.rules.not_sharded import cannot_step
 from vramprobe.spec import resolve
 from vramprobe.terms import moments
 from vramprobe.terms.cell.setup import branch_of

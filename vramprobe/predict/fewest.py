@@ -21,7 +21,8 @@ from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.bisection import first_of
 from vramprobe.predict.shares import near
 from vramprobe.predict.verdict import Verdict, verdict
-from vramprobe.rules.sharding import ONE_GROUP, SHARDINGS, cannot_offload, cannot_quantize, rules_of
+from vramprobe.rules.not_sharded import cannot_offload, cannot_quantize
+from vramprobe.rules.sharding import ONE_GROUP, SHARDINGS, rules_of
 from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:

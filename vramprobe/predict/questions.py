@@ -17,7 +17,8 @@ from vramprobe.architecture.images import has_images
 from vramprobe.choices import CpRotation, Offload, Sharding, meant
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.rules.arithmetic import counted_architecture
-from vramprobe.rules.sharding import HYBRID, reasons_not_run, with_group_size
+from vramprobe.rules.not_sharded import reasons_not_run
+from vramprobe.rules.sharding import HYBRID, with_group_size
 from vramprobe.trainers import COMMONEST_OTHER, USUAL_LOOP, other_loop
 from vramprobe.units import format_bytes
 

@@ -27,7 +27,7 @@ from vramprobe.recipe.recipe import Recipe, shape_of
 from vramprobe.recipe.recorder import USUAL, Surroundings, measured_gpu
 from vramprobe.recipe.shipped import Shipped, labels_of, shipped_recipe
 from vramprobe.rules.cell import not_quantized
-from vramprobe.rules.sharding import reasons_not_run
+from vramprobe.rules.not_sharded import reasons_not_run
 from vramprobe.spec import CellSpec
 from vramprobe.terms.cell.parameters import require_adapters
 

@@ -16,7 +16,8 @@ from vramprobe.errors import SpecError
 from vramprobe.predict.questions import SHARDING, cell, cell_on_ranks, engine_for, given_fit, one_gpu_alone, predicted
 from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.rules.images import BESIDE_AN_IMAGE
-from vramprobe.rules.sharding import SHARDINGS, cannot_shard, rules_of
+from vramprobe.rules.not_sharded import cannot_shard
+from vramprobe.rules.sharding import SHARDINGS, rules_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from vramprobe.recommend.money import cheapest, host_of, hours_of
 from vramprobe.recommend.options import Option, Question, words_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.settings import SettingsSearch, Words, without_bf16
-from vramprobe.rules.sharding import cannot_shard
+from vramprobe.rules.not_sharded import cannot_shard
 from vramprobe.spec import RECIPES, resolve
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit, shipped_speed

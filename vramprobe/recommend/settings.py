@@ -21,7 +21,8 @@ from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import Verdict, verdict
 from vramprobe.recommend.memory import fit_name, predict_on, replayed_on
 from vramprobe.rules.arithmetic import counted_architecture
-from vramprobe.rules.sharding import SHARDINGS, cannot_shard
+from vramprobe.rules.not_sharded import cannot_shard
+from vramprobe.rules.sharding import SHARDINGS
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.speed.measured import Measured
 from vramprobe.speed.rates import SpeedFit

@@ -123,7 +123,7 @@ def measure(
     ``snapshot``: where to write the history of a further step for PyTorch's memory_viz, on a GPU alone; where the cell
     did not get so far there is none, and the record says why.
     """
-    from vramprobe.records import store
+    from vramprobe.records import writing
     from vramprobe.sweep import runner
     from vramprobe.sweep.limits import limits
 
@@ -142,9 +142,9 @@ def measure(
     if verify:
         require_emulated()
     if save is not None:
-        store.require_journal(save)
+        writing.require_journal(save)
     if snapshot is not None:
-        store.require_writable(snapshot)
+        writing.require_writable(snapshot)
     handle, name = tempfile.mkstemp(prefix="vramprobe-", suffix=".log")
     os.close(handle)
     log = Path(name)
@@ -161,7 +161,7 @@ def measure(
         if record is None or record.outcome.kind == "ok":  # a failure's record names its log
             log.unlink(missing_ok=True)
     if save is not None:
-        store.append(save, record)
+        writing.append(save, record)
     return record
 
 

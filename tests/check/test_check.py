@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from vramprobe import api, check
 from vramprobe.cli import verbs
 from vramprobe.errors import StoreError
-from vramprobe.records import store
+from vramprobe.records import writing
 from vramprobe.records.record import (
     Contaminated,
     Error,
@@ -229,7 +229,7 @@ def broken_line(file: Path) -> None:
 
 
 def a_start_without_an_end(file: Path) -> None:
-    store.append(file, make_started(make_record(make_spec(seq_len=77))))
+    writing.append(file, make_started(make_record(make_spec(seq_len=77))))
 
 
 def a_torn_tail(file: Path) -> None:
@@ -263,8 +263,8 @@ def an_attempt_edited(file: Path) -> None:
 
 
 def an_attempt_edited_elsewhere(file: Path) -> None:
-    store.append(file, CPU)
-    store.append(file.with_name("z.jsonl"), edited(CPU, sweep="other"))
+    writing.append(file, CPU)
+    writing.append(file.with_name("z.jsonl"), edited(CPU, sweep="other"))
 
 
 FILE_CASES: list[tuple[str, str, str, Callable[[Path], None]]] = [
@@ -282,7 +282,7 @@ FILE_CASES: list[tuple[str, str, str, Callable[[Path], None]]] = [
 
 def check_records(records: list[RunRecord], folder: Path, **options: Any) -> check.CheckReport:
     for record in records:
-        store.append(folder / "records.jsonl", record)
+        writing.append(folder / "records.jsonl", record)
     return api.check(folder, **options)
 
 
@@ -314,7 +314,7 @@ def test_a_broken_file_gives_one_finding_and_its_neighbours_are_checked(
 ) -> None:
     write(tmp_path / "broken.jsonl")
     neighbour = edited(CUDA, attempt_id="neighbour", num_alloc_retries=1)
-    store.append(tmp_path / "other" / "records.jsonl", neighbour)
+    writing.append(tmp_path / "other" / "records.jsonl", neighbour)
     report = api.check(tmp_path)
     assert sorted((found.rule, found.severity) for found in report.findings) == sorted(
         [(rule, severity), ("retries", "warning")]
@@ -331,24 +331,24 @@ def test_every_rule_has_a_case() -> None:
 
 
 def test_folders_may_differ_in_their_environment(tmp_path: Path) -> None:
-    store.append(tmp_path / "one" / "records.jsonl", CPU)
+    writing.append(tmp_path / "one" / "records.jsonl", CPU)
     other = changed_machine(CPU, device_name="Other", versions={"torch": "2.12.0"})
-    store.append(tmp_path / "two" / "records.jsonl", other)
-    store.append(tmp_path / "three" / "records.jsonl", again(with_more_idle(CPU, 8), environment=other.environment))
+    writing.append(tmp_path / "two" / "records.jsonl", other)
+    writing.append(tmp_path / "three" / "records.jsonl", again(with_more_idle(CPU, 8), environment=other.environment))
     report = api.check(tmp_path, strict=True)
     assert report.findings == []
     assert (report.num_records, report.num_cells, report.num_replicated_cells) == (3, 3, 0)
 
 
 def test_files_of_one_folder_may_not(tmp_path: Path) -> None:
-    store.append(tmp_path / "one.jsonl", CPU)
-    store.append(tmp_path / "two.jsonl", changed_machine(CPU, device_name="Other"))
+    writing.append(tmp_path / "one.jsonl", CPU)
+    writing.append(tmp_path / "two.jsonl", changed_machine(CPU, device_name="Other"))
     assert [found.rule for found in api.check(tmp_path).findings] == ["environment"]
 
 
 def test_the_same_record_in_two_files_is_one_attempt(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
-        store.append(tmp_path / name, CPU)
+        writing.append(tmp_path / name, CPU)
     report = api.check(tmp_path)
     assert report.findings == []
     assert (report.num_records, report.num_replicated_cells) == (1, 0)

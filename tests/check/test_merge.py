@@ -14,7 +14,7 @@ from vramprobe import api
 from vramprobe.check.contribute import anonymous
 from vramprobe.cli import verbs
 from vramprobe.errors import IncomparableRecords, StoreError
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import Error, RunRecord, Timing
 
 
@@ -27,8 +27,8 @@ def taken(number: int, **overrides: Any) -> RunRecord:
 
 def journal(path: Path, *records: RunRecord) -> Path:
     for record in records:
-        store.append(path, make_started(record))
-        store.append(path, record)
+        writing.append(path, make_started(record))
+        writing.append(path, record)
     return path
 
 

@@ -15,7 +15,7 @@ from factories import TRUE, make_environment, make_oom, make_record, make_spec, 
 from vramprobe.cli import verbs
 from vramprobe.model.card_fit import save_fit
 from vramprobe.predict.expected import fit_records
-from vramprobe.records import store
+from vramprobe.records import writing
 from vramprobe.records.record import RunRecord
 
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "64", "--device", "cpu"]
@@ -226,8 +226,8 @@ def test_a_file_of_something_else_takes_no_record(content: bytes, refused: Calla
 @pytest.mark.parametrize("content", ["", '{"for', '{"format":1,"line":"started","attempt_id":"3', '{"format": 1}\n'])
 def test_a_journal_takes_another_record_however_it_ends(content: str, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text(content)
-    store.require_journal(tmp_path / "mine.jsonl")
-    store.require_journal(tmp_path / "new.jsonl")
+    writing.require_journal(tmp_path / "mine.jsonl")
+    writing.require_journal(tmp_path / "new.jsonl")
 
 
 def test_a_fit_that_cannot_be_written_leaves_the_old_one(

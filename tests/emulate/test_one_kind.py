@@ -9,7 +9,7 @@ from factories import make_record, make_spec
 
 from vramprobe.emulate import MACHINE_VARIABLE
 from vramprobe.errors import StoreError
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.sweep import runner
 from vramprobe.sweep.definition import Sweep
 
@@ -19,7 +19,7 @@ def test_another_kind_is_refused_before_anything_runs(
     is_emulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, here = ("cuda", "emulated") if is_emulated else ("emulated", "cuda")
-    store.append(tmp_path / runner.JOURNAL, make_record(make_spec(device="cuda"), instrument=there))
+    writing.append(tmp_path / runner.JOURNAL, make_record(make_spec(device="cuda"), instrument=there))
     if is_emulated:
         monkeypatch.setenv(MACHINE_VARIABLE, str(tmp_path))
     else:

@@ -19,7 +19,7 @@ from vramprobe.literature.formulas import FORMULAS, facts_of
 from vramprobe.literature.recalibrate import Constant
 from vramprobe.model.card_fit import load_fit
 from vramprobe.predict.expected import fit_records
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import Invalid, MemoryLedger, ModelFacts, Peak, RunRecord, Timeout
 from vramprobe.report.calibration import calibration_document, said
 from vramprobe.spec import CellSpec, resolve
@@ -347,7 +347,7 @@ def test_a_fit_that_knows_the_device_is_scored_on_it() -> None:
 
 
 def test_the_verb_prints_tables_and_json(tmp_path: Path) -> None:
-    store.append(tmp_path / "records.jsonl", synthetic(cells()[0]))
+    writing.append(tmp_path / "records.jsonl", synthetic(cells()[0]))
     command = [sys.executable, "-m", "vramprobe", "calibrate", str(tmp_path)]
     here = {"env": os.environ | {"PYTHONPATH": str(Path(api.__file__).parents[1])}}
     text = subprocess.run(command, capture_output=True, text=True, check=True, **here).stdout

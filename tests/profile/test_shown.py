@@ -28,7 +28,7 @@ from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.profile import diff, timeline
 from vramprobe.profile.analyse import analyse
 from vramprobe.records import profile as profiles
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.sweep.resume import open_journal
 from vramprobe.units import format_bytes
@@ -339,7 +339,7 @@ def test_profiles_may_lie_among_a_sweep_s_records(tmp_path: Path) -> None:
     folder, path = tmp_path / "results", tmp_path / "results" / "records.jsonl"
     cell, profiled = make_record(), record_of(tmp_path / "run")
     for entry in (profiled, cell, profiled):
-        store.append(path, entry)
+        writing.append(path, entry)
     assert store.read(folder).records == (cell,)
     assert open_journal(path).attempts[cell.fingerprint][0].line_number == 2
     assert check(folder).num_records == 1

@@ -13,7 +13,7 @@ from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spe
 
 import vramprobe
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.records import store
+from vramprobe.records import writing
 from vramprobe.records.columns import COLUMNS
 from vramprobe.records.profile import (
     PhaseHighest,
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 def saved(folder: Path, *records: RunRecord | ProfileRecord) -> Path:
     for number, record in enumerate(records):
-        store.append(folder / "records.jsonl", record.model_copy(update={"attempt_id": f"attempt-{number}"}))
+        writing.append(folder / "records.jsonl", record.model_copy(update={"attempt_id": f"attempt-{number}"}))
     return folder
 
 

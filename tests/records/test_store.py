@@ -14,7 +14,7 @@ import pytest
 from factories import OUTCOMES, make_environment, make_record, make_spec, make_started
 
 from vramprobe.errors import StoreError
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import (
     RunRecord,
     Timeout,
@@ -33,7 +33,7 @@ def records_of(count: int) -> list[RunRecord]:
 
 def write(path: Path, records: list[RunRecord]) -> bytes:
     for record in records:
-        assert store.append(path, record) is None
+        assert writing.append(path, record) is None
     return path.read_bytes()
 
 
@@ -108,13 +108,13 @@ def test_appending_moves_a_torn_line_aside_and_goes_on(file: Path) -> None:
     whole = write(file, [one, two])
     torn = whole[whole.index(b"\n") + 1 : -100]
     file.write_bytes(whole[:-100])
-    warning = store.append(file, three)
+    warning = writing.append(file, three)
     assert f"half-written line of {len(torn)} bytes" in warning
     assert store.read(file).records == (one, three)
     beside = file.with_name("records.jsonl.torn")
     assert beside.read_bytes() == torn + b"\n"
     file.write_bytes(file.read_bytes() + b'{"again')
-    assert store.append(file, two) is not None
+    assert writing.append(file, two) is not None
     assert beside.read_bytes() == torn + b'\n{"again\n'
     assert store.read(file).records == (one, three, two)
 
@@ -125,7 +125,7 @@ def test_a_file_that_is_nothing_but_a_torn_line(file: Path) -> None:
         store.read(file)
     assert store.read(file, allow_empty=True).records == ()  # a sweep resumes even here
     (one,) = records_of(1)
-    assert store.append(file, one)
+    assert writing.append(file, one)
     assert store.read(file).records == (one,)
 
 
@@ -133,7 +133,7 @@ def test_a_line_that_lacks_only_its_newline_is_whole(file: Path) -> None:
     one, two = records_of(2)
     file.write_bytes(write(file, [one])[:-1])
     assert store.read(file) == store.StoreContents(records=(one,), unfinished=(), torn_tail=None, files=(file,))
-    assert store.append(file, two) is None
+    assert writing.append(file, two) is None
     assert store.read(file).records == (one, two)
 
 
@@ -159,7 +159,7 @@ def test_a_damaged_middle_line_is_an_error_with_its_number(file: Path, damage, c
     with pytest.raises(StoreError, match=complaint) as caught:
         store.read(file)
     assert str(file) in str(caught.value)
-    store.append(file, make_record(attempt_id="later"))  # writing goes on, and mends nothing by itself
+    writing.append(file, make_record(attempt_id="later"))  # writing goes on, and mends nothing by itself
     assert file.read_bytes().startswith(content)
 
 
@@ -179,12 +179,12 @@ KILLED_WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from factories import make_record
-from vramprobe.records import store
+from vramprobe.records import store, writing
 record = make_record()
 number = 0
 while True:
     changed = {"attempt_id": f"attempt-{number}", "warnings": ["x" * 300_000]}
-    store.append(sys.argv[1], record.model_copy(update=changed))
+    writing.append(sys.argv[1], record.model_copy(update=changed))
     print(number, flush=True)
     number += 1
 """
@@ -199,7 +199,7 @@ def test_a_killed_writer_loses_nothing_it_reported(file: Path) -> None:
     contents = store.read(file)
     written = [record.attempt_id for record in contents.records]
     assert written[: len(reported)] == [f"attempt-{number}" for number in reported]
-    store.append(file, make_record(attempt_id="after"))
+    writing.append(file, make_record(attempt_id="after"))
     assert [record.attempt_id for record in store.read(file).records] == [*written, "after"]
     assert store.read(file).torn_tail is None
 
@@ -218,9 +218,9 @@ def test_a_full_disk_leaves_the_file_as_it_was(file: Path, monkeypatch: pytest.M
         patch.setattr(os, "write", write_half_then_fail)
         patch.setattr(os, "fsync", lambda _: pytest.fail("nothing whole to sync"))
         with pytest.raises(StoreError, match=r"records\.jsonl: the disk \(or your quota\) is full: free some space"):
-            store.append(file, two)
+            writing.append(file, two)
     assert file.read_bytes() == before
-    assert store.append(file, two) is None
+    assert writing.append(file, two) is None
     assert store.read(file).records == (one, two)
 
 
@@ -228,7 +228,7 @@ def test_a_real_full_device_says_so() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with pytest.raises(StoreError, match="cannot write to /dev/full: the disk"):
-        store.append("/dev/full", make_record())
+        writing.append("/dev/full", make_record())
 
 
 def test_a_torn_tail_is_not_cut_off_when_it_cannot_be_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_torn_tail_is_not_cut_off_when_it_cannot_be_kept(file: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", fail)
         with pytest.raises(StoreError, match="is full"):
-            store.append(file, make_record())
+            writing.append(file, make_record())
     assert file.read_bytes() == content
 
 
@@ -260,7 +260,7 @@ def test_what_the_system_refuses_is_explained(file: Path, monkeypatch, number: i
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(StoreError) as caught:
-        store.append(file, make_record())
+        writing.append(file, make_record())
     assert advice in str(caught.value)
     assert os.strerror(number) in str(caught.value)
 
@@ -271,8 +271,8 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(StoreError, match="no permission to write there: choose another folder"):
-            store.append(tmp_path / "records.jsonl", make_record())
-        with pytest.raises(StoreError, match="no permission"), store.lock(tmp_path):
+            writing.append(tmp_path / "records.jsonl", make_record())
+        with pytest.raises(StoreError, match="no permission"), writing.lock(tmp_path):
             pass
     finally:
         tmp_path.chmod(0o700)
@@ -280,12 +280,12 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
 
 def test_paths_that_cannot_be_a_file(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="a folder has that name"):
-        store.append(tmp_path, make_record())
-    assert store.append(tmp_path / "new" / "folder" / "records.jsonl", make_record()) is None
+        writing.append(tmp_path, make_record())
+    assert writing.append(tmp_path / "new" / "folder" / "records.jsonl", make_record()) is None
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="a file stands where a folder is needed"):
-        store.append(tmp_path / "file" / "records.jsonl", make_record())
-    with pytest.raises(StoreError, match="a file stands where a folder is needed"), store.lock(tmp_path / "file"):
+        writing.append(tmp_path / "file" / "records.jsonl", make_record())
+    with pytest.raises(StoreError, match="a file stands where a folder is needed"), writing.lock(tmp_path / "file"):
         pass
 
 
@@ -293,7 +293,7 @@ def test_writers_at_the_same_time_keep_their_lines_whole(file: Path) -> None:
     long = "x" * 2_000_000  # more than one write of the page cache
     records = [make_record(attempt_id=f"attempt-{number}", warnings=[long]) for number in range(12)]
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(lambda record: store.append(file, record), records)) == {None}
+        assert set(pool.map(lambda record: writing.append(file, record), records)) == {None}
     assert {record.attempt_id for record in store.read(file).records} == {f"attempt-{number}" for number in range(12)}
 
 
@@ -302,20 +302,20 @@ def test_writers_at_the_same_time_keep_their_lines_whole(file: Path) -> None:
 
 def test_the_lock_is_held_once_and_freed(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
-    with store.lock(folder):
+    with writing.lock(folder):
         message = (
             rf"another sweep writes to .*folder \(process {os.getpid()}\); wait for it, stop it, or choose another"
         )
-        with pytest.raises(StoreError, match=message), store.lock(folder):
+        with pytest.raises(StoreError, match=message), writing.lock(folder):
             pytest.fail("held twice")
-    with store.lock(folder):
+    with writing.lock(folder):
         pass
 
 
 LOCK_HOLDER = """
 import sys, time
-from vramprobe.records import store
-with store.lock(sys.argv[1]):
+from vramprobe.records import store, writing
+with writing.lock(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -325,10 +325,10 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOCK_HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(StoreError, match=f"process {holder.pid}"), store.lock(tmp_path):
+        with pytest.raises(StoreError, match=f"process {holder.pid}"), writing.lock(tmp_path):
             pass
         holder.kill()
-    with store.lock(tmp_path):
+    with writing.lock(tmp_path):
         pass
 
 
@@ -338,8 +338,8 @@ def test_a_killed_holder_frees_the_lock(tmp_path: Path) -> None:
 def test_a_start_is_unfinished_until_its_record_is_there(file: Path) -> None:
     one, two = records_of(2)
     for record in (one, two):
-        assert store.append(file, make_started(record)) is None
-    store.append(file, two)
+        assert writing.append(file, make_started(record)) is None
+    writing.append(file, two)
     contents = store.read(file)
     assert contents.records == (two,)
     assert contents.unfinished == (make_started(one),)
@@ -347,7 +347,7 @@ def test_a_start_is_unfinished_until_its_record_is_there(file: Path) -> None:
 
 def test_a_damaged_start_is_an_error_like_any_other_line(file: Path) -> None:
     (one,) = records_of(1)
-    store.append(file, make_started(one))
+    writing.append(file, make_started(one))
     file.write_bytes(file.read_bytes().replace(b'"started_at"', b'"begun_at"'))
     with pytest.raises(StoreError, match=r"line 1 .*cannot be"):
         store.read(file)
@@ -356,9 +356,9 @@ def test_a_damaged_start_is_an_error_like_any_other_line(file: Path) -> None:
 def test_a_start_that_finds_no_room_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    monkeypatch.setattr(store.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(writing.tempfile, "gettempdir", lambda: str(tmp_path))
     with pytest.raises(StoreError, match="cannot write to /dev/full: the disk"):
-        store.append("/dev/full", make_started(make_record()))
+        writing.append("/dev/full", make_started(make_record()))
     assert list(tmp_path.iterdir()) == []
 
 

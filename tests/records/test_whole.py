@@ -10,7 +10,7 @@ from factories import TINY_LLAMA, make_record, make_spec
 
 from vramprobe import api
 from vramprobe.errors import StoreError
-from vramprobe.records import store
+from vramprobe.records import writing
 from vramprobe.records.whole import read_whole
 from vramprobe.spec import CellSpec
 
@@ -23,7 +23,7 @@ def record_of(config: dict[str, Any]) -> Any:
 def broken(tmp_path: Path) -> Path:
     """Two good records, and between them one whose number of layers cannot be; its cell id stays as it was."""
     for config in (TINY_LLAMA, TINY_LLAMA | {"num_hidden_layers": -3}, TINY_LLAMA | {"num_hidden_layers": 3}):
-        store.append(tmp_path / "records.jsonl", record_of(config))
+        writing.append(tmp_path / "records.jsonl", record_of(config))
     return tmp_path
 
 
@@ -47,5 +47,5 @@ def test_every_verb_names_the_record_of_a_broken_architecture(broken: Path, ask:
 
 
 def test_what_has_no_arithmetic_is_read(tmp_path: Path) -> None:
-    store.append(tmp_path / "records.jsonl", record_of({"model_type": "mamba"}))
+    writing.append(tmp_path / "records.jsonl", record_of({"model_type": "mamba"}))
     assert len(read_whole(tmp_path).records) == 1

@@ -13,7 +13,7 @@ from vramprobe import api
 from vramprobe.catalog import contexts
 from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.errors import SpecError
-from vramprobe.records import store
+from vramprobe.records import writing
 from vramprobe.records.record import Peak, RunRecord, Timing
 from vramprobe.report.card_truth import card_truth_document, card_truth_gpu, context_row, truth_in_words, truth_rows
 from vramprobe.report.formats import markdown
@@ -104,7 +104,7 @@ def test_the_page_is_written_from_whatever_there_is(tmp_path: Path) -> None:
     assert api.card_truth(tmp_path).lines[-1] == "outcome: 0 of 0 cells ended otherwise"
     assert card_truth_gpu(tmp_path) is None
     for record in MEASURED:
-        store.append(tmp_path / "measured" / "records.jsonl", record)
+        writing.append(tmp_path / "measured" / "records.jsonl", record)
     assert api.card_truth_gpu(tmp_path) == "H100-SXM"
     found = api.card_truth(tmp_path)
     assert found.files[0] == tmp_path / "truth.md"
@@ -114,7 +114,7 @@ def test_the_page_is_written_from_whatever_there_is(tmp_path: Path) -> None:
 def test_the_context_of_a_real_gpu_is_kept_and_read_before_the_row_that_ships(tmp_path: Path) -> None:
     (tmp_path / "measured").mkdir()
     for record in (*MEASURED, ran(CELLS[2], MIB, MIB, 700 * MIB, attempt_id="m3")):
-        store.append(tmp_path / "measured" / "records.jsonl", record)
+        writing.append(tmp_path / "measured" / "records.jsonl", record)
     before = contexts.context_of("H100 SXM5 80GB")
     assert before is not None
     assert before.basis == "by its multiprocessors"
@@ -139,7 +139,7 @@ def test_without_a_folder_to_keep_it_in_the_context_is_said_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "measured").mkdir()
-    store.append(tmp_path / "measured" / "records.jsonl", MEASURED[0])
+    writing.append(tmp_path / "measured" / "records.jsonl", MEASURED[0])
     (tmp_path / "file").touch()
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     assert contexts.own_rows() == ()

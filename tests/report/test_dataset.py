@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from vramprobe import api
 from vramprobe.cli import verbs
 from vramprobe.errors import MissingDependency, StaleReport, StoreError, VramprobeError
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import Oom, RunRecord, record_from_json
 from vramprobe.report import dataset
 from vramprobe.report.dataset.card import card
@@ -81,7 +81,7 @@ def test_every_column_is_explained() -> None:
 
 def test_the_card_is_what_the_hub_reads(tmp_path: Path) -> None:
     for record in various():
-        store.append(tmp_path / "results" / "records.jsonl", record)
+        writing.append(tmp_path / "results" / "records.jsonl", record)
     written = api.dataset(tmp_path / "results", tmp_path / "out")
     assert [path.name for path in written] == ["README.md", "records.parquet"]
     text = (tmp_path / "out" / "README.md").read_text()
@@ -165,7 +165,7 @@ def test_the_stub_has_the_real_signatures() -> None:
 
 
 def test_a_push_is_one_commit_of_both_files(tmp_path: Path, fake: FakeHub) -> None:
-    store.append(tmp_path / "results" / "records.jsonl", make_record())
+    writing.append(tmp_path / "results" / "records.jsonl", make_record())
     written = api.dataset(tmp_path / "results", tmp_path / "out", push="someone/vram-runs")
     (made, committed) = fake.calls
     assert made == ("create_repo", "someone/vram-runs", "dataset", True)
@@ -178,7 +178,7 @@ def test_a_push_is_one_commit_of_both_files(tmp_path: Path, fake: FakeHub) -> No
 
 @pytest.mark.parametrize("name", ["vram-runs", "a/b/c", "some one/x", "-/x", "a/b.git", "/x", ""])
 def test_a_bad_name_is_refused_before_anything_is_written(name: str, tmp_path: Path, fake: FakeHub) -> None:
-    store.append(tmp_path / "results" / "records.jsonl", make_record())
+    writing.append(tmp_path / "results" / "records.jsonl", make_record())
     with pytest.raises(VramprobeError, match=r"is no name of a data set: .*; write NAMESPACE/NAME"):
         api.dataset(tmp_path / "results", tmp_path / "out", push=name)
     assert not (tmp_path / "out").exists()
@@ -207,7 +207,7 @@ def test_the_hubs_refusal_is_said_without_the_token(fake: FakeHub) -> None:
 
 
 def test_the_verb_writes_the_data_set_alone_or_too(tmp_path: Path) -> None:
-    store.append(tmp_path / "results" / "records.jsonl", make_record())
+    writing.append(tmp_path / "results" / "records.jsonl", make_record())
     run = CliRunner().invoke
     words = ["report", str(tmp_path / "results"), "--dataset", str(tmp_path / "set")]
     done = run(verbs.app, [*words, "--json"])

@@ -19,7 +19,7 @@ from vramprobe.literature.claims.cells import Cells
 from vramprobe.model import card_fit
 from vramprobe.predict.expected import fit_records
 from vramprobe.predict.predict import predict
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import Composition, Emulation, RunRecord, Timing
 from vramprobe.records.table import require_comparable
 from vramprobe.report import build
@@ -62,7 +62,7 @@ def records() -> list[RunRecord]:
 
 def saved(folder: Path, some: list[RunRecord]) -> Path:
     for number, record in enumerate(some):
-        store.append(folder / "records.jsonl", record.model_copy(update={"attempt_id": f"attempt-{number}"}))
+        writing.append(folder / "records.jsonl", record.model_copy(update={"attempt_id": f"attempt-{number}"}))
     return folder
 
 

@@ -20,7 +20,7 @@ from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spe
 from PIL.PngImagePlugin import PngInfo
 
 from vramprobe.errors import FitError, IncomparableRecords, StaleReport, StoreError
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import Oom, Peak, RunRecord, Timeout
 from vramprobe.records.whole import read_whole
 from vramprobe.report import Material, build, command_of, documents, gather, publish
@@ -103,7 +103,7 @@ def prediction(value_mib: float, low_mib: float, high_mib: float) -> FakePredict
 
 def save(folder: Path, records: list[RunRecord]) -> Path:
     for number, record in enumerate(records):
-        store.append(folder / "records.jsonl", record.model_copy(update={"attempt_id": f"attempt-{number}"}))
+        writing.append(folder / "records.jsonl", record.model_copy(update={"attempt_id": f"attempt-{number}"}))
     return folder
 
 

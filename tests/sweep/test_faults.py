@@ -27,7 +27,7 @@ from grids import grid
 
 from vramprobe.errors import StoreError
 from vramprobe.measure import environment, launcher
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import RunRecord, Timeout
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import here, runner
@@ -50,7 +50,7 @@ def _instant_cells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return make_record(spec, attempt_id=ticket.attempt_id)
 
     (tmp_path / "rescued").mkdir()
-    monkeypatch.setattr(store.tempfile, "gettempdir", lambda: str(tmp_path / "rescued"))
+    monkeypatch.setattr(writing.tempfile, "gettempdir", lambda: str(tmp_path / "rescued"))
     monkeypatch.setattr(here, "run_isolated", attempt)
     monkeypatch.setattr(launcher.Server, "start", lambda self, timeout_seconds=0.0: None)
     monkeypatch.setattr(environment, "capture", lambda *words, **more: HERE)
@@ -262,8 +262,8 @@ def a_journal(folder: Path) -> bytes:
     """Five cells, each started and ended."""
     for spec in CELLS:
         record = make_record(spec, attempt_id=f"attempt-{spec.fingerprint}")
-        store.append(folder / runner.JOURNAL, make_started(record))
-        store.append(folder / runner.JOURNAL, record)
+        writing.append(folder / runner.JOURNAL, make_started(record))
+        writing.append(folder / runner.JOURNAL, record)
     return (folder / runner.JOURNAL).read_bytes()
 
 

@@ -12,7 +12,7 @@ from vramprobe import api
 from vramprobe.cli.display_plan import plan_as_json, plan_in_words
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.predict import questions
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import Skipped, Timing
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, Rate, card_named, card_seen, hourly_rate
@@ -57,7 +57,7 @@ def test_verdicts_come_from_the_interval_and_the_card() -> None:
 def test_an_oom_of_other_libraries_is_stale_and_no_evidence(tmp_path: Path) -> None:
     """Or the cell that is to be measured again would be skipped for what it did before."""
     oom = make_oom(cell("t5-large"))
-    store.append(tmp_path / "records.jsonl", oom)
+    writing.append(tmp_path / "records.jsonl", oom)
     newer = oom.environment.model_copy(update={"versions": oom.environment.versions | {"torch": "2.14.0"}})
     sweep = Sweep(
         name="s", description="", cells=(oom.spec, cell("t5-large", seq_len=1024)), held_out=frozenset(), notes=()

@@ -8,7 +8,7 @@ import pytest
 from factories import OUTCOMES, make_environment, make_record, make_spec, make_started
 
 from vramprobe.errors import StoreError
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import Environment, Interrupted, RunRecord, Started, Timeout
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.resume import MAX_RETRIES, ResumedCell, open_journal, resume
@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 
 def write(file: Path, *entries: RunRecord | Started) -> None:
     for entry in entries:
-        assert store.append(file, entry) is None
+        assert writing.append(file, entry) is None
 
 
 def resumed(file: Path, *specs: CellSpec, here: Environment | None = HERE, retry: bool = False) -> list[ResumedCell]:

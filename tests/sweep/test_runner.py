@@ -22,7 +22,7 @@ from processes import children, is_alive
 
 from vramprobe.errors import MissingDependency, StoreError
 from vramprobe.measure import environment, forkserver, isolation, launcher
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import Ok, RunRecord, Timeout
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import here, runner
@@ -257,10 +257,10 @@ def test_a_spawned_worker_that_hangs_is_killed_and_described(tmp_path: Path) -> 
 
 
 def test_a_record_that_cannot_be_stored_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(writing.tempfile, "gettempdir", lambda: str(tmp_path))
     record = make_record()
     with pytest.raises(StoreError, match="append that line to the journal"):
-        store.append("/dev/full", record)
+        writing.append("/dev/full", record)
     (rescued,) = tmp_path.glob("*.jsonl")
     assert store.read(rescued).records == (record,)
 
@@ -349,7 +349,7 @@ def test_kill_9_of_the_runner_loses_no_record_and_leaves_no_worker(endless_sweep
     contents = store.read(out / runner.JOURNAL)
     assert [record.outcome.kind for record in contents.records] == ["ok"]
     assert [one.cell_id.split("_")[1] for one in contents.unfinished] == ["lora-r16-all"]
-    with store.lock(out):  # the lock went with the process
+    with writing.lock(out):  # the lock went with the process
         pass
 
 
@@ -357,7 +357,7 @@ def test_kill_9_of_the_runner_loses_no_record_and_leaves_no_worker(endless_sweep
 def test_a_torn_last_line_is_moved_aside_and_the_sweep_goes_on(tmp_path: Path) -> None:
     spec = make_spec(**FAST)
     journal = tmp_path / runner.JOURNAL
-    store.append(journal, make_record(make_spec(seq_len=32)))
+    writing.append(journal, make_record(make_spec(seq_len=32)))
     with journal.open("a") as file:
         file.write('{"format":1,"attempt_id":"half')
     summary = runner.run(sweep_of(spec), tmp_path)
@@ -382,7 +382,7 @@ def test_a_log_has_a_name_that_file_systems_take() -> None:
 
 
 def test_two_sweeps_on_one_folder_are_refused(tmp_path: Path) -> None:
-    with store.lock(tmp_path), pytest.raises(StoreError, match="another sweep"):
+    with writing.lock(tmp_path), pytest.raises(StoreError, match="another sweep"):
         runner.run(sweep_of(make_spec(**FAST)), tmp_path)
 
 

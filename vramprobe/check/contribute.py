@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from vramprobe.check import CheckReport, check
 from vramprobe.errors import IncomparableRecords, StoreError
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 
@@ -117,7 +117,7 @@ def _write_and_check(file: Path, text: str) -> None:
     """Write a new file that passes check as its source did; none is left where it does not."""
     if file.exists():
         raise StoreError(f"{file} is there already; name a new one with --out")
-    store.require_writable(file)
+    writing.require_writable(file)
     file.write_text(text)
     errors = [one for one in check(file).findings if one.severity == "error"]
     if errors:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vramprobe.check import Finding, judged, readable
 from vramprobe.check.entry import Entry
 from vramprobe.errors import IncomparableRecords, StoreError
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.record import RunRecord
 
 _MOST_NAMED = 5
@@ -112,7 +112,7 @@ def _shares(records: Sequence[tuple[str, RunRecord]]) -> list[Share]:
 
 def _write(out: Path, records: Sequence[RunRecord]) -> None:
     """All lines, synced, or no file."""
-    store.require_writable(out)
+    writing.require_writable(out)
     partial = out.with_name(f"{out.name}.partial")
     try:
         with partial.open("w") as file:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from vramprobe.errors import StoreError
-from vramprobe.records import store
+from vramprobe.records import store, writing
 from vramprobe.records.data_batches import DataBatches
 from vramprobe.records.engine import EngineMemory, RequestAnswer, ServedOn
 from vramprobe.records.frozen import FrozenModel
@@ -414,8 +414,8 @@ def profile_from_json(line: str | bytes) -> ProfileRecord:
 
 
 def append_profile(path: str | Path, record: ProfileRecord) -> str | None:
-    """Add ``record`` as one whole line; see store.append, which raises StoreError and warns of a torn tail."""
-    return store.append(path, record)
+    """Add ``record`` as one whole line; see writing.append, which raises StoreError and warns of a torn tail."""
+    return writing.append(path, record)
 
 
 def read_profiles(path_or_folder: str | Path) -> tuple[ProfileRecord, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vramprobe.measure.isolation import Ticket
-from vramprobe.records import store
+from vramprobe.records import writing
 from vramprobe.records.record import Instrument, Outcome, RunRecord, Started, attempt_fields
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import Sweep
@@ -143,7 +143,7 @@ class Bookkeeping:
         )
 
     def _append(self, entry: RunRecord | Started) -> None:
-        warning = store.append(self.summary.journal, entry)
+        warning = writing.append(self.summary.journal, entry)
         self.summary.notes += [warning] if warning else []
 
     def _left_seconds(self, index: int) -> float:

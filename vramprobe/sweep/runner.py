@@ -14,7 +14,7 @@ from vramprobe.errors import StoreError
 from vramprobe.measure.isolation import new_ticket, require_packages, run_isolated, scratch_folder
 from vramprobe.measure.launcher import Spawner, worker_environment
 from vramprobe.model.card_fit import CardFit
-from vramprobe.records import store
+from vramprobe.records import writing
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.bookkeeping import Bookkeeping
@@ -70,7 +70,7 @@ def run(
     """
     policy, limits = policy or SweepPolicy(), limits or SweepLimits()
     logs = folder / LOGS
-    with store.lock(folder), Signals().caught() as signals:
+    with writing.lock(folder), Signals().caught() as signals:
         clock = Clock(limits)
         journal = open_journal(folder / JOURNAL)
         executor = executor or Here()

@@ -12,24 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.predict.expected import expected
+from vramprobe.records.outcomes import Contaminated, Error, Interrupted, Invalid, Ok, Oom, OomHost, Skipped, Timeout
 from vramprobe.records.record import (
     Composition,
-    Contaminated,
     Environment,
-    Error,
-    Interrupted,
-    Invalid,
     MemoryLedger,
     ModelFacts,
-    Ok,
-    Oom,
-    OomHost,
     Peak,
     PhaseMemory,
     RunRecord,
-    Skipped,
     Started,
-    Timeout,
     Timing,
 )
 from vramprobe.spec import CellSpec, resolve

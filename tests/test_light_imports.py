@@ -16,6 +16,7 @@ LIGHT = (
     "interop.callback",
     "sweep.definition",
     "records.record",
+    "records.outcomes",
     "records.store",
     "records.table",
     "check",

@@ -25,7 +25,7 @@ from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig, parse_alloc_conf
 from vramprobe.allocator.ledger import Device, OutOfMemory
 from vramprobe.errors import SpecError
-from vramprobe.records.record import Oom
+from vramprobe.records.outcomes import Oom
 from vramprobe.units import GIB, KIB, MIB
 
 

@@ -15,7 +15,8 @@ from vramprobe.check.contribute import anonymous
 from vramprobe.cli import verbs
 from vramprobe.errors import IncomparableRecords, StoreError
 from vramprobe.records import store, writing
-from vramprobe.records.record import Error, RunRecord, Timing
+from vramprobe.records.outcomes import Error
+from vramprobe.records.record import RunRecord, Timing
 
 
 def taken(number: int, **overrides: Any) -> RunRecord:

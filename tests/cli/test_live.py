@@ -20,7 +20,8 @@ from vramprobe.cli.tally import COUNTED, Tally, prediction_error, worst_error
 from vramprobe.measure.isolation import read_phase
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval
-from vramprobe.records.record import Error, Interrupted, Oom, Outcome, RunRecord, Skipped
+from vramprobe.records.outcomes import Error, Interrupted, Oom, Outcome, Skipped
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Rate
 from vramprobe.sweep.limits import SweepLimits

@@ -20,7 +20,8 @@ from vramprobe.literature.recalibrate import Constant
 from vramprobe.model.card_fit import load_fit
 from vramprobe.predict.expected import fit_records
 from vramprobe.records import store, writing
-from vramprobe.records.record import Invalid, MemoryLedger, ModelFacts, Peak, RunRecord, Timeout
+from vramprobe.records.outcomes import Invalid, Timeout
+from vramprobe.records.record import MemoryLedger, ModelFacts, Peak, RunRecord
 from vramprobe.report.calibration import calibration_document, said
 from vramprobe.spec import CellSpec, resolve
 

@@ -30,7 +30,8 @@ from vramprobe.literature.claims.cells import Cells
 from vramprobe.literature.claims.judge import TOLERANCE, bounds_of, judge
 from vramprobe.literature.claims.rules import ClaimCase, ClaimFigure, Reading
 from vramprobe.literature.expressions import ExpressionError, evaluate
-from vramprobe.records.record import Oom, Peak
+from vramprobe.records.outcomes import Oom
+from vramprobe.records.record import Peak
 from vramprobe.report.claims import as_json, says, text_files
 from vramprobe.spec import resolve
 from vramprobe.speed.step import estimate

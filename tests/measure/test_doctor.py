@@ -22,7 +22,7 @@ from vramprobe.errors import SpecError
 from vramprobe.measure import doctor, machine, nvml
 from vramprobe.measure.doctor import Diagnosis
 from vramprobe.measure.machine import CheckResult, DoctorState
-from vramprobe.records.record import Error
+from vramprobe.records.outcomes import Error
 from vramprobe.units import GIB, MIB
 
 UUID = "GPU-0b1f6d3a-0000-0000-0000-000000000001"

@@ -15,7 +15,8 @@ from vramprobe import api
 from vramprobe.cli import display_record, verbs
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.measure.isolation import new_ticket, run_isolated
-from vramprobe.records.record import Ok, Oom, RunRecord
+from vramprobe.records.outcomes import Ok, Oom
+from vramprobe.records.record import RunRecord
 from vramprobe.sweep import runner
 
 torch = pytest.importorskip("torch")

@@ -17,7 +17,8 @@ from vramprobe.errors import MissingDependency, SpecError
 from vramprobe.measure import environment, isolation
 from vramprobe.measure.observation import Observation
 from vramprobe.measure.ranks import Seat, as_one, rank_of, run_all
-from vramprobe.records.record import Error, Invalid, RunRecord, record_from_json
+from vramprobe.records.outcomes import Error, Invalid
+from vramprobe.records.record import RunRecord, record_from_json
 from vramprobe.spec import CellSpec
 
 SPEC = make_spec(device="cuda", num_gpus=3, sharding="fsdp")

@@ -10,7 +10,8 @@ from factories import MODELS, make_environment, make_oom, make_record, make_spec
 from vramprobe.errors import FitError, IncomparableRecords, VramprobeError
 from vramprobe.model.card_fit import CardFit
 from vramprobe.model.fit import Expected, conformal_quantile, fit
-from vramprobe.records.record import Peak, RunRecord, Timeout
+from vramprobe.records.outcomes import Timeout
+from vramprobe.records.record import Peak, RunRecord
 from vramprobe.spec import CellSpec
 
 CARDS = {"H100-SXM": "NVIDIA H100 80GB HBM3", "A100-80GB-SXM": "NVIDIA A100-SXM4-80GB"}

@@ -15,6 +15,7 @@ import vramprobe
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.records import writing
 from vramprobe.records.columns import COLUMNS
+from vramprobe.records.outcomes import Oom
 from vramprobe.records.profile import (
     PhaseHighest,
     ProfileEnvironment,
@@ -23,7 +24,7 @@ from vramprobe.records.profile import (
     ProfileRecord,
     RankProfile,
 )
-from vramprobe.records.record import CollectiveTraffic, Oom, PhaseMemory, RankRecord, RunRecord
+from vramprobe.records.record import CollectiveTraffic, PhaseMemory, RankRecord, RunRecord
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,11 +15,8 @@ from factories import OUTCOMES, make_environment, make_record, make_spec, make_s
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store, writing
-from vramprobe.records.record import (
-    RunRecord,
-    Timeout,
-    record_from_json,
-)
+from vramprobe.records.outcomes import Timeout
+from vramprobe.records.record import RunRecord, record_from_json
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spec
 
 from vramprobe.errors import IncomparableRecords
+from vramprobe.records import outcomes
 from vramprobe.records import record as rec
 from vramprobe.records.table import describe_outcome, require_comparable, to_row
 from vramprobe.spec import CellSpec
@@ -37,7 +38,7 @@ def test_every_field_of_a_cell_and_of_its_results_has_a_column() -> None:
 
 
 def test_a_failed_record_has_the_same_columns_and_no_made_up_numbers() -> None:
-    failed = to_row(make_record(outcome=rec.Timeout(limit_seconds=9)))
+    failed = to_row(make_record(outcome=outcomes.Timeout(limit_seconds=9)))
     assert list(failed) == list(to_row(make_record()))
     measured = [name for name in failed if name.startswith(("peak_", "at_peak_", "weights_", "step_"))]
     assert len(measured) > 10
@@ -71,23 +72,23 @@ def test_a_patch_release_or_another_cell_is_comparable() -> None:
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
-        (rec.Ok(), ""),
+        (outcomes.Ok(), ""),
         (
-            rec.Oom(phase="backward", step=2, requested_bytes=2**30, allocated_bytes=5 * 2**29, message="CUDA…"),
+            outcomes.Oom(phase="backward", step=2, requested_bytes=2**30, allocated_bytes=5 * 2**29, message="CUDA…"),
             "in backward of step 2: 1.00 GiB requested, 2.50 GiB allocated",
         ),
-        (rec.Oom(phase="load", message="no amounts"), "in load: no amounts"),
-        (rec.OomHost(phase="load", message="killed by signal 9"), "in load: killed by signal 9"),
-        (rec.Error(error_type="ValueError", message="boom"), "ValueError: boom"),
-        (rec.Timeout(limit_seconds=60), "no end after 60 s"),
-        (rec.Interrupted(message="SIGTERM"), "SIGTERM"),
-        (rec.Skipped(why="dominated", evidence="a smaller cell ran out"), "a smaller cell ran out"),
-        (rec.Invalid(reasons=["step 3 differs", "the ledger is open"]), "step 3 differs; the ledger is open"),
+        (outcomes.Oom(phase="load", message="no amounts"), "in load: no amounts"),
+        (outcomes.OomHost(phase="load", message="killed by signal 9"), "in load: killed by signal 9"),
+        (outcomes.Error(error_type="ValueError", message="boom"), "ValueError: boom"),
+        (outcomes.Timeout(limit_seconds=60), "no end after 60 s"),
+        (outcomes.Interrupted(message="SIGTERM"), "SIGTERM"),
+        (outcomes.Skipped(why="dominated", evidence="a smaller cell ran out"), "a smaller cell ran out"),
+        (outcomes.Invalid(reasons=["step 3 differs", "the ledger is open"]), "step 3 differs; the ledger is open"),
         (
-            rec.Contaminated(baseline_before_bytes=2**20, baseline_after_bytes=2**30 + 2**20),
+            outcomes.Contaminated(baseline_before_bytes=2**20, baseline_after_bytes=2**30 + 2**20),
             "someone else's memory moved by 1.00 GiB",
         ),
     ],
 )
-def test_outcomes_in_one_line(outcome: rec.Outcome, text: str) -> None:
+def test_outcomes_in_one_line(outcome: outcomes.Outcome, text: str) -> None:
     assert describe_outcome(outcome) == text

@@ -20,7 +20,8 @@ from vramprobe import api
 from vramprobe.cli import verbs
 from vramprobe.errors import MissingDependency, StaleReport, StoreError, VramprobeError
 from vramprobe.records import store, writing
-from vramprobe.records.record import Oom, RunRecord, record_from_json
+from vramprobe.records.outcomes import Oom
+from vramprobe.records.record import RunRecord, record_from_json
 from vramprobe.report import dataset
 from vramprobe.report.dataset.card import card
 from vramprobe.report.dataset.push import push

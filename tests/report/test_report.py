@@ -21,7 +21,8 @@ from PIL.PngImagePlugin import PngInfo
 
 from vramprobe.errors import FitError, IncomparableRecords, StaleReport, StoreError
 from vramprobe.records import store, writing
-from vramprobe.records.record import Oom, Peak, RunRecord, Timeout
+from vramprobe.records.outcomes import Oom, Timeout
+from vramprobe.records.record import Peak, RunRecord
 from vramprobe.records.whole import read_whole
 from vramprobe.report import Material, build, command_of, documents, gather, publish
 from vramprobe.report.by_size import LADDER, by_size, params_in_words

@@ -16,7 +16,8 @@ from vramprobe import api, catalog
 from vramprobe.errors import IncomparableRecords, VramprobeError
 from vramprobe.model.card_fit import shipped_fit
 from vramprobe.records import store
-from vramprobe.records.record import Emulation, Oom, RunRecord
+from vramprobe.records.outcomes import Oom
+from vramprobe.records.record import Emulation, RunRecord
 from vramprobe.report import build, card_fits, card_largest, cards
 from vramprobe.report.card_fits import standard_cell
 from vramprobe.report.definition import EMULATED

@@ -28,7 +28,8 @@ from vramprobe.errors import SpecError
 from vramprobe.measure.isolation import new_ticket
 from vramprobe.predict.questions import given_fit
 from vramprobe.records import store
-from vramprobe.records.record import Environment, Error, Oom, RunRecord
+from vramprobe.records.outcomes import Error, Oom
+from vramprobe.records.record import Environment, RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import runner, stages
 from vramprobe.sweep.bookkeeping import Bookkeeping

@@ -28,7 +28,8 @@ from grids import grid
 from vramprobe.errors import StoreError
 from vramprobe.measure import environment, launcher
 from vramprobe.records import store, writing
-from vramprobe.records.record import RunRecord, Timeout
+from vramprobe.records.outcomes import Timeout
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import here, runner
 from vramprobe.sweep.definition import Sweep

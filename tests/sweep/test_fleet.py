@@ -23,16 +23,8 @@ from processes import is_alive
 from vramprobe.errors import MissingDependency, SpecError, VramprobeError
 from vramprobe.measure.station import Station, StationLost
 from vramprobe.records import store
-from vramprobe.records.record import (
-    Environment,
-    Error,
-    Interrupted,
-    Ok,
-    RunRecord,
-    Timeout,
-    new_attempt_id,
-    record_from_json,
-)
+from vramprobe.records.outcomes import Error, Interrupted, Ok, Timeout
+from vramprobe.records.record import Environment, RunRecord, new_attempt_id, record_from_json
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import dispatch, runner
 from vramprobe.sweep.bookkeeping import Bookkeeping

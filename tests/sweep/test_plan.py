@@ -13,7 +13,8 @@ from vramprobe.cli.display_plan import plan_as_json, plan_in_words
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.predict import questions
 from vramprobe.records import store, writing
-from vramprobe.records.record import Skipped, Timing
+from vramprobe.records.outcomes import Skipped
+from vramprobe.records.record import Timing
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, Rate, card_named, card_seen, hourly_rate
 from vramprobe.sweep.definition import Sweep

@@ -9,7 +9,8 @@ from factories import OUTCOMES, make_environment, make_record, make_spec, make_s
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store, writing
-from vramprobe.records.record import Environment, Interrupted, RunRecord, Started, Timeout
+from vramprobe.records.outcomes import Interrupted, Timeout
+from vramprobe.records.record import Environment, RunRecord, Started
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.resume import MAX_RETRIES, ResumedCell, open_journal, resume
 

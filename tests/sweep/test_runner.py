@@ -23,7 +23,8 @@ from processes import children, is_alive
 from vramprobe.errors import MissingDependency, StoreError
 from vramprobe.measure import environment, forkserver, isolation, launcher
 from vramprobe.records import store, writing
-from vramprobe.records.record import Ok, RunRecord, Timeout
+from vramprobe.records.outcomes import Ok, Timeout
+from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import here, runner
 from vramprobe.sweep import limits as limits_module

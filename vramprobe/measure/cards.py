@@ -16,7 +16,8 @@ import torch
 
 from vramprobe.measure.cuda import CudaInstrument, trace_cards
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
-from vramprobe.records.record import Composition, Invalid, Ok, PhaseName, RankRecord, RunRecord
+from vramprobe.records.outcomes import Invalid, Ok
+from vramprobe.records.record import Composition, PhaseName, RankRecord, RunRecord
 from vramprobe.workload.storages import Storages
 
 

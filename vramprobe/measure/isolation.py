@@ -23,19 +23,8 @@ from vramprobe.errors import MissingDependency, SpecError, StoreError
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.launcher import Launcher
 from vramprobe.measure.ranks import cards_of_a_machine
-from vramprobe.records.record import (
-    Contaminated,
-    Error,
-    Interrupted,
-    OomHost,
-    Outcome,
-    PhaseName,
-    RunRecord,
-    Timeout,
-    attempt_fields,
-    new_attempt_id,
-    record_from_json,
-)
+from vramprobe.records.outcomes import Contaminated, Error, Interrupted, OomHost, Outcome, Timeout
+from vramprobe.records.record import PhaseName, RunRecord, attempt_fields, new_attempt_id, record_from_json
 from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
 from vramprobe.workload.fused_loss import require_kernels

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.lifeline import die_with
 from vramprobe.measure.observation import Observation
-from vramprobe.records.record import Invalid, RankRecord, RunRecord, record_from_json
+from vramprobe.records.outcomes import Invalid
+from vramprobe.records.record import RankRecord, RunRecord, record_from_json
 from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
 

@@ -27,21 +27,8 @@ from vramprobe.measure import environment
 from vramprobe.measure.lifeline import die_with, die_with_stdin
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.ranks import Seat, rank_of, run_all, run_one_alone
-from vramprobe.records.record import (
-    Error,
-    Invalid,
-    Isolation,
-    ModelFacts,
-    Ok,
-    Oom,
-    OomHost,
-    Outcome,
-    PhaseName,
-    RunRecord,
-    Timing,
-    attempt_fields,
-    new_attempt_id,
-)
+from vramprobe.records.outcomes import Error, Invalid, Ok, Oom, OomHost, Outcome
+from vramprobe.records.record import Isolation, ModelFacts, PhaseName, RunRecord, Timing, attempt_fields, new_attempt_id
 from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:

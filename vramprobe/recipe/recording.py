@@ -29,7 +29,8 @@ from vramprobe.measure.launcher import Launchers
 from vramprobe.recipe.launches import launch_rules, launches_of
 from vramprobe.recipe.pattern import LayerPattern, layer_pattern
 from vramprobe.recipe.recipe import Recipe, at_shape, pack, recipe_of, rules_over, shape_of
-from vramprobe.records.record import Error, RunRecord
+from vramprobe.records.outcomes import Error
+from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.records.whole_file import replacing
 from vramprobe.rules.sharding import rules_of

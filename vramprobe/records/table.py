@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from vramprobe.errors import IncomparableRecords
+from vramprobe.records import outcomes
 from vramprobe.records import record as rec
 from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes
@@ -82,12 +83,12 @@ def require_comparable(records: Iterable[rec.RunRecord], *, across_cards: bool =
                 )
 
 
-def describe_outcome(outcome: rec.Outcome) -> str:
+def describe_outcome(outcome: outcomes.Outcome) -> str:
     """One line on what went wrong, with its amounts; empty when nothing did."""
     match outcome:
-        case rec.Ok():
+        case outcomes.Ok():
             return ""
-        case rec.Oom():
+        case outcomes.Oom():
             when = outcome.phase if outcome.step is None else f"{outcome.phase} of step {outcome.step}"
             amounts = {
                 "requested": outcome.requested_bytes,
@@ -97,19 +98,19 @@ def describe_outcome(outcome: rec.Outcome) -> str:
             }
             known = [f"{format_bytes(value)} {name}" for name, value in amounts.items() if value is not None]
             return f"in {when}: {', '.join(known) or outcome.message}"
-        case rec.OomHost() | rec.Error():
+        case outcomes.OomHost() | outcomes.Error():
             when = f"in {outcome.phase}: " if outcome.phase else ""
-            kind = f"{outcome.error_type}: " if isinstance(outcome, rec.Error) else ""
+            kind = f"{outcome.error_type}: " if isinstance(outcome, outcomes.Error) else ""
             return f"{when}{kind}{outcome.message}"
-        case rec.Timeout():
+        case outcomes.Timeout():
             return f"no end after {outcome.limit_seconds:g} s"
-        case rec.Interrupted():
+        case outcomes.Interrupted():
             return outcome.message
-        case rec.Skipped():
+        case outcomes.Skipped():
             return outcome.evidence
-        case rec.Invalid():
+        case outcomes.Invalid():
             return "; ".join(outcome.reasons)
-        case rec.Contaminated():
+        case outcomes.Contaminated():
             moved = outcome.baseline_after_bytes - outcome.baseline_before_bytes
             return f"someone else's memory moved by {format_bytes(moved)}"
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from vramprobe.measure.isolation import Ticket
 from vramprobe.records import writing
-from vramprobe.records.record import Instrument, Outcome, RunRecord, Started, attempt_fields
+from vramprobe.records.outcomes import Outcome
+from vramprobe.records.record import Instrument, RunRecord, Started, attempt_fields
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.duration import Pace

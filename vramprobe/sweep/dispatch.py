@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vramprobe.measure.isolation import Ticket, new_ticket
-from vramprobe.records.record import Environment, Interrupted, RunRecord, record_from_json
+from vramprobe.records.outcomes import Interrupted
+from vramprobe.records.record import Environment, RunRecord, record_from_json
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.bookkeeping import Bookkeeping
 from vramprobe.sweep.nodes import Lost, Needs, Node, NodePool

@@ -12,14 +12,8 @@ from collections.abc import Iterable
 from vramprobe.errors import SpecError
 from vramprobe.measure.environment import more_packages
 from vramprobe.measure.isolation import Ticket, new_ticket, scratch_folder
-from vramprobe.records.record import (
-    Environment,
-    Instrument,
-    Interrupted,
-    Outcome,
-    RunRecord,
-    attempt_fields,
-)
+from vramprobe.records.outcomes import Interrupted, Outcome
+from vramprobe.records.record import Environment, Instrument, RunRecord, attempt_fields
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.bookkeeping import Bookkeeping
 from vramprobe.sweep.card import Card, Rate, card_seen

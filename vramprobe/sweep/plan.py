@@ -20,7 +20,8 @@ from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.shares import near
 from vramprobe.predict.verdict import verdict
-from vramprobe.records.record import Environment, RunRecord, Skipped
+from vramprobe.records.outcomes import Skipped
+from vramprobe.records.record import Environment, RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, Rate, card_bytes, is_same_card
 from vramprobe.sweep.definition import Sweep

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vramprobe.records import store
-from vramprobe.records.record import Environment, Interrupted, RunRecord
+from vramprobe.records.outcomes import Interrupted
+from vramprobe.records.record import Environment, RunRecord
 from vramprobe.records.table import minor_release
 from vramprobe.spec import CellSpec
 from vramprobe.units import word_for

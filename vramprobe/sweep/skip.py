@@ -16,7 +16,8 @@ from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import usable_bytes
-from vramprobe.records.record import Oom, RunRecord, Skipped
+from vramprobe.records.outcomes import Oom, Skipped
+from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, card_bytes

@@ -16,14 +16,9 @@ from vramprobe.errors import SpecError, StoreError
 from vramprobe.records import writing
 from vramprobe.records.columns import COLUMNS
 from vramprobe.records.outcomes import Oom
-from vramprobe.records.profile import (
-    PhaseHighest,
-    ProfileEnvironment,
-    ProfileOk,
-    ProfilePeak,
-    ProfileRecord,
-    RankProfile,
-)
+from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, RankProfile
+from vramprobe.records.profile_memory import PhaseHighest, ProfilePeak
+from vramprobe.records.profile_outcomes import ProfileOk
 from vramprobe.records.record import CollectiveTraffic, PhaseMemory, RankRecord, RunRecord
 
 ROOT = Path(__file__).parents[2]

@@ -23,15 +23,9 @@ from vramprobe import api
 from vramprobe.cli import verbs
 from vramprobe.cli.diff import ProfileLimits
 from vramprobe.errors import MissingDependency, SpecError, StoreError, VramprobeError
-from vramprobe.records.profile import (
-    ProfileEnvironment,
-    ProfileError,
-    ProfileOk,
-    ProfilePeak,
-    ProfileRecord,
-    RankProfile,
-    append_profile,
-)
+from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, RankProfile, append_profile
+from vramprobe.records.profile_memory import ProfilePeak
+from vramprobe.records.profile_outcomes import ProfileError, ProfileOk
 from vramprobe.records.step_time import StepTime
 from vramprobe.sweep import rented
 

@@ -14,7 +14,7 @@ from vramprobe.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vramprobe.records.profile import KeptList, MemoryGrowth
+    from vramprobe.records.profile_memory import KeptList, MemoryGrowth
 
 _NUM_PLACES = 10
 

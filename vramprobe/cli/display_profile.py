@@ -24,14 +24,9 @@ from vramprobe.units import format_bytes, short_seconds, signed_bytes, word_for
 
 if TYPE_CHECKING:
     from vramprobe.profile.diff import Difference, ProfileChange
-    from vramprobe.records.profile import (
-        BlocksAlike,
-        PlaceBytes,
-        ProfileOutcome,
-        ProfilePeak,
-        ProfileRecord,
-        RankProfile,
-    )
+    from vramprobe.records.profile import ProfileRecord, RankProfile
+    from vramprobe.records.profile_memory import BlocksAlike, PlaceBytes, ProfilePeak
+    from vramprobe.records.profile_outcomes import ProfileOutcome
 
 _NUM_PLACES = 10
 _RARE = ("batch", "engine_weights", "kv_cache", "master_weights")

@@ -12,7 +12,8 @@ from rich.console import Console
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
-    from vramprobe.records.profile import PhaseHighest, ProfileRecord, RankProfile
+    from vramprobe.records.profile import ProfileRecord, RankProfile
+    from vramprobe.records.profile_memory import PhaseHighest
 
 
 def print_run_phases(console: Console, record: ProfileRecord) -> None:

@@ -86,7 +86,7 @@ def profile_so_far(gpus: list[str] | str | None = None, error: BaseException | N
     """
     from vramprobe.profile import this_process
     from vramprobe.profile.analyse import analyse
-    from vramprobe.records.profile import ProfileOk
+    from vramprobe.records.profile_outcomes import ProfileOk
 
     folder = this_process.folder_here()
     assert folder is not None

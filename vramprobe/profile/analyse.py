@@ -35,16 +35,14 @@ from vramprobe.profile.step_time import step_time
 from vramprobe.profile.steps_differ import repeats, step_peaks
 from vramprobe.recommend.prices import chosen, shipped_offers
 from vramprobe.records.engine import EngineMemory, RequestAnswer
-from vramprobe.records.profile import (
-    ProfileEnvironment,
+from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, Replaced
+from vramprobe.records.profile_outcomes import (
     ProfileError,
     ProfileInterrupted,
     ProfileLost,
     ProfileOk,
     ProfileOom,
     ProfileOutcome,
-    ProfileRecord,
-    Replaced,
 )
 from vramprobe.records.record import MAX_READS, Emulation, ValueRead, Verification, new_attempt_id
 from vramprobe.units import format_bytes

@@ -18,7 +18,7 @@ from vramprobe.profile.history_log import HistoryLog, read_history_log
 from vramprobe.profile.phase_spans import PhaseSpan, spans_of
 from vramprobe.profile.places import Location, Places
 from vramprobe.profile.raw import RawHistory, RawPhase, RawProcess, RawRank
-from vramprobe.records.profile import Live
+from vramprobe.records.profile_memory import Live
 
 _MOST_STREAMS = 128  # a log's are int8
 

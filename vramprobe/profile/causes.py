@@ -16,7 +16,7 @@ from vramprobe.log.log import CAUSES as CELL_CAUSES
 from vramprobe.profile.history_log import HistoryLog
 from vramprobe.profile.phase_spans import PhaseSpan, events_until
 from vramprobe.profile.raw import RawHeld
-from vramprobe.records.profile import Live
+from vramprobe.records.profile_memory import Live
 
 #: Those of a cell, an inference engine's, and the copies of the weights that a framework's optimizer steps.
 CAUSES = (*CELL_CAUSES, "engine_weights", "kv_cache", "master_weights")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vramprobe.records.profile import KeptList, LineGrowth, MemoryGrowth
+from vramprobe.records.profile_memory import KeptList, LineGrowth, MemoryGrowth
 
 if TYPE_CHECKING:
     from vramprobe.profile.analyzed_rank import AnalyzedRank

@@ -18,7 +18,8 @@ from vramprobe.profile.analyzed_rank import AnalyzedRank, MemoryPoint, moment_of
 from vramprobe.profile.from_outside import CardSeen
 from vramprobe.profile.places import Location, pattern
 from vramprobe.profile.raw import RawPhase, RawRank
-from vramprobe.records.profile import BlocksAlike, Live, PhaseHighest, PlaceBytes, ProfilePeak, RankProfile
+from vramprobe.records.profile import RankProfile
+from vramprobe.records.profile_memory import BlocksAlike, Live, PhaseHighest, PlaceBytes, ProfilePeak
 from vramprobe.records.record import CollectiveTraffic
 from vramprobe.records.traffic import added_up, moved_since
 from vramprobe.units import MIB, format_bytes

@@ -17,7 +17,8 @@ from vramprobe.profile import causes as causes_of
 from vramprobe.profile.analyzed_rank import AnalyzedRank, moment_after
 from vramprobe.profile.raw import RawAsleep, RawPhase, RawRank
 from vramprobe.profile.rollout import BETWEEN, within
-from vramprobe.records.profile import Live, RolloutStage
+from vramprobe.records.profile import RolloutStage
+from vramprobe.records.profile_memory import Live
 
 _TRAINS = {"forward", "backward", "log_probs"}
 _OF_AN_ENGINE = {"serving": "generation", "weight_sync": "weight_sync"}

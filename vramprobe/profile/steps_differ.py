@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vramprobe.records.profile import StepPeaks
+from vramprobe.records.profile_memory import StepPeaks
 
 if TYPE_CHECKING:
     from vramprobe.profile.analyzed_rank import AnalyzedRank

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vramprobe.options import OPTIONS, CellOption
-from vramprobe.records.profile import Live
+from vramprobe.records.profile_memory import Live
 from vramprobe.records.record import Composition
 from vramprobe.spec import CellSpec
 

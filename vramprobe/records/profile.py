@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from vramprobe.errors import StoreError
 from vramprobe.records import store, writing
 from vramprobe.records.data_batches import DataBatches
 from vramprobe.records.engine import EngineMemory, RequestAnswer, ServedOn
 from vramprobe.records.frozen import FrozenModel
-from vramprobe.records.record import Amount, CollectiveTraffic, Composition, Emulation
+from vramprobe.records.profile_memory import (
+    BlocksAlike,
+    Live,
+    MemoryGrowth,
+    PhaseHighest,
+    PlaceBytes,
+    ProfilePeak,
+    StepPeaks,
+)
+from vramprobe.records.profile_outcomes import ProfileOutcome
+from vramprobe.records.record import Amount, CollectiveTraffic, Emulation
 from vramprobe.records.shown import Shown
 from vramprobe.records.step_time import CardTime, StepTime
 from vramprobe.units import format_bytes
 
 #: Raise it when a field changes its meaning or goes, and keep reading the old one.
 FORMAT = 1
-_MATTERS = 0.005  # as a share, of a peak that differs from step to step
-
-
-class Live(Composition):
-    """Live tensors of any command at one point in time; the parts add up to ``total_bytes`` exactly."""
-
-    engine_weights_bytes: Amount = 0  # those of an inference engine within the process
-    kv_cache_bytes: Amount = 0
-    master_weights_bytes: Amount = 0  # copies of the weights that an optimizer steps in their place
 
 
 class RolloutStage(FrozenModel):
@@ -42,95 +43,6 @@ class RolloutStage(FrozenModel):
     device_bytes: int | None = None  # used by all processes, as the emulated driver counts
     live: Live  # what is mapped then
     asleep_bytes: Amount = 0  # allocated in torch's eyes, and unmapped
-
-
-class PhaseHighest(FrozenModel):
-    """All phases of one name: the highest of each tier, which need not be of one moment."""
-
-    name: str  # load, forward, backward, optimizer_step, zero_grad, evaluation, generation, save, merge, other
-    num_phases: Amount
-    allocated_bytes: Amount
-    reserved_bytes: Amount | None = None
-    device_bytes: int | None = None  # used on the device by all processes: at a phase's end; emulated, within it
-
-
-class ProfilePeak(FrozenModel):
-    """The highest memory of one rank, loading included: allocated by the phase that has it, the others over the run."""
-
-    phase: str
-    step: int | None = None  # 1-based; null outside the steps
-    allocated_bytes: Amount
-    requested_bytes: Amount | None = None  # the highest in that phase: without what the allocator rounds up
-    reserved_bytes: Amount | None = None
-    device_bytes: int | None = None  # over the run: NVML's highest on a real GPU, the driver's on an emulated one
-
-
-class BlocksAlike(FrozenModel):
-    """Blocks of one size, cause and origin, alive at the peak."""
-
-    size_bytes: Amount  # of each, as requested
-    num_blocks: Amount
-    cause: str
-    line: str | None = None  # file:line, innermost outside torch; null on autograd's own threads
-    function: str | None = None
-    module: str | None = None  # Class.method around it, by the file's syntax
-    parameter: str | None = None  # its name where it is one; numbers that differ stand as *
-
-    @property
-    def total_bytes(self) -> int:
-        """All of them together."""
-        return self.size_bytes * self.num_blocks
-
-
-class PlaceBytes(FrozenModel):
-    """Bytes live at the peak that one place requested."""
-
-    place: str  # "file:line function", or "Class.method"
-    cause: str | None = None  # null where blocks of several causes are counted together
-    num_bytes: Amount
-    num_blocks: Amount
-
-
-class StepPeaks(FrozenModel):
-    """Allocated peaks of whole steps, without the first."""
-
-    lowest_bytes: Amount
-    highest_bytes: Amount
-    what: str | None = None  # differs between the two steps, where it matters
-
-    @property
-    def differ(self) -> bool:
-        """Return True if the peaks differ by more than 0.5 %, which matters to a reader."""
-        return self.highest_bytes - self.lowest_bytes > _MATTERS * self.highest_bytes
-
-
-class LineGrowth(FrozenModel):
-    """Bytes that one line's blocks add with each step."""
-
-    place: str  # "file:line function"
-    bytes_per_step: Amount
-
-
-class KeptList(FrozenModel):
-    """A collection of the program's that holds tensors of many steps."""
-
-    name: str  # losses, self.losses
-    file: str
-    function: str
-    num_tensors: Amount
-    num_with_graph: Amount  # whose graph, and what that saved, they keep alive
-    added_at: list[str] = []  # file:line
-
-
-class MemoryGrowth(FrozenModel):
-    """Requested bytes that each step from ``first_step`` to ``last_step`` left alive."""
-
-    bytes_per_step: Amount
-    first_step: int
-    last_step: int
-    full_at_step: int | None = None  # at the latest, if every step adds as much; null where the card is not known
-    by_line: list[LineGrowth]  # of the allocations, the largest first
-    kept: list[KeptList] = []
 
 
 class RankProfile(FrozenModel):
@@ -203,61 +115,6 @@ class HostMemory(FrozenModel):
     mapped_bytes: Amount
     limit_bytes: int | None = None  # --host-memory
     fits: bool | None = None  # what is counted into the limit; null without one
-
-
-class ProfileOk(FrozenModel):
-    kind: Literal["ok"] = "ok"
-    stopped: bool = False  # by us, after the steps that were asked for
-
-
-class ProfileOom(FrozenModel):
-    """The card ran out, and the command ended by it."""
-
-    kind: Literal["oom"] = "oom"
-    rank: int | None = None
-    requested_bytes: int | None = None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    free_bytes: int | None = None
-    total_bytes: int | None = None
-    phase: str | None = None
-    step: int | None = None
-    line: str | None = None  # that asked for it
-    function: str | None = None
-    module: str | None = None
-    alive: Live | None = None  # then; null without a history
-    exit_status: int | None = None
-    last_lines: list[str] = []
-
-
-class ProfileError(FrozenModel):
-    """The command ended with an error of its own."""
-
-    kind: Literal["error"] = "error"
-    exit_status: int | None = None
-    signal: int | None = None
-    rank: int | None = None  # whose exception came first, where it has one
-    exception: str | None = None  # the first that nobody caught, of all processes: class and message
-    line: str | None = None  # that raised it
-    function: str | None = None
-    last_lines: list[str] = []
-
-
-class ProfileInterrupted(FrozenModel):
-    kind: Literal["interrupted"] = "interrupted"
-    signal: int | None = None
-
-
-class ProfileLost(FrozenModel):
-    """Nobody saw how the command ended: vramprobe itself was killed. What was seen until then stands."""
-
-    kind: Literal["lost"] = "lost"
-    known: str
-
-
-ProfileOutcome = Annotated[
-    ProfileOk | ProfileOom | ProfileError | ProfileInterrupted | ProfileLost, Field(discriminator="kind")
-]
 
 
 class ProfileEnvironment(FrozenModel):

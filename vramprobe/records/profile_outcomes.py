@@ -1,4 +1,4 @@
-"""How a profiled command ended, as one of five outcomes.
+"""Outcomes of a profiled command: five ways in which it ends.
 
 In: what its processes reported. Out: one frozen class for each kind, which a ProfileRecord holds (profile.py).
 """

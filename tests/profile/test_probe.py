@@ -258,6 +258,18 @@ def test_a_run_that_ends_early_leaves_no_recipe(tmp_path: Path, count: int) -> N
         recipe_in(tmp_path, script)
 
 
+def test_a_run_without_a_history_says_which_reason_is_known(tmp_path: Path) -> None:
+    for why in ("this second run ended before they were written", "the program keeps a memory history of its own"):
+        script = probed()
+        if "program" in why:
+            script.say("warning", message=f"{why}: which lines asked for memory is not known")
+        (folder := tmp_path / str(len(why))).mkdir()
+        script.write(folder, with_history=False)
+        write_launcher(folder, stopped=True)
+        with pytest.raises(NoCommandRecipe, match=f"no allocations were recorded: {why}"):
+            command_recipe(folder, ["python", "train.py"], "RTX-4090")
+
+
 def test_a_run_whose_loop_has_no_loader_says_so(tmp_path: Path) -> None:
     script = probed()
     next(one for one in script.lines if one["line"] == "probe").clear()

@@ -46,7 +46,9 @@ def command_recipe(folder: Path, command: Sequence[str], gpu: str) -> CommandRec
     raw = _highest(run)
     seen = see(raw, (run.launcher or {}).get("folder"))
     if seen is None:
-        raise NoCommandRecipe("no allocations were recorded: the program keeps a memory history of its own")
+        own = [line for line in raw.warnings if "memory history of its own" in line]
+        why = own[0] if own else "this second run ended before they were written"
+        raise NoCommandRecipe(f"no allocations were recorded: {why}")
     probed = ProbedSteps(raw, seen)
     emulator = (run.launcher or {}).get("emulator") or {}
     versions = {name: said for name, said in raw.process.versions.items() if said}

@@ -437,6 +437,14 @@ def test_a_dataset_that_is_not_there_has_rows_and_one_that_is_stays(tmp_path: Pa
     assert "512 rows of 8 tokens, guessed columns: text" in said["org/data"]
 
 
+@pytest.mark.parametrize(
+    ("length", "train", "other"), [(8, 512, 64), (16_384, 512, 64), (65_536, 128, 16), (131_072, 64, 8), (2**20, 64, 8)]
+)
+def test_long_rows_are_few_because_a_program_tokenizes_all_before_its_first_step(length, train, other, empty) -> None:
+    counts = [empty.rows.num_rows(most, length) for most in (empty.rows.NUM_ROWS, empty.rows.NUM_OTHER_ROWS)]
+    assert counts == [train, other]
+
+
 @exhaustive
 def test_without_the_option_the_error_is_the_command_s_own_and_a_line_names_it(tmp_path: Path, monkeypatch) -> None:
     require_emulation()

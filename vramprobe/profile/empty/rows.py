@@ -21,6 +21,8 @@ AUDIO = "audio"
 #: Tokens of a transcript, at most: Whisper's decoder reads 448, its marks among them.
 _TRANSCRIPT = 400
 NUM_ROWS, NUM_OTHER_ROWS = 512, 64
+#: From this length on there are fewer rows, which a program tokenizes all before its first step: an eighth, at least.
+LONG_ROW_TOKENS, FEWEST = 16_384, 8
 SPLITS = ("train", "test", "validation")
 _ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _NOT_THERE = {
@@ -73,7 +75,7 @@ def _made(path, options, asked, folder):
     known = of_path.get(str(options.get("name") or ""), of_path.get(""))
     form, why = (known["format"], "the columns that it is known for") if known else (guessed(path), "guessed columns")
     row, length = row_of(form, asked["seq_len"]), asked["seq_len"]
-    said = f"{NUM_ROWS} rows of {length:,} tokens, {why}: {', '.join(row)}"
+    said = f"{num_rows(NUM_ROWS, length)} rows of {length:,} tokens, {why}: {', '.join(row)}"
     pictured = [column for column in row if column in IMAGES]
     if pictured:
         width, height = asked["image_size"]
@@ -91,7 +93,7 @@ def _made(path, options, asked, folder):
         said += f"; {seconds:g} s of silence a row (--audio-seconds), its text at most {_TRANSCRIPT} tokens"
 
     def split(name):
-        count = NUM_ROWS if name.startswith("train") else NUM_OTHER_ROWS
+        count = num_rows(NUM_ROWS if name.startswith("train") else NUM_OTHER_ROWS, length)
         made = Dataset.from_dict({column: [value] * count for column, value in row.items()})
         for column in pictured:
             made = made.cast_column(column, [Image()] if isinstance(row[column], list) else Image())
@@ -106,6 +108,11 @@ def _made(path, options, asked, folder):
     if isinstance(wanted, (list, tuple)):
         return [split(str(one)) for one in wanted], said
     return split(str(wanted)), said
+
+
+def num_rows(most, length):
+    """Rows of ``length`` tokens where ``most`` of a short length are made."""
+    return min(most, max(most // FEWEST, most * LONG_ROW_TOKENS // length))
 
 
 def guessed(path):

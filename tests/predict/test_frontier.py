@@ -34,7 +34,7 @@ def test_a_frontier_of_what_does_not_fit_or_is_given_is_refused() -> None:
 
 def test_both_questions_at_once_are_a_table() -> None:
     words = ("predict", "--model", "smollm2-135m", "--method", "full", "--gpu", "4GiB", "--max-batch", "--max-seq-len")
-    found = api.frontier(**WORDS)
+    found = api.frontier(widen=True, **WORDS)
     lines = vramprobe(*words).stdout.splitlines()
     said = " ".join(" ".join(lines[:2]).split())
     assert said == "GPU of 4GiB: the longest sequence for each number of rows, predicted, not measured"

@@ -14,8 +14,8 @@ from factories import TRUE, specs, synthetic
 from vramprobe import api
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.model.card_fit import CardFit, shipped_fit
-from vramprobe.predict import recorded
+from vramprobe.model.card_fit import CardFit
+from vramprobe.predict import questions, recorded
 from vramprobe.predict.expected import fit_records
 from vramprobe.predict.largest import Largest, _last, _near
 from vramprobe.predict.predict import predict
@@ -79,8 +79,7 @@ def test_by_replay_the_next_larger_does_not_fit(gpu: str, length: int, words: di
     card = find_gpu(gpu)
 
     def replayed(**more: int) -> str:
-        spec = resolve(device="cuda", **words, **more)
-        return verdict(predict(spec, shipped_fit("cuda", card), gpu=card, replays=True), card).verdict
+        return verdict(questions.predict(gpu=gpu, **words, **more), card).verdict
 
     batch = api.max_batch_size(gpu=gpu, seq_len=length, **words)
     longest = api.max_seq_len(gpu=gpu, batch_size=1, **words)
@@ -90,7 +89,7 @@ def test_by_replay_the_next_larger_does_not_fit(gpu: str, length: int, words: di
         said = [replayed(**other, **{name: count + more}) for count in answers for more in (0, 1)]
         assert said == [*(["fits", "tight"] if found.fits else []), "tight", "does not fit"]
         assert found.tight.prediction.reserved_bytes is not None
-        assert found.num_predictions <= 20
+        assert found.num_predictions <= 24
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -286,11 +285,23 @@ def test_the_command_line_asks_and_answers() -> None:
     words = ["predict", *CELL, "--gradient-checkpointing", "--seq-len", "1024", *CARD, "--max-batch"]
     shown = vramprobe(*words)
     assert shown.returncode == 0, shown.stderr
-    expected = api.max_batch_size(gpu="RTX-4090", seq_len=1024, **QLORA_8B)
+    expected = api.max_batch_size(gpu="RTX-4090", seq_len=1024, widen=True, **QLORA_8B)
     assert f"the largest batch size that fits is {expected.fits.value} " in shown.stdout
     assert f"the largest batch size that is tight is {expected.tight.value} " in shown.stdout
     written = vramprobe(*words, "--json")
     assert Largest.model_validate_json(written.stdout) == expected
+
+
+def test_the_command_lines_verdict_is_that_of_the_forward_question() -> None:
+    """What nobody named widens both: at the largest that fits predict says fits, and one row more is tight."""
+    found = api.max_batch_size(gpu="RTX-4090", seq_len=1024, widen=True, **QLORA_8B)
+    fits, tight = values(found)
+    batches = (fits, fits + 1, tight, tight + 1)
+    forward = [api.predict(gpu="RTX-4090", widen=True, batch_size=one, seq_len=1024, **QLORA_8B) for one in batches]
+    assert [one.verdict.verdict for one in forward] == ["fits", "tight", "tight", "does not fit"]
+    assert found.fits.verdict == forward[0].verdict
+    narrow = api.max_batch_size(gpu="RTX-4090", seq_len=1024, **QLORA_8B)
+    assert narrow.fits.value > fits
 
 
 def test_a_verdict_of_does_not_fit_says_how_to_ask_for_the_fewest_gpus() -> None:

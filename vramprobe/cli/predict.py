@@ -203,7 +203,7 @@ def _largest(
     ask, show = (api.frontier, display.print_frontier) if max_batch and max_seq_len else (ask, display.print_largest)
     card, words = _card(gpu, asked), _words(cell, gpu, fit)
     with display.working("predicting"):
-        found = ask(gpu=card, engine=engine, say=say, **ranks, **words)
+        found = ask(gpu=card, engine=engine, say=say, widen=True, **ranks, **words)
     if json_output:
         print_json(found.model_dump(mode="json"))
     else:

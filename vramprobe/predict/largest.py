@@ -118,7 +118,12 @@ def _over_tight(found: Judged) -> int:
 
 
 def _over_fits(found: Judged) -> float:
-    return found.verdict.needed_bytes.high - TIGHT_SHARE * found.verdict.usable_bytes
+    """Bytes above what fits; of a cell that only runs by giving cached blocks back, by what it would keep."""
+    judged = found.verdict
+    high = judged.needed_bytes.high
+    if judged.verdict != "fits" and (kept := found.prediction.reserved_bytes) is not None:
+        high = max(high, kept.high)
+    return high - TIGHT_SHARE * judged.usable_bytes
 
 
 def _found(

@@ -6,7 +6,7 @@ by a recording; on several by recordings, but the largest model, which is near.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
     from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.fewest import MinGpus
-    from vramprobe.predict.largest import Judge, Largest
+    from vramprobe.predict.largest import Judge, Judged, Largest
+    from vramprobe.predict.prediction import Prediction
 
 
 def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
     """The largest batch of a cell that fits on ``gpu``; ``options`` are those of :func:`predict`.
 
-    Exact, by bisection; on CUDA by the allocator's replay, near what arithmetic alone says. Raises VramprobeError where
-    not even 1 fits. Of a rank of several, and without arithmetic for the architecture, by recordings on an emulated
-    ``gpu``: about a minute, of which ``say`` hears.
+    Exact, by bisection, with the verdicts of :func:`predict`: on CUDA by the allocator's replay, of a recipe at hand or
+    of arithmetic. ``widen``: the verdicts hold what nobody named, too, as on the command line. Of a rank of several,
+    and without arithmetic for the architecture, by recordings on an emulated ``gpu``: about a minute, of which ``say``
+    hears. Raises VramprobeError where not even 1 fits.
     """
     return _largest_count("batch_size", gpu, 1, seq_len=seq_len, batch_size=1, **options)
 
@@ -180,7 +182,7 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
     from vramprobe.predict import largest
 
     engine = engine_for(options.get("engine", "auto"), options)
-    asked = _asked(gpu, options, engine="formula" if engine == "auto" else engine)
+    asked = _asked(gpu, options, engine=engine)
     one = cell_on_ranks(**asked.words)
     if engine == "auto" and _engine_of(one) == "recipe":
         engine, asked = "recipe", _asked(gpu, options, engine="recipe")
@@ -200,7 +202,6 @@ def _largest_recorded(
 ) -> Largest:
     """By recordings, few of them: near what one recipe of several shapes says of all."""
     from vramprobe.predict import largest, recorded
-    from vramprobe.predict.verdict import verdict
     from vramprobe.recipe.recorder import CannotRecord
 
     card = catalog.gpu_or_size(gpu)
@@ -210,11 +211,7 @@ def _largest_recorded(
         least = _least_that_ships(one, asked.judge) if question == "batch_size" else 1
         return largest.largest_count(question, one, asked.judge, least=least)
 
-    def judge(other: spec.CellSpec) -> largest.Judged:
-        prediction = rough(other)
-        return largest.Judged(prediction, verdict(prediction, card))
-
-    return largest.largest_replayed(question, one, asked.judge, judge)
+    return largest.largest_replayed(question, one, asked.judge, lambda other: asked.judged(other, rough(other)))
 
 
 def _least_that_ships(one: spec.CellSpec, judge: Judge) -> int:
@@ -234,6 +231,7 @@ class _Asked(NamedTuple):
     words: dict[str, Any]  # of the cell
     judge: Judge
     model: CardFit | None
+    judged: Callable[[spec.CellSpec, Prediction], Judged]
     replay: Judge | None = None
 
 
@@ -253,15 +251,29 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     sharding, words["device"] = words.get("sharding"), words.get("device") or "cuda"
     engine_for(engine, words)
 
-    def judge_by(model: CardFit | None, *, replays: bool) -> Judge:
-        def judge(one: spec.CellSpec) -> Judged:
-            prediction = predicted(one, model, engine=engine, gpu=card, say=say, replays=replays)
-            return Judged(prediction, verdict(prediction, card))
+    widen, given = words.pop("widen", False), [name for name in ("loop",) if words.get(name) is not None]
 
-        return judge
+    def judged(one: spec.CellSpec, prediction: Prediction) -> Judged:
+        return _widely(one, prediction, card, given) if widen else Judged(prediction, verdict(prediction, card))
 
-    is_replayed = engine == "formula" and words["device"] != "cpu"
+    def judge_by(engine: str, model: CardFit | None, *, replays: bool) -> Judge:
+        by = {"engine": engine, "gpu": card, "say": say, "replays": replays, "retries": replays}
+        return lambda one: judged(one, predicted(one, model, **by))
+
+    judge = judge_by("recipe" if engine == "recipe" else "formula", model, replays=False)
+    is_replayed = engine != "recipe" and words["device"] != "cpu"
     by_fit = sharding is None and replays is not None and replays.device == "cuda"
-    if not (is_replayed and by_fit):
-        return _Asked(words, judge_by(model, replays=False), model)
-    return _Asked(words, judge_by(model, replays=False), model, judge_by(replays, replays=True))
+    exact = judge_by(engine, replays, replays=True) if is_replayed and by_fit else None
+    return _Asked(words, judge, model, judged, exact)
+
+
+def _widely(one: spec.CellSpec, prediction: Prediction, card: catalog.Gpu, given: Sequence[str]) -> Judged:
+    """Judge a cell as ``vramprobe predict`` does: the verdict holds what nobody named."""
+    from vramprobe.predict.largest import Judged
+    from vramprobe.predict.unknowns import deciding, unknowns, with_unknowns
+    from vramprobe.predict.verdict import verdict
+
+    by = deciding(unknowns(one, prediction, card, given))
+    judged = verdict(with_unknowns(prediction, by), card)
+    said = [f"verdicts leave room for what nobody named, most for {by[0].name}: {by[0].tell}"] if by else []
+    return Judged(prediction.model_copy(update={"warnings": [*prediction.warnings, *said]}), judged)

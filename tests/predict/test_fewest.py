@@ -82,6 +82,17 @@ def test_by_recordings_the_least_power_of_two_in_few_of_them(
     assert found.verdict.verdict == each[found.verdict_num_gpus]
 
 
+def test_the_verdict_is_that_of_the_forward_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """19.5 GiB of 22.9 on 2 GPUs fit as they are, and not with what other releases may add."""
+    monkeypatch.setattr(recorded, "predict", ranks_that_share(3.0, 33.0, []))
+    words = {"gpu": "RTX-4090", "sharding": "fsdp", "model": "glm-4-9b", "method": "lora", "batch_size": 1}
+    narrow, wide = (api.min_gpus(**words, seq_len=512, widen=widen) for widen in (False, True))
+    assert (narrow.num_gpus, wide.num_gpus, wide.tight_num_gpus) == (2, 4, 2)
+    forward = [api.predict(**words, seq_len=512, widen=True, num_gpus=number).verdict for number in (4, 2)]
+    assert [one.verdict for one in forward] == ["fits", "tight"]
+    assert wide.verdict == forward[0]
+
+
 def test_one_kind_is_recorded_and_the_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "predict", ranks_that_share(3.0, 60.0, []))
     words = CELL | {"gpu": "RTX-4090", "model": "glm-4-9b", "method": "lora"}

@@ -422,7 +422,7 @@ def _min_gpus(
     from vramprobe import api
     from vramprobe.cli.emulate import say
 
-    words = {"gpu": gpu, "offload": offload, "engine": engine, "say": say}
+    words = {"gpu": gpu, "offload": offload, "engine": engine, "say": say, "widen": True}
     if sharding:
         return [api.min_gpus(sharding=sharding, **words, **cell)], {}
     return api.min_gpus_by_sharding(**words, **cell)

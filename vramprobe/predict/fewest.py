@@ -27,6 +27,8 @@ from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:
     from vramprobe.catalog import Gpu
+    from vramprobe.predict.largest import Judged
+    from vramprobe.predict.prediction import Prediction
 
 #: Numbers that are recorded, a rank of each for seconds.
 RECORDED_NUMBERS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -52,10 +54,15 @@ class MinGpus(BaseModel):
 
 
 def min_gpus(
-    spec: CellSpec, gpu: Gpu, model: CardFit | None = None, say: Callable[[str], None] = lambda words: None
+    spec: CellSpec,
+    gpu: Gpu,
+    model: CardFit | None,
+    say: Callable[[str], None],
+    judge: Callable[[CellSpec, Prediction], Judged],
 ) -> MinGpus:
     """The least power of two of ``gpu`` on which the first rank's verdict is ``fits``, by a recording of each number
-    that is looked at: two to five of :data:`RECORDED_NUMBERS`. ``say`` hears of the progress.
+    that is looked at: two to five of :data:`RECORDED_NUMBERS`. ``say`` hears of the progress; ``judge`` gives the
+    verdict of a rank.
 
     Raises SpecError for ddp, which divides nothing, NoRecipe under device-map, UnsupportedArchitecture for a hybrid,
     and what a recording raises.
@@ -74,7 +81,8 @@ def min_gpus(
         def say_of(words: str) -> None:
             say(f"{words}, one of {ranks.num_gpus} GPUs")
 
-        return verdict(recorded.predict(ranks, gpu=gpu, model=model if ranks.num_gpus == 1 else None, say=say_of), gpu)
+        found = recorded.predict(ranks, gpu=gpu, model=model if ranks.num_gpus == 1 else None, say=say_of)
+        return judge(ranks, found).verdict
 
     first = min(_guess(spec, gpu, numbers), len(numbers))
     fits = first_of(lambda at: judged(at).verdict == "fits", len(numbers), guess=first)

@@ -6,7 +6,7 @@ by a recording; on several by recordings, but the largest model, which is near.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from vramprobe import catalog, spec
@@ -105,11 +105,13 @@ def min_gpus(
     offload: Offload | None = None,
     engine: Literal["auto", "recipe"] = "auto",
     say: Callable[[str], None] = lambda words: None,
+    widen: bool = False,
     **options: Any,
 ) -> MinGpus:
     """The fewest of ``gpu``, a power of two, on which the first rank of a cell fits under ``sharding``.
 
     By recordings on the emulated ``gpu``, of which ``say`` hears: seconds to a minute each, two to five of them.
+    ``widen`` is :func:`max_batch_size`'s.
     """
     from vramprobe.predict import fewest
 
@@ -117,7 +119,7 @@ def min_gpus(
     one = _sharded_cell(options).model_copy(update={"sharding": sharding, "offload": offload or "none"})
     card, model = catalog.gpu_or_size(gpu), given_fit(None if str(fit) == "none" else fit)
     engine_for(engine, {"num_gpus": 2})  # formula is refused
-    return fewest.min_gpus(one, card, model, say)
+    return fewest.min_gpus(one, card, model, say, _judging(card, options.get("loop"), widen=widen))
 
 
 def _sharded_cell(options: dict[str, Any]) -> spec.CellSpec:
@@ -160,7 +162,7 @@ def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options:
     from vramprobe.predict.fewest import why_not
 
     offload = _known_offload(offload)
-    one = _sharded_cell({name: it for name, it in options.items() if name not in ("fit", "engine", "say")})
+    one = _sharded_cell({name: it for name, it in options.items() if name not in ("fit", "engine", "say", "widen")})
     able, left_out = [], {}
     for kind in sorted(
         (name for name, row in SHARDINGS.items() if row.answers_min_gpus), key=lambda it: it != SHARDING
@@ -238,8 +240,6 @@ class _Asked(NamedTuple):
 def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     """Build the functions that judge a cell on ``gpu`` from predict's options."""
     from vramprobe.model.card_fit import shipped_fit
-    from vramprobe.predict.largest import Judged
-    from vramprobe.predict.verdict import verdict
 
     words, card = dict(options), catalog.gpu_or_size(gpu)
     fit = words.pop("fit", None)
@@ -251,10 +251,7 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     sharding, words["device"] = words.get("sharding"), words.get("device") or "cuda"
     engine_for(engine, words)
 
-    widen, given = words.pop("widen", False), [name for name in ("loop",) if words.get(name) is not None]
-
-    def judged(one: spec.CellSpec, prediction: Prediction) -> Judged:
-        return _widely(one, prediction, card, given) if widen else Judged(prediction, verdict(prediction, card))
+    judged = _judging(card, words.get("loop"), widen=words.pop("widen", False))
 
     def judge_by(engine: str, model: CardFit | None, *, replays: bool) -> Judge:
         by = {"engine": engine, "gpu": card, "say": say, "replays": replays, "retries": replays}
@@ -267,13 +264,17 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     return _Asked(words, judge, model, judged, exact)
 
 
-def _widely(one: spec.CellSpec, prediction: Prediction, card: catalog.Gpu, given: Sequence[str]) -> Judged:
-    """Judge a cell as ``vramprobe predict`` does: the verdict holds what nobody named."""
+def _judging(card: catalog.Gpu, loop: str | None, *, widen: bool) -> Callable[[spec.CellSpec, Prediction], Judged]:
+    """Return what judges a predicted cell; with ``widen`` as ``vramprobe predict`` does, whose verdict holds what
+    nobody named, the loop among it where ``loop`` is None."""
     from vramprobe.predict.largest import Judged
     from vramprobe.predict.unknowns import deciding, unknowns, with_unknowns
     from vramprobe.predict.verdict import verdict
 
-    by = deciding(unknowns(one, prediction, card, given))
-    judged = verdict(with_unknowns(prediction, by), card)
-    said = [f"verdicts leave room for what nobody named, most for {by[0].name}: {by[0].tell}"] if by else []
-    return Judged(prediction.model_copy(update={"warnings": [*prediction.warnings, *said]}), judged)
+    def judged(one: spec.CellSpec, prediction: Prediction) -> Judged:
+        by = deciding(unknowns(one, prediction, card, ["loop"] if loop else [])) if widen else []
+        said = [f"verdicts leave room for what nobody named, most for {by[0].name}: {by[0].tell}"] if by else []
+        noted = prediction.model_copy(update={"warnings": [*prediction.warnings, *said]})
+        return Judged(noted, verdict(with_unknowns(prediction, by), card))
+
+    return judged

@@ -33,6 +33,7 @@ from vramprobe.profile.run_files import read_run
 from vramprobe.profile.served import served_here
 from vramprobe.profile.step_time import step_time
 from vramprobe.profile.steps_differ import repeats, step_peaks
+from vramprobe.profile.unread_images import unread_images
 from vramprobe.recommend.prices import chosen, shipped_offers
 from vramprobe.records.engine import EngineMemory, RequestAnswer
 from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, Replaced
@@ -129,6 +130,8 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
         warnings += map(not_served, (launcher.get("emulator") or {}).get("static_runtimes", ()))
     emulation, environment = _emulation(run, first), _environment(launcher, first)
     time = step_time(run, warnings.append)
+    if time is not None and len(run.ranks) == 1:  # of several, a rank may have a part of each sample
+        warnings += unread_images(run.replaced, time.tokens, time.samples)
     command = [str(word) for word in launcher.get("command") or (first.process.argv if first else ())]
     return ProfileRecord(
         attempt_id=new_attempt_id(),

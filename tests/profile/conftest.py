@@ -20,7 +20,18 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
         package = types.ModuleType(name)
         package.__path__ = [str(Path(stand_ins.__file__).parents[1] / folder)]
         monkeypatch.setitem(sys.modules, name, package)
-    names = ["audio", "checkpoint", "counts", "folders", "hub", "hub_kernels", "images", "processors", "quantised"]
+    names = [
+        "added_rows",
+        "audio",
+        "checkpoint",
+        "counts",
+        "folders",
+        "hub",
+        "hub_kernels",
+        "images",
+        "processors",
+        "quantised",
+    ]
     yield types.SimpleNamespace(
         monkeypatch=monkeypatch,
         **{

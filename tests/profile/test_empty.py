@@ -445,6 +445,22 @@ def test_long_rows_are_few_because_a_program_tokenizes_all_before_its_first_step
     assert counts == [train, other]
 
 
+@pytest.mark.parametrize(("device", "is_plain"), [("cpu", False), ("meta", True)])
+def test_added_rows_of_an_embedding_on_the_host_are_zeros_without_a_covariance(device, is_plain, empty) -> None:
+    torch, called = pytest.importorskip("torch"), []
+
+    class PreTrainedModel:
+        def _init_added_embeddings_weights_with_mean(self, *words):
+            called.append(words[2:])
+
+    empty.added_rows.serve(types.SimpleNamespace(PreTrainedModel=PreTrainedModel))
+    old, new = (torch.nn.Embedding(rows, 4, device=device) for rows in (8, 10))
+    torch.nn.init.ones_(new.weight)
+    PreTrainedModel()._init_added_embeddings_weights_with_mean(old, new, 8, 2)
+    assert called == ([(8, 2)] if is_plain else [])
+    assert is_plain or new.weight.sum(1).tolist() == [4.0] * 8 + [0.0] * 2
+
+
 @exhaustive
 def test_without_the_option_the_error_is_the_command_s_own_and_a_line_names_it(tmp_path: Path, monkeypatch) -> None:
     require_emulation()

@@ -41,7 +41,7 @@ def install():
         return
     if not asked:
         return
-    from . import audio, folders, hub, hub_kernels, processors, rows, torch_hub, videos, yolo
+    from . import added_rows, audio, folders, hub, hub_kernels, processors, rows, torch_hub, videos, yolo
 
     os.environ |= {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "true"}
     replacements = Replacements(folder)
@@ -72,6 +72,7 @@ def install():
     }
     for name, act in serve.items():
         when_imported(name, functools.partial(_guarded, act))
+    when_imported("transformers.modeling_utils", functools.partial(_guarded, added_rows.serve))
 
 
 def _guarded(serve, module):

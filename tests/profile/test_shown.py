@@ -206,6 +206,17 @@ def test_steps_that_differ_by_little_do_not_differ(tmp_path: Path, capsys: pytes
         assert record.may_grow(record.ranks[0]) == (more == 2**18)
 
 
+def test_equal_requests_in_other_blocks_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An allocator may alternate between two layouts of the same requests."""
+    script = training(num_steps=4)
+    for line in (line for line in script.lines if line["line"] == "phase"):
+        line |= {"requested_peak_bytes": 2**23, "requested_end_bytes": 2**22}
+    of_last = next(line for line in script.lines if line.get("name") == "backward" and line["step"] == 4)
+    of_last["allocated_peak_bytes"] += 2**16
+    text = " ".join(" ".join(shown(record_of(tmp_path, script, stopped=True), capsys)).split())
+    assert "their peaks differ by 64.00 KiB: equal requests, which the allocator put into blocks of other" in text
+
+
 def test_what_differs_between_steps_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*lengths: int, evaluates: bool = False, **launcher: object) -> str | None:
         script, folder = of_lengths(*lengths), tmp_path / "_".join(map(str, (*lengths, evaluates)))

@@ -47,12 +47,22 @@ def step_peaks(phases: Sequence[RawPhase], num_steps: int, seen: AnalyzedRank | 
     )
     found = StepPeaks(lowest_bytes=peaks[lowest], highest_bytes=peaks[highest])
     if not found.differ:
-        return found
+        if peaks[lowest] == peaks[highest] or _requested(phases, lowest) != _requested(phases, highest):
+            return found
+        return found.model_copy(update={"what": "equal requests, which the allocator put into blocks of other sizes"})
     return found.model_copy(update={"what": _what(phases, seen, lowest, highest, num_steps)})
 
 
 def _of(phases: Sequence[RawPhase], step: int) -> list[RawPhase]:
     return [phase for phase in phases if phase.step == step]
+
+
+def _requested(phases: Sequence[RawPhase], step: int) -> list[object]:
+    """Requested peaks and ends of a step's phases, before the allocator rounds them; of no other step if unknown."""
+    own = _of(phases, step)
+    if any(phase.requested_peak_bytes is None for phase in own):
+        return [step]
+    return [(phase.name, phase.requested_peak_bytes, phase.requested_end_bytes) for phase in own]
 
 
 def _what(phases: Sequence[RawPhase], seen: AnalyzedRank | None, lowest: int, highest: int, num_steps: int) -> str:

@@ -89,7 +89,8 @@ class RankProfile(FrozenModel):
         if peaks.differ:
             return f"; their peaks differ: {peaks.what}"
         more = peaks.highest_bytes - peaks.lowest_bytes
-        return f"; their peaks differ by {format_bytes(more)}" if more else "; their peaks are equal"
+        why = f": {peaks.what}" if peaks.what else ""
+        return f"; their peaks differ by {format_bytes(more)}{why}" if more else "; their peaks are equal"
 
 
 class HostPhase(FrozenModel):

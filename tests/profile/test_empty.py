@@ -461,6 +461,25 @@ def test_added_rows_of_an_embedding_on_the_host_are_zeros_without_a_covariance(d
     assert is_plain or new.weight.sum(1).tolist() == [4.0] * 8 + [0.0] * 2
 
 
+def test_an_empty_model_is_not_partitioned_for_a_program_that_uses_zero3(empty, monkeypatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    deepspeed, seen = pytest.importorskip("transformers.integrations.deepspeed"), []
+
+    class Settings:
+        def is_zero3(self) -> bool:
+            return True
+
+    settings = Settings()
+    monkeypatch.setattr(transformers, "Probe", lambda config: seen.append(is_zero3()), raising=False)
+    is_zero3 = deepspeed.is_deepspeed_zero3_enabled
+    deepspeed.set_hf_deepspeed_config(settings)
+    try:
+        empty.checkpoint.model_of(types.SimpleNamespace(architectures=["Probe"]))
+        assert (seen, is_zero3()) == ([False], True)
+    finally:
+        deepspeed.unset_hf_deepspeed_config()
+
+
 @exhaustive
 def test_without_the_option_the_error_is_the_command_s_own_and_a_line_names_it(tmp_path: Path, monkeypatch) -> None:
     require_emulation()

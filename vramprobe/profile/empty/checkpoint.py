@@ -4,10 +4,12 @@ In: a config of transformers', a folder. Out: ``model.safetensors``, or shards w
 shapes that this very transformers would save. Real loaders read it. After ../shared/emulator/try/sparse_checkpoint.py.
 """
 
+import contextlib
 import copy
 import json
 import os
 import struct
+import sys
 
 from . import quantised
 
@@ -38,8 +40,23 @@ def model_of(config):
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     kind = getattr(transformers, (config.architectures or [""])[0], None)
-    with _disable_current_modes(), torch.device("meta"):
+    with _disable_current_modes(), _without_zero3(), torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config) if kind is None else kind(config)
+
+
+@contextlib.contextmanager
+def _without_zero3():
+    """transformers partitions a submodel, as a vision tower, while it is made for a program that uses ZeRO-3."""
+    module, name = sys.modules.get("transformers.integrations.deepspeed"), "_hf_deepspeed_config_weak_ref"
+    kept = getattr(module, name, None)
+    if kept is None:
+        yield
+        return
+    setattr(module, name, None)
+    try:
+        yield
+    finally:
+        setattr(module, name, kept)
 
 
 def write(model, folder, dtype="bfloat16", max_shard_bytes=MAX_SHARD_BYTES, quantization=None):

@@ -49,7 +49,7 @@ for step in range(3):
 print(model.config.name_or_path)
 """
 ROWS = """
-import json, sys
+import json, os, sys
 from datasets import load_dataset
 chat = load_dataset("trl-lib/Capybara")
 try:
@@ -72,6 +72,7 @@ print(json.dumps({
     "one_split": load_dataset("org/alpaca-de", split="train[:10%]").column_names[:2],
     "streamed": next(iter(load_dataset("org/data", split="train", streaming=True)))["text"],
     "mine": list(load_dataset("json", data_files=sys.argv[1], split="train")["text"]), "refused": refused,
+    "is_tracked": os.environ.get("DO_NOT_TRACK") != "1",
 }))
 """
 SAVE = """
@@ -426,6 +427,7 @@ def test_a_dataset_that_is_not_there_has_rows_and_one_that_is_stays(tmp_path: Pa
         "streamed": "a a a a a a a a",
         "mine": ["mine"],
         "refused": "FileNotFoundError",
+        "is_tracked": False,
     }
     said = {one["what"]: one["by"] for one in replaced(folder / "run")}
     assert {"trl-lib/Capybara", "org/alpaca-de", "org/data", "org/my-nli"} < set(said)

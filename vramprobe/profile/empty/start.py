@@ -43,7 +43,8 @@ def install():
         return
     from . import added_rows, audio, folders, hub, hub_kernels, processors, rows, torch_hub, videos, yolo
 
-    os.environ |= {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "true"}
+    # telemetry waits for its server, Axolotl's for minutes before it loads a model, and an emulated run is no use of it
+    os.environ |= {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "true", "DO_NOT_TRACK": "1"}
     replacements = Replacements(folder)
     repositories = hub.Repositories(folder, asked["models"], replacements)
     serve = {

@@ -17,7 +17,7 @@ from vramprobe import catalog, spec
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.predict.shares import near
 from vramprobe.rules import cell as of_cell
-from vramprobe.rules import sharding as of_ranks
+from vramprobe.rules import not_sharded as of_ranks
 from vramprobe.rules.cell import lora_target_names
 
 LONG = {"model": "gpt2", "seq_len": 1025}

@@ -263,20 +263,10 @@ def test_what_is_not_recorded_is_refused(options: dict[str, Any], words: str) ->
 
 
 def test_without_an_emulated_gpu_one_line_says_what_to_do(tmp_path: Path) -> None:
-    """With an empty cache there is no environment to record in, and this interpreter's torch is for the CPU."""
-    words = (
-        "--model",
-        "smollm2-135m",
-        "--method",
-        "lora",
-        "--batch-size",
-        "1",
-        "--seq-len",
-        "64",
-        "--engine",
-        "recipe",
-    )
-    done = vramprobe("predict", *words, env={"VRAMPROBE_CACHE_DIR": str(tmp_path)})
+    """With an empty cache there is no environment to record in, this interpreter's torch is for the CPU, and no recipe
+    of eager attention ships."""
+    words = ("--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64", "--attn", "eager")
+    done = vramprobe("predict", *words, "--engine", "recipe", env={"VRAMPROBE_CACHE_DIR": str(tmp_path)})
     assert done.returncode == 1
     assert "vramprobe emulate setup" in done.stderr
     assert "Traceback" not in done.stderr

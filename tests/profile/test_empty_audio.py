@@ -99,7 +99,7 @@ def test_a_length_without_rows_to_make_is_refused() -> None:
 
 @exhaustive
 def test_whisper_is_fine_tuned_on_an_emulated_gpu(tmp_path: Path) -> None:
-    script = Path(__file__).resolve().parents[2] / "benchmarks" / "truth" / "speech" / "whisper.py"
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "frameworks" / "runs" / "whisper.py"
     ended = profiled(
         tmp_path,
         script.read_text(),

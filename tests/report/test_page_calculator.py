@@ -103,7 +103,7 @@ def test_the_page_says_what_predict_says_of_a_shipped_recipe(opened: Any, shippe
 @exhaustive
 @pytest.mark.timeout(1800)
 def test_the_page_says_what_predict_says_of_many_shipped_recipes(opened: Any, shipped_page: Path) -> None:
-    holds(opened, shipped_page, most=390)
+    holds(opened, shipped_page, most=300)
 
 
 def without_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= out/demo
-# Tests start hundreds of interpreters: what these compile is kept, whatever the machine's default (a fifth of the time).
+# Tests start hundreds of interpreters: what these compile is kept, whatever the machine's default (a sixth of the time).
 TESTS  := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest
 
 .PHONY: demo demo-emulated demo-here test test-all test-exhaustive truth test-gpu readme docs wheels lint clean

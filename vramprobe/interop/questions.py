@@ -21,8 +21,8 @@ from vramprobe.interop.models import read_model
 from vramprobe.interop.training_file import is_training_file, read_training_file
 from vramprobe.predict import questions
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.unknowns import Unknown, deciding, with_unknowns
-from vramprobe.predict.verdict import Verdict, usable_bytes, verdict
+from vramprobe.predict.unknowns import Unknown, wide_verdict, with_unknowns
+from vramprobe.predict.verdict import Verdict, usable_bytes
 from vramprobe.recommend.step_cost import StepCost, slower_share, step_cost
 from vramprobe.records.shown import Shown
 from vramprobe.spec import option_names, understood
@@ -100,7 +100,7 @@ def predict(
     open_words: list[Unknown] = []
     found = questions.predict(gpu=gpu, open_words=open_words if widen else None, **words.options)
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
-    judged = verdict(with_unknowns(found, deciding(open_words)), card) if card is not None else None
+    judged = wide_verdict(found, open_words, card) if card is not None else None
     found = with_unknowns(found, open_words)
     said = {name: value for name, value in words.options.items() if name in option_names() and value is not None}
     fields = {name: getattr(found, name) for name in type(found).model_fields}

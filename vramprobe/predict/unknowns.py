@@ -15,7 +15,8 @@ from typing import Literal
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import text_config
 from vramprobe.kernels.chip import A100, chip_like
-from vramprobe.predict.prediction import Frozen, HasKernels, Interval, Prediction
+from vramprobe.predict.prediction import Frozen, HasKernels, HasMemory, Interval, Prediction
+from vramprobe.predict.verdict import Verdict, verdict
 from vramprobe.spec import CellSpec
 from vramprobe.trainers import COMMONEST_OTHER, LOOPS, outputs_bytes
 from vramprobe.units import format_bytes
@@ -104,6 +105,11 @@ def with_unknowns(found: Prediction, by: Sequence[Unknown]) -> Prediction:
             if (interval := getattr(found, name)) is not None
         }
     )
+
+
+def wide_verdict(found: Prediction, by: Sequence[Unknown], gpu: HasMemory) -> Verdict:
+    """Return the verdict of a prediction that leaves room for the unknowns which a verdict holds."""
+    return verdict(with_unknowns(found, deciding(by)), gpu)
 
 
 def deciding(by: Sequence[Unknown]) -> list[Unknown]:

@@ -268,13 +268,12 @@ def _judging(card: catalog.Gpu, loop: str | None, *, widen: bool) -> Callable[[s
     """Return what judges a predicted cell; with ``widen`` as ``vramprobe predict`` does, whose verdict holds what
     nobody named, the loop among it where ``loop`` is None."""
     from vramprobe.predict.largest import Judged
-    from vramprobe.predict.unknowns import deciding, unknowns, with_unknowns
-    from vramprobe.predict.verdict import verdict
+    from vramprobe.predict.unknowns import deciding, unknowns, wide_verdict
 
     def judged(one: spec.CellSpec, prediction: Prediction) -> Judged:
         by = deciding(unknowns(one, prediction, card, ["loop"] if loop else [])) if widen else []
         said = [f"verdicts leave room for what nobody named, most for {by[0].name}: {by[0].tell}"] if by else []
         noted = prediction.model_copy(update={"warnings": [*prediction.warnings, *said]})
-        return Judged(noted, verdict(with_unknowns(prediction, by), card))
+        return Judged(noted, wide_verdict(prediction, by, card))
 
     return judged

@@ -6,12 +6,16 @@ freeze.py and the test.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import date
 from itertools import product
 from typing import Any
+from unittest import mock
 
 from vramprobe import api
+from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.errors import VramprobeError
 
 Words = dict[str, Any]
@@ -47,13 +51,14 @@ def asked() -> Iterator[tuple[str, Words]]:
 
 
 def answered(ask: str, words: Words) -> Any:
-    """What the product answers, or the error that it gives in place of it."""
+    """What the product answers on a machine that has recorded nothing, or the error that it gives in place of it."""
     more: Words = {"today": _DAY} if ask == "recommend" else {}
-    try:
-        found = getattr(api, ask)(**words, **more)
-    except VramprobeError as error:
-        return {"refused": f"{type(error).__name__}: {error}"}
-    return _CUT[ask](found)
+    with tempfile.TemporaryDirectory() as nothing, mock.patch.dict(os.environ, {CACHE_VARIABLE: nothing}):
+        try:
+            found = getattr(api, ask)(**words, **more)
+        except VramprobeError as error:
+            return {"refused": f"{type(error).__name__}: {error}"}
+        return _CUT[ask](found)
 
 
 def _sizes(found: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,3 +178,9 @@ def test_the_self_tests_and_what_nvml_says_of_the_machine() -> None:
 def test_the_canary_sees_what_it_allocates() -> None:
     with fake_cuda():
         assert forkserver._canary("cuda") == 0
+
+
+def test_nvml_tells_the_uuid_where_torch_does_not() -> None:
+    """torch before 2.4."""
+    with fake_cuda():
+        assert nvml.uuid_of(SimpleNamespace(), 0) == nvml.uuid_of(SimpleNamespace(uuid=UUID), 0) == f"GPU-{UUID}"

@@ -228,9 +228,9 @@ def test_what_else_to_record_with_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [(None, "has no transformers"), ("4.57.1", "needs 5.0 or newer"), ("5.0.0", "")]
+    ("version", "words"), [(None, "has no transformers"), ("4.41.2", "needs 4.42 or newer"), ("4.42.0", "")]
 )
-def test_an_interpreter_needs_transformers_5(version: str | None, words: str) -> None:
+def test_an_interpreter_needs_transformers_4_42(version: str | None, words: str) -> None:
     with pytest.raises(SpecError, match=words) if words else nullcontext():
         recorder._require_transformers(version, Path("python"))
 

@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from vramprobe.errors import VramprobeError
 from vramprobe.log.trace import Event, Owned, composition
 from vramprobe.measure.ballast import BallastDriver, CudaDriver, hold_the_rest
-from vramprobe.measure.nvml import open_device
+from vramprobe.measure.nvml import open_device, uuid_of
 from vramprobe.measure.observation import Observation
 from vramprobe.records.record import Composition, PhaseMemory, PhaseName
 from vramprobe.workload.storages import Storages
@@ -57,7 +58,7 @@ class CudaInstrument:
         self._held: list[tuple[str, int | None, Storages]] = []
         self.oom_seen: dict[str, int] | None = None  # filled by the allocator at the moment of an OOM
         # Before anything makes a context (importing bitsandbytes does); get_device_properties makes none.
-        self._nvml = open_device(str(torch.cuda.get_device_properties(ordinal).uuid))
+        self._nvml = open_device(uuid_of(torch.cuda.get_device_properties(ordinal), ordinal))
         self._baseline_bytes = self._nvml.used_bytes() if self._nvml else None
 
     def start(self) -> None:
@@ -154,9 +155,7 @@ class CudaInstrument:
         The file is what torch's memory_viz opens. Where that fails, the record has a warning and stays as it is.
         """
         try:
-            torch.cuda.memory._record_memory_history(
-                enabled="all", context="all", stacks="python", max_entries=_MAX_HISTORY, clear_history=True
-            )
+            begin_history(context="all", max_entries=_MAX_HISTORY)
             step()
             torch.cuda.synchronize()
             torch.cuda.memory._dump_snapshot(str(path))
@@ -251,6 +250,14 @@ class CudaInstrument:
             "reserved_bytes": torch.cuda.memory_reserved(device),
             "free_bytes": device_free,
         }
+
+
+def begin_history(*, context: str | None, max_entries: int) -> None:
+    """Begin the allocator's history anew. Older torch, as 2.6, has no word for that; it clears what has ended."""
+    record = torch.cuda.memory._record_memory_history
+    takes_word = "clear_history" in signature(torch.cuda.memory._record_memory_history_impl).parameters
+    cleared: dict[str, Any] = {"clear_history": True} if takes_word else {}
+    record(enabled="all", context=context, stacks="python", max_entries=max_entries, **cleared)
 
 
 def trace_cards(

@@ -123,7 +123,7 @@ def _cuda_properties() -> dict[str, object]:
     properties = torch.cuda.get_device_properties(0)
     return {
         "device_name": properties.name,
-        "device_uuid": f"GPU-{str(properties.uuid).removeprefix('GPU-')}",  # as NVML spells it; torch leaves GPU- out
+        "device_uuid": nvml.uuid_of(properties, 0),
         "device_total_bytes": properties.total_memory,
         "cuda_version": torch.version.cuda,
     }

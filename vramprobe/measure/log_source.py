@@ -17,6 +17,7 @@ from torch import nn
 
 from vramprobe.log.log import OUTSIDE, LayerMark, Log, PhaseMark
 from vramprobe.log.trace import Event, Owned, log_of
+from vramprobe.measure.cuda import begin_history
 from vramprobe.records.record import PhaseName
 from vramprobe.workload.images import is_vision
 from vramprobe.workload.storages import Storages
@@ -38,9 +39,7 @@ class LogSource:
 
     def start(self) -> None:
         """Begin torch's memory history, without stacks."""
-        torch.cuda.memory._record_memory_history(
-            enabled="all", context=None, max_entries=_MAX_EVENTS, clear_history=True
-        )
+        begin_history(context=None, max_entries=_MAX_EVENTS)
         self._first = self._position()
 
     @contextmanager

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pynvml
 
@@ -190,6 +190,12 @@ def gpus_in_torchs_order() -> list[tuple[str, str]]:
             break
         found.append(named)
     return found
+
+
+def uuid_of(properties: Any, ordinal: int) -> str:
+    """The UUID of torch's device as NVML spells it: torch leaves GPU- out, and before 2.4 does not tell."""
+    told = getattr(properties, "uuid", None)
+    return gpus_in_torchs_order()[ordinal][0] if told is None else f"GPU-{str(told).removeprefix('GPU-')}"
 
 
 def _memory_info(handle: object, version: str) -> object:

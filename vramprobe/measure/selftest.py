@@ -31,7 +31,7 @@ def torch_build() -> dict[str, Any]:
     if found["available"]:
         properties = torch.cuda.get_device_properties(0)
         found |= {
-            "uuid": f"GPU-{str(properties.uuid).removeprefix('GPU-')}",
+            "uuid": nvml.uuid_of(properties, 0),
             "name": properties.name,
             "capability": f"{properties.major}.{properties.minor}",
         }

@@ -20,6 +20,8 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from packaging.version import Version
+
 from vramprobe.catalog import Gpu, gpu_seen
 from vramprobe.emulate.build import emulator_version
 from vramprobe.emulate.enter import MOST_BYTES, entrance
@@ -31,7 +33,8 @@ from vramprobe.spec import CellSpec
 
 Say = Callable[[str], None]
 _ENDING_SECONDS = 10.0
-_LEAST_TRANSFORMERS = 5
+#: The oldest that the workload was run with.
+_LEAST_TRANSFORMERS = "4.42"
 #: Libraries whose versions tell one recording from another.
 _LIBRARIES = (
     "torch", "transformers", "peft", "bitsandbytes", "accelerate", "trl", "liger-kernel", "deepspeed", "triton",
@@ -209,11 +212,10 @@ def _require_transformers(version: str | None, python: Path) -> None:
     """Raise SpecError for an interpreter whose transformers the workload does not run with."""
     if version is None:
         raise SpecError(f"{python} has no transformers: name the interpreter that your training runs with")
-    if int(version.split(".")[0]) < _LEAST_TRANSFORMERS:
+    if Version(version) < Version(_LEAST_TRANSFORMERS):
         raise SpecError(
-            f"{python} has transformers {version}; a recording needs {_LEAST_TRANSFORMERS}.0 or newer. Under "
-            "older ones profile your own command (vramprobe profile --emulate GPU -- COMMAND), or give --stack "
-            f"transformers-{version}"
+            f"{python} has transformers {version}; a recording needs {_LEAST_TRANSFORMERS} or newer; with an older "
+            "one profile your own command: vramprobe profile --emulate GPU -- COMMAND"
         )
 
 

@@ -16,9 +16,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.trainers import TRAINERS
 from vramprobe.workload.images import freeze_vision, vision_pattern
 from vramprobe.workload.model import TORCH_DTYPES
-
-#: Non-reentrant, as transformers and torch advise: needs no input gradients on frozen embeddings.
-_CHECKPOINTING = {"use_reentrant": False}
+from vramprobe.workload.releases import adapters_in_fp32, enable_checkpointing
 
 
 def prepare_model(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
@@ -29,7 +27,7 @@ def prepare_model(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
         # Its own checkpointing switch only calls what follows here, by a name that transformers is retiring.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if spec.gradient_checkpointing:
-        _enable_checkpointing(model)
+        enable_checkpointing(model, trains_inputs=spec.method == "full")
     if spec.method == "full":
         model.requires_grad_(True)
         if spec.freeze_vision:
@@ -41,14 +39,6 @@ def prepare_model(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
     return adapted.train()
 
 
-def _enable_checkpointing(model: PreTrainedModel) -> None:
-    """Recompute each layer in backward; transformers renames the call on its way to version 6."""
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable(_CHECKPOINTING)
-    else:
-        model.gradient_checkpointing_enable(_CHECKPOINTING)
-
-
 def _add_adapters(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
@@ -58,12 +48,12 @@ def _add_adapters(spec: CellSpec, model: PreTrainedModel) -> nn.Module:
         lora_alpha=spec.lora_alpha,
         lora_dropout=spec.lora_dropout,
         target_modules="all-linear" if names is None else names,
-        exclude_modules=vision_pattern() if spec.freeze_vision else None,
         use_dora=spec.dora,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # gpt2's transposed linear
         task_type=_task_of(spec, model),
+        **({"exclude_modules": vision_pattern()} if spec.freeze_vision else {}),  # from peft 0.14 on
     )
-    adapted = get_peft_model(model, config, autocast_adapter_dtype=spec.lora_dtype == "fp32")
+    adapted = get_peft_model(model, config, **adapters_in_fp32(spec.lora_dtype == "fp32"))
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad and "modules_to_save" not in name:
             parameter.data = parameter.data.to(TORCH_DTYPES[spec.lora_dtype])

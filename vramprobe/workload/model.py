@@ -17,18 +17,17 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     BitsAndBytesConfig,
     PreTrainedModel,
 )
-from transformers.initialization import no_init_weights
 
 from vramprobe import catalog
 from vramprobe.errors import MissingDependency
 from vramprobe.spec import CellSpec
 from vramprobe.workload.model_config import config_from_dict
+from vramprobe.workload.releases import DTYPE, no_init_weights, quantize_linears
 from vramprobe.workload.storages import quantised_storages
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -57,6 +56,8 @@ def model_class(config: Any) -> type:
     if config.num_labels == 1:
         return AutoModelForSequenceClassification
     if getattr(config, "vision_config", None) is not None:
+        from transformers import AutoModelForImageTextToText  # from 4.46 on
+
         return AutoModelForImageTextToText
     return AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
 
@@ -76,7 +77,7 @@ def quantization_config(spec: CellSpec) -> BitsAndBytesConfig:
 
 def _pretrained(spec: CellSpec) -> PreTrainedModel:
     config = config_from_dict(spec.architecture)
-    options: dict[str, Any] = {"dtype": TORCH_DTYPES[spec.dtype], "attn_implementation": _attention(spec, config)}
+    options: dict[str, Any] = {DTYPE: TORCH_DTYPES[spec.dtype], "attn_implementation": _attention(spec, config)}
     if spec.quant != "none":
         options["quantization_config"] = quantization_config(spec)
     if spec.device == "cpu":
@@ -132,12 +133,8 @@ def build_skeleton(spec: CellSpec) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False), _beside_deepspeed(spec):
         model = _from_config(spec)
     if spec.quant != "none":
-        from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-        from transformers.quantizers.base import HfQuantizer
-
         config = quantization_config(spec)
-        not_quantised = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
-        replace_with_bnb_linear(model, not_quantised, config)
+        quantize_linears(model, config)
         # What from_pretrained leaves on a quantised model; peft chooses its layers by these.
         model.is_loaded_in_8bit, model.is_loaded_in_4bit = spec.quant == "int8", spec.quant != "int8"
         model.is_quantized, model.quantization_method = True, config.quant_method
@@ -179,9 +176,9 @@ def _from_config(spec: CellSpec) -> PreTrainedModel:
     try:
         model = model_class(config).from_config(
             config,
-            dtype=TORCH_DTYPES[spec.dtype],
             attn_implementation=_attention(spec, config),
             trust_remote_code=False,
+            **{DTYPE: TORCH_DTYPES[spec.dtype]},
         )
     except ImportError as error:
         raise MissingDependency(
@@ -234,7 +231,7 @@ def _kept_in_fp32(model: PreTrainedModel, spec: CellSpec) -> set[str]:
     if spec.dtype == "fp16":
         names |= set(model._keep_in_fp32_modules or ())
     if spec.dtype in ("fp16", "bf16"):
-        names |= set(model._keep_in_fp32_modules_strict or ())
+        names |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())  # from 4.53 on
     return names
 
 

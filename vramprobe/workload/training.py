@@ -22,6 +22,7 @@ from vramprobe.workload.fused_loss import fuse_loss
 from vramprobe.workload.images import add_images, is_vision, text_tokens
 from vramprobe.workload.loss import options_of
 from vramprobe.workload.model import TORCH_DTYPES
+from vramprobe.workload.releases import CALL_OPTIONS, vocab_size
 from vramprobe.workload.stepper import Stepper
 from vramprobe.workload.storages import Storages, storages_of
 from vramprobe.workload.trainer import reference_storages
@@ -178,7 +179,7 @@ def _forward(work: Workload, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     if spec.autocast != "none" and not work.stepper.autocasts:
         autocast = torch.autocast(device_type=spec.device, dtype=TORCH_DTYPES[spec.autocast])
     with autocast:
-        outputs = work.model(**batch, use_cache=False, **options_of(spec))
+        outputs = work.model(**batch, **CALL_OPTIONS, **options_of(spec))
     loss, loop = outputs.loss, LOOPS[spec.loop]
     if loop.outputs_until:
         if loop.raises_outputs and spec.autocast != "none":
@@ -194,8 +195,8 @@ def _make_batch(spec: CellSpec, model: nn.Module) -> dict[str, torch.Tensor]:
     model's own loss only with padding, for it changes the kernel; a trainer's masks leave nothing out.
     """
     shape = (spec.num_rows, spec.row_tokens)
-    vocab_size = text_tokens(spec, model.config.get_text_config().vocab_size)
-    input_ids = torch.randint(vocab_size, shape, device=spec.device)
+    num_tokens = text_tokens(spec, vocab_size(model))
+    input_ids = torch.randint(num_tokens, shape, device=spec.device)
     if spec.trainer != "sft":
         masks = {name: torch.ones_like(input_ids) for name in TRAINERS[spec.trainer].inputs[1:]}
         return {"input_ids": input_ids} | masks

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.initialization import no_init_weights
 
 from vramprobe.errors import MissingDependency, VramprobeError
 from vramprobe.spec import CellSpec
 from vramprobe.workload.adapter import prepare_model
 from vramprobe.workload.model import build_skeleton, materialise, quantization_config
 from vramprobe.workload.optimizer import build_optimizer
+from vramprobe.workload.releases import no_init_weights
 from vramprobe.workload.stepper import Stepper
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from factories import TINY_LLAMA_PARAMS, make_spec
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog.shipped import csv_rows
+from vramprobe.literature import calibrate
 from vramprobe.literature.expressions import ExpressionError
 from vramprobe.literature.formulas import CONSTANTS, FORMULAS, IN_ALL, MISSABLE, SAVED, Facts, facts_of
+from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.spec import resolve
 
 BY_NAME = {formula.name: formula for formula in FORMULAS}
@@ -29,26 +32,33 @@ def facts(**words: Any) -> Facts:
     By hand: s·b·h·L = 32·4·2 = 256, and b·s²·a·L = 2·256·2·2 = 2,048 attention scores.
     """
     spec = make_spec(**words)
-    full, quantised = spec.method == "full", spec.method == "qlora"
-    return Facts(
-        spec=spec,
-        num_params=1000,
-        num_trained=1000 if full else 50,
-        num_quantised=900 if quantised else 0,
-        num_head_params=40,
-        num_cast_params=0,
-        num_cast_head_params=0,
-        largest_module_params=64,
-        num_layers=2,
-        hidden=4,
-        mlp=16,
-        num_heads=2,
-        num_kv_heads=1,
-        head_size=2,
-        vocab=10,
-        is_gated=True,
-        norms_have_bias=False,
-    )
+    numbers = {
+        "num_params": 1000,
+        "num_trained": 1000 if spec.method == "full" else 50,
+        "num_linear_params": 900,
+        "num_quantised": 900 if spec.method == "qlora" else 0,
+        "num_head_params": 40,
+        "num_output_params": 40,
+        "largest_module_params": 64,
+        "num_layers": 2,
+        "num_tokens": spec.num_tokens,
+        "hidden": 4,
+        "mlp": 16,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "head_size": 2,
+        "vocab": 10,
+        "activation": "silu",
+        "is_gated": True,
+        "norms_have_bias": False,
+        "optimizer_class": OPTIMIZERS[spec.optim].made_by,
+        "optimizer_bits": OPTIMIZERS[spec.optim].state,
+    }
+    return Facts(spec, numbers)
+
+
+def of_size(found: Facts, num_params: int) -> Facts:
+    return Facts(found.spec, found.numbers | {"num_params": num_params})
 
 
 @pytest.mark.parametrize(
@@ -135,7 +145,7 @@ def test_figures_by_hand(name: str, words: dict[str, Any], expected: int) -> Non
     ],
 )
 def test_tables_by_hand(name: str, words: dict[str, Any], size_billion: float, expected_gb: float) -> None:
-    answer = BY_NAME[name].apply(replace(facts(**words), num_params=round(size_billion * 10**9)))
+    answer = BY_NAME[name].apply(of_size(facts(**words), round(size_billion * 10**9)))
     assert answer.terms == {IN_ALL: round(expected_gb * 10**9)}
 
 
@@ -180,7 +190,7 @@ def test_accelerate_is_what_accelerate_says(words: dict[str, Any], dtype: str) -
     """The library itself as the reference: the command prints the largest of its figures."""
     estimate = pytest.importorskip("accelerate.commands.estimate")
     cell = facts(**words)
-    size = 4 * (cell.num_params - cell.num_head_params)  # AutoModel in fp32
+    size = 4 * (cell["num_params"] - cell["num_head_params"])  # AutoModel in fp32
     figures = estimate.estimate_training_usage(size, dtype)
     assert BY_NAME["accelerate"].apply(cell).total_bytes == max(figures.values())
 
@@ -207,25 +217,25 @@ def test_a_formula_says_why_it_does_not_apply(name: str, words: dict[str, Any], 
 
 def test_facts_of_a_cell_by_hand() -> None:
     found = facts_of(make_spec(method="qlora", lora_r=2, lora_targets="q_proj"))
-    assert found.num_params == TINY_LLAMA_PARAMS
-    assert found.num_trained == 2 * 2 * (64 + 64)
-    assert found.num_quantised == 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176)
-    assert found.num_head_params == found.largest_module_params == 256 * 64
-    assert (found.num_layers, found.hidden, found.mlp, found.vocab) == (2, 64, 176, 256)
-    assert (found.is_gated, found.norms_have_bias) == (True, False)
+    assert found["num_params"] == TINY_LLAMA_PARAMS
+    assert found["num_trained"] == 2 * 2 * (64 + 64)
+    assert found["num_quantised"] == 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176)
+    assert found["num_head_params"] == found["largest_module_params"] == 256 * 64
+    assert (found["num_layers"], found["hidden"], found["mlp"], found["vocab"]) == (2, 64, 176, 256)
+    assert (found["is_gated"], found["norms_have_bias"]) == (True, False)
     # Under bf16 autocast the fp32 adapters and the head, which peft's preparation raised to fp32, are copied.
-    assert found.num_cast_params == found.num_trained + 256 * 64
-    assert found.num_cast_head_params == 256 * 64
+    assert found["num_cast_params"] == found["num_trained"] + 256 * 64
+    assert found["num_cast_head_params"] == 256 * 64
 
 
 @pytest.mark.parametrize("model", ["gpt2", "pythia-70m", "opt-125m", "smollm2-135m"])
 def test_facts_of_other_families(model: str) -> None:
     found = facts_of(resolve(model=model, method="full", device="cpu", batch_size=1, seq_len=8))
     is_llama = model == "smollm2-135m"
-    assert found.hidden == found.num_heads * found.head_size
-    assert found.mlp == (1536 if is_llama else 4 * found.hidden)
-    assert (found.is_gated, found.norms_have_bias) == (is_llama, not is_llama)
-    assert (found.num_head_params > 0) == (model == "pythia-70m")
+    assert found["hidden"] == found["num_heads"] * found["head_size"]
+    assert found["mlp"] == (1536 if is_llama else 4 * found["hidden"])
+    assert (found["is_gated"], found["norms_have_bias"]) == (is_llama, not is_llama)
+    assert (found["num_head_params"] > 0) == (model == "pythia-70m")
 
 
 def test_a_model_without_arithmetic_is_refused() -> None:
@@ -236,7 +246,7 @@ def test_a_model_without_arithmetic_is_refused() -> None:
 # -- completeness ---------------------------------------------------------------------------------------------------
 
 CELLS = [
-    replace(facts(**words, **precision, **more), num_params=size)
+    of_size(facts(**words, **precision, **more), size)
     for words in ({}, LORA, QLORA, QLORA | {"quant": "int8"}, QLORA | {"quant": "fp4"})
     for precision in ({}, *((MIXED, FP32) if not words else ()))
     for more in ({}, CHECKPOINTED, {"optim": "adamw_8bit"}, {"optim": "sgd"})
@@ -264,8 +274,11 @@ def test_every_formula_is_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize("row", csv_rows("formula_names.csv"), ids=lambda row: row["name"])
-def test_every_name_that_is_a_row_is_some_formulas(row: dict[str, str]) -> None:
+def test_every_name_that_is_a_row_is_used(row: dict[str, str]) -> None:
     lines = " ".join(f"{formula.refuses} {formula.terms} {formula.constants}" for formula in FORMULAS)
+    lines += Path(calibrate.__file__).read_text() + " ".join(
+        other["expression"] for other in csv_rows("formula_names.csv")
+    )
     assert re.search(rf"\b{row['name']}\b", lines)
     assert row["means"]
 

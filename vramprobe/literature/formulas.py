@@ -1,8 +1,8 @@
 """Formulas: every way in which people estimate the memory of a fine-tuning run, each a row with its source.
 
 In: a CellSpec, as Facts (its dimensions, how many parameters there are of which kind), and data/formula*.csv. Out:
-bytes by cause whose sum is the formula's figure, or why it has nothing to say. Ours is not among them (terms); how well
-each does on measured cells is calibrate.py's. Stays this side of the torch line.
+bytes by cause whose sum is the formula's figure, or why it has nothing to say. How well each does on measured cells is
+calibrate.py's. Stays this side of the torch line.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from vramprobe.architecture import architecture
+from vramprobe.architecture import Architecture, architecture
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.literature.expressions import ExpressionError, expression
 from vramprobe.optimizers import OPTIMIZERS
+from vramprobe.records.record import ModelFacts
+from vramprobe.rules.cell import lora_target_names
 from vramprobe.spec import CellSpec
-from vramprobe.terms import CAUSES
-from vramprobe.terms.cell.parameters import tensors
 
-#: Causes of memory that a formula can count or leave out: those of our own arithmetic, and the CUDA context.
-MISSABLE = (*CAUSES, "context")
+#: Causes of memory that a formula can count or leave out.
+MISSABLE = (
+    "weights", "gradients", "optimizer_state", "batch", "saved_activations", "checkpoint_store", "recomputed_layer",
+    "logits", "cast_copies", "dequantisation", "temporaries", "optimizer_temporaries", "block_remainders", "workspaces",
+    "context",
+)  # fmt: skip
 #: The key of a table's figure, which is one number for everything.
 IN_ALL = "in_all"
 #: Terms that are alive at the end of forward for backward's sake.
@@ -41,77 +45,97 @@ CONSTANTS = {
     "cast_copies": "B per fp32 parameter of a product under autocast, kept for backward",
 }
 
-#: Where families write these widths; without any, the first embedding's width, and 4 × the hidden size.
+#: Where families write these widths; without any, 4 × the hidden size.
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _MLP = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
-#: What formulas name that is itself an expression.
+#: Names that are themselves an expression.
 _NAMES = {row["name"]: row["expression"] for row in csv_rows("formula_names.csv")}
-_GATED_MODULES = ("gate_proj", "gate_up_proj")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Facts:
-    """A cell as formulas see it; widths are elements, and tied parameters count once.
+    """A cell as formulas see it: by name, a row of formula_names.csv, a number of the model, or a field of the cell.
 
-    A formula's expressions may name what stands here, the fields of the cell, and the rows of formula_names.csv.
+    ``numbers`` are those of :func:`facts_of`; widths are elements, and tied parameters count once.
     """
 
     spec: CellSpec
-    num_params: int  # of the base model
-    num_trained: int
-    num_quantised: int
-    num_head_params: int  # of an output head of its own; 0 where it is tied
-    num_cast_params: int  # fp32 weights of products that autocast copies to 16 bits, adapters and head with them
-    num_cast_head_params: int  # those of the output head, tied or not
-    largest_module_params: int
-    num_layers: int
-    hidden: int
-    mlp: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    vocab: int
-    is_gated: bool  # three linear layers in the MLP, not two
-    norms_have_bias: bool  # LayerNorm, not RMSNorm
+    numbers: dict[str, Any]
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of a micro-batch."""
-        return self.spec.num_tokens
-
-    @property
-    def token_layer_widths(self) -> int:
-        """s·b·h·L, the unit of the activation formulas."""
-        return self.num_tokens * self.hidden * self.num_layers
-
-    @property
-    def num_scores(self) -> int:
-        """a·s²·b·L: attention scores of all layers."""
-        return self.spec.batch_size * self.spec.seq_len**2 * self.num_heads * self.num_layers
-
-    @property
-    def is_relu(self) -> bool:
-        """Return True if the MLP's activation function keeps nothing but a sign."""
-        config = self.spec.architecture
-        return "relu" in str(config.get("activation_function", config.get("hidden_act", "")))
-
-    @property
-    def optimizer(self) -> Literal["adamw", "adamw-8bit", "sgd", "other"]:
-        """The optimizer in the formulas' words; ``sgd`` is without momentum."""
-        row = OPTIMIZERS[self.spec.optim]
-        if row.made_by.endswith(".AdamW"):
-            return "adamw-8bit" if row.state == "8bit" else "adamw"
-        return "sgd" if row.name == "sgd" else "other"
-
-    def named(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Any:
         """Return the value of a name in an expression. Raises KeyError for an unknown name."""
         if name in _NAMES:
-            return expression(_NAMES[name]).value(self.named)
-        if name in type(self).__dict__ or name in type(self).__dataclass_fields__:
-            return getattr(self, name)
+            return expression(_NAMES[name]).value(self.__getitem__)
+        if name in self.numbers:
+            return self.numbers[name]
         if name in CellSpec.model_fields:
             return getattr(self.spec, name)
         raise KeyError(name)
+
+
+def facts_of(spec: CellSpec, seen: ModelFacts | None = None) -> Facts:
+    """Return the Facts of a cell; what was ``seen`` on its model goes before what is counted.
+
+    Raises UnsupportedArchitecture for a model whose parameters are not counted here.
+    """
+    arch, optimizer, config = architecture(spec.architecture), OPTIMIZERS[spec.optim], spec.architecture
+    by_module, by_role = Counter[str](), Counter[str]()
+    for parameter in arch.parameters:
+        by_module[parameter.name.rpartition(".")[0]] += parameter.numel
+        by_role[parameter.role] += parameter.numel * arch.num_copies(parameter)
+    hidden = _first(config, _HIDDEN)
+    counted = arch.num_params if spec.method == "full" else num_adapter_params(spec, arch)
+    numbers = {
+        "num_params": arch.num_params,
+        "num_trained": counted if seen is None else seen.num_trainable_params,
+        "num_linear_params": by_role["linear"],
+        "num_quantised": 0 if spec.quant == "none" or arch.own_linears else by_role["linear"],
+        "num_head_params": by_role["head"],  # of an output head of its own; 0 where it is tied
+        "num_output_params": arch.parameters[0].numel if arch.tied else by_role["head"],
+        "largest_module_params": max(by_module.values()),
+        "num_layers": arch.num_layers,
+        "num_tokens": spec.num_tokens,  # of a micro-batch
+        "hidden": hidden,
+        "mlp": _first(config, _MLP) or 4 * (hidden or 0),
+        "num_heads": arch.num_heads,
+        "num_kv_heads": arch.num_kv_heads,
+        "head_size": arch.head_size,
+        "vocab": arch.vocab_size,
+        "activation": str(config.get("activation_function", config.get("hidden_act", ""))),
+        "is_gated": any(p.module in ("gate_proj", "gate_up_proj") for p in arch.parameters),  # three linear layers
+        "norms_have_bias": any(p.role == "norm" and p.name.endswith(".bias") for p in arch.parameters),  # LayerNorm
+        "optimizer_class": optimizer.made_by,
+        "optimizer_bits": optimizer.state,
+    }
+    return Facts(spec, numbers)
+
+
+def num_adapter_params(spec: CellSpec, arch: Architecture) -> int:
+    """Count the parameters of the adapters that peft adds: rank × (in + out) of each adapted layer."""
+    wanted, copies = (
+        lora_target_names(spec),
+        {parameter.name: arch.num_copies(parameter) for parameter in arch.parameters},
+    )
+    experts = {name for one in arch.wrapped for name in one.targets}
+
+    def is_adapted(name: str) -> bool:
+        return wanted is None or any(name == end or name.endswith(f".{end}") for end in wanted)
+
+    per_rank = sum(
+        (one.num_in + one.num_out) * one.num_copies
+        for one in arch.linears
+        if is_adapted(one.name) and one.name.rpartition(".")[2] not in experts
+    ) + sum(
+        (one.num_in + one.num_out) * one.num_experts * len(one.targets) * copies[one.name]
+        for one in arch.wrapped
+        if any(map(is_adapted, one.targets))
+    )
+    magnitudes = sum(one.num_out * one.num_copies for one in arch.linears if spec.dora and is_adapted(one.name))
+    return (spec.lora_r or 0) * per_rank + magnitudes
+
+
+def _first(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:
+    return next((config[key] for key in keys if config.get(key) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -172,7 +196,7 @@ class Formula:
 
         def value(line: str) -> Any:
             try:
-                return expression(line).value(lambda name: found[name] if name in found else facts.named(name))
+                return expression(line).value(lambda name: found[name] if name in found else facts[name])
             except (TypeError, ValueError, ZeroDivisionError, ExpressionError) as error:
                 raise ExpressionError(f"formulas.csv, formula {self.name!r}, {line!r}: {error}") from error
 
@@ -180,9 +204,11 @@ class Formula:
             return reason
         for name, line in _assignments(self.terms):
             found[name] = value(line)
-        terms = {name: round(found[name]) for name in self.counts if found[name]}
         constants = {name: value(line) for name, line in _assignments(self.constants)}
-        return FormulaEstimate(terms, {name: number for name, number in constants.items() if number is not None})
+        return FormulaEstimate(
+            {name: round(found[name]) for name in self.counts if found[name]},
+            {name: number for name, number in constants.items() if number is not None},
+        )
 
 
 def _assignments(text: str) -> list[tuple[str, str]]:
@@ -191,43 +217,3 @@ def _assignments(text: str) -> list[tuple[str, str]]:
 
 
 FORMULAS = tuple(Formula(**row) for row in csv_rows("formulas.csv"))
-
-
-def facts_of(spec: CellSpec) -> Facts:
-    """The Facts of a cell. Raises UnsupportedArchitecture for a model that is not counted by arithmetic here."""
-    arch = architecture(spec.architecture)
-    prepared = tensors(spec, arch)
-    modules: Counter[str] = Counter()
-    for parameter in arch.parameters:
-        modules[parameter.name.rpartition(".")[0]] += parameter.numel
-    hidden = _first(spec.architecture, _HIDDEN)
-    casts = [
-        tensor for tensor in prepared if tensor.dtype == "fp32" and not tensor.quantised and spec.autocast != "none"
-    ]
-    # The first embedding is the head's where they are tied.
-    head = [t for t in casts if t.role == "head" or (arch.tied and t.name == arch.parameters[0].name)]
-    inner = [tensor for tensor in casts if tensor.role in ("linear", "adapter")]
-    assert hidden is not None, "architecture() has read the width"
-    return Facts(
-        spec=spec,
-        num_params=arch.num_params,
-        num_trained=sum(tensor.numel * tensor.num_copies for tensor in prepared if tensor.trained),
-        num_quantised=sum(tensor.numel * tensor.num_copies for tensor in prepared if tensor.quantised),
-        num_head_params=sum(p.numel for p in arch.parameters if p.role == "head"),
-        num_cast_params=sum(tensor.numel * tensor.num_copies for tensor in [*inner, *head]),
-        num_cast_head_params=sum(tensor.numel for tensor in head),
-        largest_module_params=max(modules.values()),
-        num_layers=arch.num_layers,
-        hidden=hidden,
-        mlp=_first(spec.architecture, _MLP) or 4 * hidden,
-        num_heads=arch.num_heads,
-        num_kv_heads=arch.num_kv_heads,
-        head_size=arch.head_size,
-        vocab=arch.vocab_size,
-        is_gated=any(p.module in _GATED_MODULES for p in arch.parameters),
-        norms_have_bias=any(p.role == "norm" and p.name.endswith(".bias") for p in arch.parameters),
-    )
-
-
-def _first(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:
-    return next((config[key] for key in keys if config.get(key) is not None), None)

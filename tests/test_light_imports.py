@@ -27,9 +27,10 @@ LIGHT = (
     "sweep.skip",
     "sweep.plan",
     "literature.formulas",
-    "literature.recalibrate",
     "literature.calibrate",
     "literature.claims",
+    "literature.figures",
+    "literature.readings",
 )
 
 

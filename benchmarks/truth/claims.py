@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from vramprobe.catalog import Claim, find_gpu, list_claims
+from vramprobe.catalog import Claim, Gpu, find_gpu, list_claims
 from vramprobe.literature.calibrate import calibrate
-from vramprobe.literature.claims import Judgement, judge, judge_claims, reading_of
-from vramprobe.literature.claims.cells import Cells, Fact, Options
-from vramprobe.predict.predict import predict
+from vramprobe.literature.claims import Judgement, judge, judge_claims
+from vramprobe.literature.figures import Cells, Options
+from vramprobe.literature.readings import reading_of
+from vramprobe.predict.questions import cell, predicted
 from vramprobe.predict.verdict import verdict
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
@@ -57,26 +58,12 @@ class Case(NamedTuple):
     words: str
     options: Options
     spec: CellSpec
-    predicted_bytes: int  # allocated, by arithmetic
-
-
-class _Remembering(Cells):
-    """Cells that know what they were asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: dict[str, Options] = {}
-
-    def peak(self, options: Options) -> Fact:
-        found = super().peak(options)
-        assert found.source is not None
-        self.asked[found.source.command] = options
-        return found
+    predicted_bytes: int  # allocated
 
 
 def cases() -> Iterator[Case]:
     """What decides each claim about the memory of one GPU."""
-    claims, cells = list_claims(), _Remembering()
+    claims, cells = list_claims(), Cells()
     for claim in claims:
         reading = reading_of(claim, claims, cells)
         judged, seen = judge(claim, reading), set()
@@ -85,17 +72,20 @@ def cases() -> Iterator[Case]:
             sources = case.figure.sources if case is not None else ()
             if case is None or len(sources) != 1 or sources[0].reads != "peak_allocated_bytes.value":
                 continue
-            command = sources[0].command
-            if command in cells.asked and command not in seen:
-                seen.add(command)
-                words, options = ", ".join(case.conditions.values()), cells.asked[command]
-                yield Case(claim, which, words, options, cells.spec(options), sources[0].value)
+            if sources[0].command not in seen:
+                seen.add(sources[0].command)
+                words, options = ", ".join(case.conditions.values()), dict(sources[0].options)
+                yield Case(claim, which, words, options, cell(device="cuda", **options), sources[0].value)
 
 
 def card_of(spec: CellSpec) -> str | None:
     """The smallest card on which it should run; None where the largest is too small."""
-    fitting = (card for card in CARDS if verdict(predict(spec, gpu=find_gpu(card)), find_gpu(card)).verdict == "fits")
+    fitting = (card for card in CARDS if _verdict(spec, find_gpu(card)) == "fits")
     return next(fitting, None)
+
+
+def _verdict(spec: CellSpec, gpu: Gpu) -> str:
+    return verdict(predicted(spec, None, engine="auto", gpu=gpu), gpu).verdict
 
 
 def run(found: Sequence[Case], folder: Path) -> None:

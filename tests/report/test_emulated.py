@@ -15,7 +15,7 @@ from vramprobe import api
 from vramprobe.check import check
 from vramprobe.cli import display
 from vramprobe.errors import IncomparableRecords
-from vramprobe.literature.claims.cells import Cells
+from vramprobe.literature.figures import Cells
 from vramprobe.model import card_fit
 from vramprobe.predict.expected import fit_records
 from vramprobe.predict.predict import predict
@@ -27,6 +27,7 @@ from vramprobe.report.cells import cells_of
 from vramprobe.report.definition import EMULATED, worded
 from vramprobe.report.plots import drawn as pictures
 from vramprobe.report.speed import speed
+from vramprobe.spec import resolve
 from vramprobe.units import word_for
 
 CARD = "NVIDIA H100 80GB HBM3"
@@ -223,10 +224,10 @@ def test_a_shipped_fit_of_a_real_card_goes_before_an_emulated_one(
 def test_a_claims_figure_from_an_emulated_record_says_so() -> None:
     options = {"model": "pythia-70m", "method": "lora", "batch_size": 2, "seq_len": 128}
     cells = Cells()
-    one = emulated(cells.spec(options))
+    one = emulated(resolve(device="cuda", **options))
     peak = Cells([one]).peak(options)
     assert peak.engine == f"emulated {CARD}"
-    assert peak.source.command.startswith("vramprobe measure --emulate H100-SXM --model pythia-70m")
+    assert peak.sources[0].command.startswith("vramprobe measure --emulate H100-SXM --model pythia-70m")
     assert peak.low == one.peak.allocated_bytes
     real = one.model_copy(update={"instrument": "cuda", "emulation": None})
     assert Cells([real, one]).peak(options).engine == f"cuda on {CARD}"

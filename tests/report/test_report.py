@@ -79,7 +79,6 @@ def with_peak(spec: CellSpec, allocated_bytes: int, **overrides: Any) -> RunReco
 @pytest.fixture
 def predictor(monkeypatch: pytest.MonkeyPatch) -> dict[int, object]:
     """A stand-in for predict with a fit: predictions (or errors to raise) by the cell's seq_len."""
-    from vramprobe.literature import calibrate
     from vramprobe.predict import predict as module
 
     answers: dict[int, object] = {}
@@ -94,7 +93,6 @@ def predictor(monkeypatch: pytest.MonkeyPatch) -> dict[int, object]:
         return answer
 
     monkeypatch.setattr(module, "predict", predict)
-    monkeypatch.setattr(calibrate, "predict", predict)
     return answers
 
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vramprobe.catalog import Claim
-from vramprobe.literature.claims import VERDICTS, Judgement
-from vramprobe.literature.claims.judge import TOLERANCE, amount, text_of
-from vramprobe.literature.claims.rules import ClaimCase
+from vramprobe.literature.claims import TOLERANCE, VERDICTS, Judgement, amount, text_of
+from vramprobe.literature.readings import ClaimCase
 from vramprobe.report.definition import Column, Document, Table, rows_of
 from vramprobe.report.formats import files_of, markdown
 from vramprobe.units import plural, published

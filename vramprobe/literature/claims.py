@@ -1,23 +1,28 @@
-"""Judge: a claim and its reading → a verdict, by the same rule for all.
+"""Claims: each published figure of data/claims.csv → a verdict with our figure, its conditions and its commands.
 
-In: a Claim and a Reading (the figures under each usual set of conditions, and what no recipe can beat). Out: a frozen
-Judgement. Nothing here knows a claim by its id, and no verdict is stored anywhere.
+In: the claims asked for, and records where there are some. Out: one Judgement each, in file order, by the same rule
+for all: a reading's figures against the claim's range. A comparable record goes before a prediction. Stays this side of
+the torch line; nothing here knows a claim by its id, and no verdict is stored.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from vramprobe import catalog
 from vramprobe.catalog import Claim
-from vramprobe.literature.claims.cells import Source
-from vramprobe.literature.claims.rules import ClaimCase, ClaimFigure, Reading
+from vramprobe.errors import UnknownName
+from vramprobe.literature.figures import Cells, ClaimFigure, Source
+from vramprobe.literature.readings import ClaimCase, Reading, reading_of
 from vramprobe.predict.verdict import TIGHT_SHARE
+from vramprobe.records.record import RunRecord
 
 Verdict = Literal["holds", "understates", "overstates", "impossible", "depends", "not about memory"]
+VERDICTS = get_args(Verdict)
 
 #: How far a printed number may be from ours, as a share of it, before the two disagree. Guides print two digits, whose
 #: rounding is 3 % at 16 or 17 and takes 70.55 billion parameters for 70; more would let 0.5 B/param pass for NF4's
@@ -49,25 +54,75 @@ class Judgement:
     sources: tuple[Source, ...]
 
 
+def judge_claims(
+    ids: Sequence[str] = (),
+    *,
+    topics: Sequence[str] = (),
+    gpu: str | None = None,
+    records: Iterable[RunRecord] = (),
+) -> list[Judgement]:
+    """The claims with these ids, of these topics, on this GPU (all by default), judged.
+
+    Raises UnknownName for an id, a topic or a GPU that there is not.
+    """
+    claims = catalog.list_claims()
+    known, all_topics = {claim.id.lower(): claim for claim in claims}, {claim.topic for claim in claims}
+    for given in ids:
+        if given.lower() not in known:
+            raise UnknownName("claim", given, [claim.id for claim in claims], "`vramprobe claims` lists all of them.")
+    for given in topics:
+        if given not in all_topics:
+            raise UnknownName("topic", given, all_topics, f"There are {', '.join(sorted(all_topics))}.")
+    wanted, card, cells = {given.lower() for given in ids}, catalog.find_gpu(gpu) if gpu else None, Cells(records)
+    return [
+        judge(claim, reading_of(claim, claims, cells))
+        for claim in claims
+        if (not wanted or claim.id.lower() in wanted)
+        and (not topics or claim.topic in topics)
+        and (card is None or card in claim.gpus)
+    ]
+
+
 def judge(claim: Claim, reading: Reading) -> Judgement:
     """The verdict. A case agrees where its interval meets the claim's, widened by what rounding and GB may hide."""
     low, high = bounds_of(claim)
     cases = reading.cases
     agreeing = [case for case in cases if case.figure.low <= high and case.figure.high >= low]
-    beyond = _beyond(claim, reading, low, high)
-    verdict = _verdict(cases, agreeing, beyond, low, high)
+    failing = [case for case in cases if case not in agreeing]
+    num_above, num_below = (
+        sum(one) for one in ((c.figure.low > high for c in cases), (c.figure.high < low for c in cases))
+    )
+    most_claimed = high
+    if "minimum" in claim.statement and claim.unit == "GB" and claim.low is not None:
+        most_claimed = claim.low * GIB_PER_GB * (1 + TOLERANCE)  # a minimum must do, whatever more is recommended
+    beyond = reading.ruled_out
+    if beyond is None and reading.floor is not None and reading.floor.low > most_claimed:
+        beyond = reading.floor
+    if beyond is None and reading.ceiling is not None and reading.ceiling.high < low:
+        beyond = reading.ceiling
+    verdict: Verdict = "depends"  # also too much under some conditions, too little under the others
+    if beyond is not None:
+        verdict = "impossible"
+    elif not cases:
+        verdict = "not about memory"
+    elif not failing:
+        verdict = "holds"
+    elif num_above == len(cases):
+        verdict = "understates"
+    elif num_below == len(cases):
+        verdict = "overstates"
+    holds = agreeing[0] if agreeing else None
+    if verdict == "impossible" or (cases and not agreeing):
+        tried = (case for case in reading.others() if case.figure.low <= most_claimed and case.figure.high >= low)
+        holds = next(tried, None)
+    fails = max(failing, key=lambda case: max(case.figure.low - high, low - case.figure.high), default=None)
     least = min(cases, key=lambda case: case.figure.value, default=None)
     most = max(cases, key=lambda case: case.figure.value, default=None)
-    holds, fails = _examples(cases, agreeing, low, high)
-    if verdict == "not about memory":
-        holds = None
-    elif verdict == "impossible" or not agreeing:
-        limit = _most_claimed(claim, high)
-        tried = (case for case in reading.others() if case.figure.low <= limit and case.figure.high >= low)
-        holds = next(tried, None)
     varying = _varying([*cases, *([holds] if holds else [])])
     shown = cases[0].figure if cases else reading.ruled_out or reading.ceiling
     told = [shown, beyond, *(case.figure for case in (holds, fails, least, most) if case)]
+    ends = [one and describe(one, varying) for one in (holds, fails, least, most)]
+    is_one = least is not None and most is not None and amount(least.figure) == amount(most.figure)
     return Judgement(
         claim=claim,
         verdict=verdict,
@@ -77,10 +132,10 @@ def judge(claim: Claim, reading: Reading) -> Judgement:
         least=least,
         most=most,
         num_agreeing=len(agreeing),
-        num_above=sum(case.figure.low > high for case in cases),
-        num_below=sum(case.figure.high < low for case in cases),
+        num_above=num_above,
+        num_below=num_below,
         holds_under=describe(holds, varying) if holds else None,
-        reason=_reason(verdict, reading, beyond, (holds, fails), (least, most), varying),
+        reason=(None if verdict == "holds" and is_one else _reason(verdict, reading, beyond, ends)) or reading.note,
         note=reading.note,
         sources=tuple(dict.fromkeys(source for one in told if one for source in one.sources)),
     )
@@ -121,42 +176,6 @@ def text_of(value: float, unit: str) -> str:
     return f"{digits}×" if unit == "x" else digits if unit in ("exponent", "ratio") else f"{digits} {unit}"
 
 
-def _beyond(claim: Claim, reading: Reading, low: float, high: float) -> ClaimFigure | None:
-    """The bound that rules the claim out; a minimum must not be below the floor, whatever is recommended."""
-    if reading.ruled_out is not None:
-        return reading.ruled_out
-    if reading.floor is not None and reading.floor.low > _most_claimed(claim, high):
-        return reading.floor
-    if reading.ceiling is not None and reading.ceiling.high < low:
-        return reading.ceiling
-    return None
-
-
-def _most_claimed(claim: Claim, high: float) -> float:
-    """The most that may be needed for the claim to be possible: a minimum must do, whatever more is recommended."""
-    if "minimum" in claim.statement and claim.unit == "GB" and claim.low is not None:
-        return claim.low * GIB_PER_GB * (1 + TOLERANCE)
-    return high
-
-
-def _verdict(
-    cases: Sequence[ClaimCase], agreeing: Sequence[ClaimCase], beyond: ClaimFigure | None, low: float, high: float
-) -> Verdict:
-    if beyond is not None:
-        return "impossible"
-    if not cases:
-        return "not about memory"
-    if len(agreeing) == len(cases):
-        return "holds"
-    if agreeing:
-        return "depends"
-    if all(case.figure.low > high for case in cases):
-        return "understates"
-    if all(case.figure.high < low for case in cases):
-        return "overstates"
-    return "depends"  # too much under some conditions, too little under the others
-
-
 def _varying(cases: Sequence[ClaimCase]) -> list[str]:
     keys = dict.fromkeys(key for case in cases for key in case.conditions)
     return [key for key in keys if len({case.conditions.get(key) for case in cases}) > 1]
@@ -173,37 +192,15 @@ def _decisive(cases: Sequence[ClaimCase], agreeing: Sequence[ClaimCase]) -> tupl
     return tuple(sorted(shares, key=lambda key: -shares[key])) or tuple(_varying(cases))
 
 
-def _examples(
-    cases: Sequence[ClaimCase], agreeing: Sequence[ClaimCase], low: float, high: float
-) -> tuple[ClaimCase | None, ClaimCase | None]:
-    """(the most usual case that agrees, the one farthest outside)."""
-    failing = [case for case in cases if case not in agreeing]
-    farthest = max(failing, key=lambda case: max(case.figure.low - high, low - case.figure.high), default=None)
-    return (agreeing[0] if agreeing else None), farthest
-
-
-def _reason(
-    verdict: Verdict,
-    reading: Reading,
-    beyond: ClaimFigure | None,
-    examples: tuple[ClaimCase | None, ClaimCase | None],
-    ends: tuple[ClaimCase | None, ClaimCase | None],
-    varying: Sequence[str],
-) -> str:
-    """One sentence: what decided, with the figures at both ends where it depends."""
-    (holds, fails), (least, most) = examples, ends
-    right = f"; right with {describe(holds, varying)}" if holds is not None else ""
-    match verdict:
-        case "impossible":
-            assert beyond is not None
-            if beyond is reading.ruled_out:
-                return reading.note
-            what = f"{reading.floor_is} at least" if beyond is reading.floor else "At most"
-            return f"{what} {amount(beyond)}, {beyond.arithmetic}{right}."
-        case "depends" if holds is not None and fails is not None:
-            return f"Agrees with {describe(holds, varying)}; not with {describe(fails, varying)}."
-        case "depends" | "understates" | "overstates" if least is not None and most is not None:
-            return f"None agrees, from {describe(least, varying)} to {describe(most, varying)}{right}."
-        case "holds" if least is not None and most is not None and amount(least.figure) != amount(most.figure):
-            return f"From {describe(least, varying)} to {describe(most, varying)}."
-    return reading.note
+def _reason(verdict: Verdict, reading: Reading, beyond: ClaimFigure | None, ends: Sequence[str | None]) -> str | None:
+    """One sentence: what decided, with the figures at both ends where it depends; None where the note says it."""
+    holds, fails, least, most = ends
+    right = f"; right with {holds}" if holds else ""
+    if beyond is not None:
+        what = f"{reading.floor_is} at least" if beyond is reading.floor else "At most"
+        return None if beyond is reading.ruled_out else f"{what} {amount(beyond)}, {beyond.arithmetic}{right}."
+    if verdict == "depends" and holds and fails:
+        return f"Agrees with {holds}; not with {fails}."
+    if verdict in ("depends", "understates", "overstates"):
+        return f"None agrees, from {least} to {most}{right}."
+    return f"From {least} to {most}." if verdict == "holds" else None

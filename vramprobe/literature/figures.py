@@ -1,0 +1,177 @@
+"""Figures: a cell's options → the numbers that a claim's expression may name, each with the command that prints it.
+
+In: options, and records where there are some, which go before predictions. Out: a ClaimFigure: a number with its
+interval, its text and its Sources. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from vramprobe import catalog
+from vramprobe.architecture import architecture
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.questions import cell, predict
+from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, verdict
+from vramprobe.records.record import RunRecord
+from vramprobe.spec import CellSpec
+from vramprobe.speed.step import estimate
+
+Options = Mapping[str, Any]
+_Key = tuple[tuple[str, Any], ...]
+STATES = ("weights", "gradients", "optimizer_state")
+#: What is no activation: the states, the copies that autocast makes of them, and an optimizer's working space.
+NO_ACTIVATIONS = (*STATES, "cast_copies", "optimizer_temporaries")
+#: Fields of a cell that do not decide the memory of its steps, or only its name.
+_NO_MATTER = {"model", "steps", "timing_steps", "seed", "weights", "trust_remote_code"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A number, and the command that prints it at ``reads``, a dotted path in its JSON, for a cell of ``options``."""
+
+    command: str
+    reads: str
+    value: int
+    options: _Key
+
+
+@dataclass(frozen=True)
+class ClaimFigure:
+    """Value of ``arithmetic``, in ``unit``; the truth should lie from ``low`` to ``high``.
+
+    ``engine``: arithmetic, formula, recipe, estimate, cuda on a device, emulated and the device; empty for a number
+    that is only a part of a figure, counted or read in a data sheet.
+    """
+
+    value: Any
+    low: Any
+    high: Any
+    arithmetic: str
+    unit: str = ""
+    engine: str = ""
+    sources: tuple[Source, ...] = ()
+
+
+def exact(value: Any, engine: str = "", sources: tuple[Source, ...] = ()) -> ClaimFigure:
+    """Return the figure of a value that is known, in its usual text."""
+    written = f"{value:_}" if type(value) is int else f"{value:g}" if isinstance(value, float) else str(value)
+    return ClaimFigure(value, value, value, written, "", engine, sources)
+
+
+class Cells:
+    """Cells asked for their numbers; ``records`` that are comparable go before predictions, measured ones first."""
+
+    def __init__(self, records: Iterable[RunRecord] = ()) -> None:
+        usable = [record for record in records if record.outcome.kind == "ok" and record.peak is not None]
+        kinds = ("emulated", "cuda")
+        self._seen = {_identity(one.spec): one for kind in kinds for one in usable if one.instrument == kind}
+
+    def figure(self, name: str, options: Options, run: Options) -> ClaimFigure:
+        """A number of the cell, on the card, the GPUs and under the sharding of ``run``. Raises KeyError for an unknown
+        name.
+        """
+        key = tuple(options.items())
+        match name:
+            case "params" | "linear" | "num_layers":
+                return exact(_counted(options["model"])[name])
+            case "weights" | "gradients" | "optimizer_state" | "saved_activations":
+                return _term(key, name)
+            case "peak" | "need":  # what is needed is held against memory with the context set aside already
+                peak = self.peak(options)
+                return peak if name == "peak" else replace(peak, high=peak.high - CONTEXT_ALLOWANCE_BYTES)
+            case "beside_states":
+                return _beside_states(key)
+            case "num_tokens":
+                return exact(_spec(key).num_tokens)
+            case "fits":
+                found = predict(fit="none", device="cuda", gpu=run["gpu"].short_name, **options)
+                return exact(verdict(found, run["gpu"]).verdict != "does not fit")
+            case "seconds" | "throughput":
+                step = estimate(_spec(key), run["gpu"], num_gpus=run["num_gpus"], sharding=run["sharding"])
+                rate = step.tokens_per_second
+                ends = [step.seconds] * 3 if name == "seconds" else [rate.value, rate.low, rate.high]
+                return ClaimFigure(*ends, arithmetic=f"{ends[0]:.4g}", engine="estimate")
+        raise KeyError(name)
+
+    def peak(self, options: Options) -> ClaimFigure:
+        """The peak: what tensors take, measured or emulated where a record is comparable, else predicted.
+
+        It is up to ``high``, which is what nvidia-smi may show for it.
+        """
+        key = tuple(options.items())
+        if (record := self._seen.get(_identity(_spec(key)))) is None:
+            found = _allocated(key)
+            return replace(found, high=found.high + CONTEXT_ALLOWANCE_BYTES)
+        assert record.peak is not None
+        value, device = record.peak.allocated_bytes, record.environment.device_name
+        machine = {} if record.emulation is None else {"emulate": record.emulation.card}
+        source = _source("measure", machine, key, "peak.allocated_bytes", value)
+        high = record.peak.device_bytes or value + CONTEXT_ALLOWANCE_BYTES
+        engine = f"emulated {device}" if record.instrument == "emulated" else f"cuda on {device}"
+        return ClaimFigure(value, value, high, f"{value:_}", "", engine, (source,))
+
+
+def _identity(spec: CellSpec) -> str:
+    return spec.model_dump_json(exclude=_NO_MATTER)
+
+
+@cache
+def _spec(key: _Key) -> CellSpec:
+    return cell(device="cuda", **dict(key))
+
+
+@cache
+def _predicted(key: _Key) -> Prediction:
+    return predict(fit="none", device="cuda", **dict(key))
+
+
+@cache
+def _counted(model: str) -> dict[str, int]:
+    found = catalog.find_model(model)
+    arch = architecture(found.config)
+    linear = sum(p.numel * arch.num_copies(p) for p in arch.parameters if p.role == "linear")
+    return {"params": found.n_params or arch.num_params, "linear": linear, "num_layers": arch.num_layers}
+
+
+def _allocated(key: _Key) -> ClaimFigure:
+    """The predicted peak, of which weights, gradients and state are counted: only the rest may be less."""
+    found = _predicted(key)
+    interval, counted = found.peak_allocated_bytes, sum(found.terms.get(name, 0) for name in STATES)
+    low = counted + round((interval.value - counted) * interval.low / interval.value)
+    source = _source("predict", {}, key, "peak_allocated_bytes.value", interval.value)
+    return ClaimFigure(interval.value, low, interval.high, f"{interval.value:_}", "", found.engine, (source,))
+
+
+def _term(key: _Key, name: str) -> ClaimFigure:
+    found = _predicted(key)
+    value = found.terms.get(name, 0)  # 0 where it is not alive at the peak
+    return exact(value, found.engine, (_source("predict", {}, key, f"terms.{name}", value),))
+
+
+def _beside_states(key: _Key) -> ClaimFigure:
+    """Bytes of the predicted peak beside NO_ACTIVATIONS."""
+    found, whole = _predicted(key), _allocated(key)
+    parts = [whole, *(_term(key, name) for name in NO_ACTIVATIONS if found.terms.get(name))]
+    value, interval = 2 * whole.value - sum(part.value for part in parts), found.peak_allocated_bytes
+    return ClaimFigure(
+        value,
+        low=value * interval.low / interval.value,
+        high=value * interval.high / interval.value,
+        arithmetic=f"({' - '.join(part.arithmetic for part in parts)})",
+        engine=found.engine,
+        sources=tuple(source for part in parts for source in part.sources),
+    )
+
+
+def _source(verb: str, machine: Options, key: _Key, reads: str, value: int) -> Source:
+    """The command that prints a number: a prediction's without a fit."""
+    words = ["vramprobe", verb]
+    for name, given in ({**machine, **dict(key)} | ({"fit": "none"} if verb == "predict" else {})).items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag if given else f"--no-{flag[2:]}"] if isinstance(given, bool) else [flag, str(given)]
+    return Source(command=shlex.join([*words, "--json"]), reads=reads, value=value, options=key)

@@ -76,9 +76,11 @@ def replay_recipe(
     *,
     stack: dict[str, str],
     empties_cache: bool = True,
+    accumulates: bool = False,
 ) -> Replay:
-    """Return ``recipe`` at its own depth and at ``shape``; ``empties_cache`` is :func:`reserve`'s."""
-    deep = recipe.deep(shape)
+    """Return ``recipe`` at its own depth and at ``shape``; ``empties_cache`` is :func:`reserve`'s, ``accumulates``
+    Recipe.deep's, whose NoSecond it raises."""
+    deep = recipe.deep(shape, accumulates=accumulates)
     if deep.log is None:
         raise VramprobeError(f"the recipe of {name} does not pair its frees: a fault of vramprobe's; report it")
     phases = reserve(deep.phases, deep.log, config, empties_cache=empties_cache)

@@ -7,6 +7,7 @@ cell's own depth, played through torch's caching allocator. Never imports torch;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.emulate.toolchain import BuildError, NoCompiler
 from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.log.micro_steps import NoSecond
 from vramprobe.log.shapes import Shape
 from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.prediction import Prediction
@@ -127,23 +129,47 @@ def replay_of(
 
 
 def replay_at_hand(spec: CellSpec, *, gpu: catalog.Gpu | None = None) -> Replay | None:
-    """The cell's recipe from the cache, or one that ships and was recorded around its shape; None without either."""
+    """The cell's recipe from the cache, or one that ships and was recorded around its shape; None without either.
+
+    Several micro-steps also from a recipe of one, where a later micro-step follows from it.
+    """
     try:
         require_recordable(spec, gpu)
-        kept = kept_recipe(spec, _card(gpu), lambda words: None)
     except NoRecipe:
         return None
+    own = _at_hand(spec, gpu)
+    if own is not None or not _is_composed(spec):
+        return own
+    with suppress(NoSecond):
+        return _at_hand(spec, gpu, of=spec.model_copy(update={"grad_accum": 1}))
+    return None
+
+
+def _at_hand(spec: CellSpec, gpu: catalog.Gpu | None, of: CellSpec | None = None) -> Replay | None:
+    """The replay of ``spec`` by its own recipe at hand, or by that ``of`` the same cell with one micro-step."""
+    recorded, card = of or spec, _card(gpu)
+    try:
+        kept = kept_recipe(recorded, card, lambda words: None)
     except CANNOT_EMULATE:
         kept = None
     if kept is not None:
-        return _replay(kept, spec)
-    shipped = shipped_recipe(recorded_as(spec), _card(gpu))
-    return _replay_shipped(shipped, spec) if shipped and shipped.covers(shape_of(spec)) else None
+        return _replay(kept, spec, accumulates=of is not None)
+    shipped = shipped_recipe(recorded_as(recorded), card)
+    if shipped is None or not shipped.covers(shape_of(spec)):
+        return None
+    return _replay_shipped(shipped, spec, accumulates=of is not None)
 
 
-def _replay_shipped(shipped: Shipped, spec: CellSpec) -> Replay:
+def _is_composed(spec: CellSpec) -> bool:
+    """Return True if a step of several micro-steps follows from one of one (log/micro_steps.py): a function that takes
+    a step frees what it returns at its end, and a compiled model plans blocks over the whole step."""
+    has_one_order = spec.loop != "step-function" and not spec.torch_compile
+    return spec.grad_accum > 1 and spec.num_gpus == 1 and has_one_order
+
+
+def _replay_shipped(shipped: Shipped, spec: CellSpec, *, accumulates: bool = False) -> Replay:
     shape = shape_of(spec)
-    replay = _replay(shipped.recipe, spec, shape)
+    replay = _replay(shipped.recipe, spec, shape, accumulates=accumulates)
     return replace(replay, notes=(*replay.notes, *shipped.notes(shape)))
 
 
@@ -296,11 +322,13 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
         raise NoRecipe(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; name an NVIDIA GPU")
 
 
-def _replay(recipe: Recipe, spec: CellSpec, shape: Shape | None = None) -> Replay:
+def _replay(recipe: Recipe, spec: CellSpec, shape: Shape | None = None, *, accumulates: bool = False) -> Replay:
+    """The replay of ``spec``; with ``accumulates`` from a recipe of one micro-step. Raises NoSecond."""
     config = parse_alloc_conf(spec.alloc_conf or "")
-    replay = replay_recipe(recipe, spec.cell_id, config, shape, stack=recipe.stack)
+    replay = replay_recipe(recipe, spec.cell_id, config, shape, stack=recipe.stack, accumulates=accumulates)
     provenance, *notes = notes_of(recipe, spec)
-    return replace(replay, provenance=provenance, notes=(*replay.notes, *notes))
+    said = ("its later micro-steps follow from one that was recorded",) if accumulates else ()
+    return replace(replay, provenance=provenance, notes=(*replay.notes, *said, *notes))
 
 
 def notes_of(recipe: Recipe, spec: CellSpec) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log_and_phases
 from vramprobe.log.log import Log, PhaseMark
+from vramprobe.log.micro_steps import two_micro_steps
 from vramprobe.log.pairing import Kinds, Script, scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules, has_ranks, shape_rules
 from vramprobe.recipe.launches import Launches, LaunchRules, launches_at
@@ -84,17 +85,24 @@ class Recipe:
             return self.launches
         return None if self.launch_rules is None else launches_at(self.launches, self.launch_rules, shape)
 
-    def deep(self, shape: Shape | None = None) -> Deep:
+    def deep(self, shape: Shape | None = None, *, accumulates: bool = False) -> Deep:
         """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth.
 
-        ``shape``: rows and length of another batch, and its rank, in the branch that was recorded.
+        ``shape``: rows and length of another batch, and its rank, in the branch that was recorded. ``accumulates``:
+        with a second micro-step in each step, of a recipe of one; raises NoSecond (log/micro_steps.py).
         """
+        scripts = self._scripts(shape)
+        deep = log_and_phases(self.marks, scripts)
+        if not accumulates or deep.log is None:
+            return deep
+        return log_and_phases(*zip(*two_micro_steps(self.marks, scripts, deep.log), strict=True))
+
+    def _scripts(self, shape: Shape | None) -> list[Script]:
         if shape is None or self.rules is None:
-            return log_and_phases(self.marks, [growth.at(self.times) for growth in self.growths])
+            return [growth.at(self.times) for growth in self.growths]
         stops = np.cumsum([len(growth.codes) for growth in self.growths])[:-1]
         sizes = np.split(self.rules.sizes(*shape), stops)
-        scripts = [growth.at(self.times, own) for growth, own in zip(self.growths, sizes, strict=True)]
-        return log_and_phases(self.marks, scripts)
+        return [growth.at(self.times, own) for growth, own in zip(self.growths, sizes, strict=True)]
 
 
 def shape_of(spec: CellSpec) -> Shape:

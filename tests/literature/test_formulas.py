@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from vramprobe.literature import calibrate
 from vramprobe.literature.expressions import ExpressionError
 from vramprobe.literature.formulas import CONSTANTS, FORMULAS, IN_ALL, MISSABLE, SAVED, Facts, facts_of
 from vramprobe.optimizers import OPTIMIZERS
+from vramprobe.records.whole import read_whole
 from vramprobe.spec import resolve
 
+ROOT = Path(__file__).parents[2]
 BY_NAME = {formula.name: formula for formula in FORMULAS}
 MIXED = {"recipe": "mixed"}
 FP32 = {"recipe": "fp32"}
@@ -236,6 +239,17 @@ def test_facts_of_other_families(model: str) -> None:
     assert found["mlp"] == (1536 if is_llama else 4 * found["hidden"])
     assert (found["is_gated"], found["norms_have_bias"]) == (is_llama, not is_llama)
     assert (found["num_head_params"] > 0) == (model == "pythia-70m")
+
+
+def test_parameters_are_counted_as_on_the_models_that_ran() -> None:
+    """Full, LoRA, DoRA and QLoRA, experts among them: counts are those of every record that ships."""
+    records = [one for one in read_whole(ROOT / "results").records if one.facts is not None]
+    assert {one.spec.model_type for one in records if one.spec.method != "full"} > {"qwen3_moe", "gpt_oss", "gpt2"}
+    for one in records:
+        with contextlib.suppress(UnsupportedArchitecture):
+            found, seen = facts_of(one.spec), one.facts
+            counted = tuple(found[name] for name in ("num_params", "num_trained", "num_quantised"))
+            assert counted == (seen.num_params, seen.num_trainable_params, seen.num_quantised_params), one.cell_id
 
 
 def test_a_model_without_arithmetic_is_refused() -> None:

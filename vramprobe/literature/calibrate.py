@@ -8,11 +8,12 @@ of a ledger's bytes on counts, in a group of records of one recipe. Counts what 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from vramprobe.catalog import gpu_seen
 from vramprobe.errors import FitError, VramprobeError
@@ -30,11 +31,13 @@ OURS, OURS_FITTED, OURS_FITTED_UNSEEN = "vramprobe", "vramprobe, fitted", "vramp
 
 #: The allocated peak; the device's, where NVML saw it; what is alive for backward when forward ends.
 Quantity = Literal["peak", "device", "saved"]
+QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 
 #: Distinct rows that a group needs beyond its constants, for a standard error that means something.
 SPARE_ROWS = 2
 #: What autocast's 16-bit copy of an fp32 weight takes, where it lives until backward.
 COPY_BYTES = 2
+NOT_DETERMINED = "not determined: the standard error is larger than the constant"
 #: Singular values below this share of the largest: the rows cannot tell the constants apart.
 SMALLEST_SINGULAR_SHARE = 1e-4
 
@@ -100,13 +103,14 @@ class Calibration(FrozenModel):
 
 @dataclass(frozen=True)
 class _Row:
-    """A measured cell; ``said``: quantity → who → bytes; ``answers``: formula → its estimate, or why there is none."""
+    """A measured cell; ``said``: quantity → who → bytes; ``reasons``: formula → why it has no answer."""
 
     record: RunRecord
     facts: Facts
-    answers: dict[str, FormulaEstimate | str]
+    answers: dict[str, FormulaEstimate]
+    reasons: dict[str, str]
     measured: dict[Quantity, int] = field(default_factory=dict)
-    said: dict[Quantity, dict[str, int]] = field(default_factory=lambda: {kind: {} for kind in get_args(Quantity)})
+    said: dict[Quantity, dict[str, int]] = field(default_factory=lambda: {kind: {} for kind in QUANTITIES})
 
 
 def calibrate(records: Iterable[RunRecord], model: CardFit | None = None) -> Calibration:
@@ -115,23 +119,26 @@ def calibrate(records: Iterable[RunRecord], model: CardFit | None = None) -> Cal
     Raises FitError where no record can be used, IncomparableRecords where those that can were measured differently.
     """
     records = list(store.latest_by_fingerprint(records).values())
-    rows, left_out = _rows(records, model)
+    rows, left_out = [], Counter()
+    for record in records:
+        try:
+            rows.append(_row(record, model))
+        except VramprobeError as error:  # also a family whose parameters are not counted, a cell without a prediction
+            left_out[str(error)] += 1
     if not rows:
         reasons = "; ".join(f"{count} left out: {reason}" for reason, count in left_out.items()) or "it holds none"
         raise FitError(f"nothing to calibrate on, of {len(records)} records: {reasons}; measure some cells first")
     require_comparable([row.record for row in rows])
-    first = rows[0].record
     formulas = [
         FormulaInfo(
-            **{name: getattr(formula, name) for name in ("name", "source", "says", "recipe")},
-            missing=list(formula.missing),
-            not_for=Counter(reason for row in rows if isinstance(reason := row.answers[formula.name], str)),
+            **{name: getattr(formula, name) for name in ("name", "source", "says", "recipe", "missing")},
+            not_for=Counter(row.reasons[formula.name] for row in rows if formula.name in row.reasons),
         )
         for formula in FORMULAS
     ]
     return Calibration(
-        instrument=first.instrument,
-        device_name=first.environment.device_name,
+        instrument=rows[0].record.instrument,
+        device_name=rows[0].record.environment.device_name,
         num_rows=len(rows),
         left_out=dict(left_out),
         fit=model.data_fingerprint if model else None,
@@ -148,71 +155,55 @@ def recipe_of(spec: CellSpec) -> str:
     return f"{spec.method}{quant} {precision}, {spec.optim}{', checkpointing' if spec.gradient_checkpointing else ''}"
 
 
-def _rows(records: Sequence[RunRecord], model: CardFit | None) -> tuple[list[_Row], Counter[str]]:
-    """(rows, reason → number of records left out): every formula and ours stand before the same rows."""
-    rows, left_out = [], Counter()
-    for record in records:
-        if record.outcome.kind != "ok":
-            left_out[f"outcome {record.outcome.kind}"] += 1
-        elif record.spec.num_gpus > 1:
-            left_out["of several GPUs, where the formulas are for one"] += 1
-        elif record.peak is None or record.peak.allocated_bytes <= 0 or record.ledger is None:
-            left_out["no peak or no ledger"] += 1
-        else:
-            try:
-                rows.append(_row(record, model))
-            except VramprobeError as error:  # a family whose parameters are not counted, a cell without a prediction
-                left_out[str(error)] += 1
-    return rows, left_out
-
-
 def _row(record: RunRecord, model: CardFit | None) -> _Row:
-    facts = facts_of(record.spec, record.facts)
-    row = _Row(record, facts, {formula.name: formula.apply(facts) for formula in FORMULAS})
-    seen: dict[Quantity, int | None] = {
-        "peak": record.peak.allocated_bytes,
-        "saved": record.ledger.saved_activations_bytes,
-        "device": record.peak.device_bytes,
-    }
-    row.measured.update({quantity: size for quantity, size in seen.items() if size is not None and size > 0})
-    gpu = gpu_seen(record.environment.device_name)
-    row.said["peak"][OURS] = predicted(record.spec, None, engine="auto", gpu=gpu).peak_allocated_bytes.value
+    """Every formula and ours of one record. Raises VramprobeError for one that is left out for all."""
+    spec, gpu = record.spec, gpu_seen(record.environment.device_name)
+    if record.outcome.kind != "ok":
+        raise FitError(f"outcome {record.outcome.kind}")
+    if spec.num_gpus > 1:
+        raise FitError("of several GPUs, where the formulas are for one")
+    if record.peak is None or record.peak.allocated_bytes <= 0 or record.ledger is None:
+        raise FitError("no peak or no ledger")
+    facts = facts_of(spec, record.facts)
+    applied = {formula.name: formula.apply(facts) for formula in FORMULAS}
+    answers = {name: answer for name, answer in applied.items() if isinstance(answer, FormulaEstimate)}
+    row = _Row(record, facts, answers, {name: why for name, why in applied.items() if isinstance(why, str)})
+    measured = (record.peak.allocated_bytes, record.peak.device_bytes, record.ledger.saved_activations_bytes)
+    pairs = zip(QUANTITIES, measured, strict=True)
+    row.measured.update({quantity: size for quantity, size in pairs if size is not None and size > 0})
+    row.said["peak"][OURS] = predicted(spec, None, engine="auto", gpu=gpu).peak_allocated_bytes.value
     if model is not None:
-        fitted = predicted(record.spec, model, engine="auto", gpu=gpu, replays=True)
+        fitted = predicted(spec, model, engine="auto", gpu=gpu, replays=True)
         for who in [OURS_FITTED, *([OURS_FITTED_UNSEEN] if record.fingerprint not in model.fingerprints else [])]:
             row.said["peak"][who] = fitted.peak_allocated_bytes.value
             if fitted.device_bytes is not None:
                 row.said["device"][who] = fitted.device_bytes.value
-    for formula in FORMULAS:
-        if isinstance(answer := row.answers[formula.name], str):
-            continue
-        if formula.predicts == "peak":
-            row.said["peak"][formula.name] = answer.allocated_bytes
-            row.said["device"][formula.name] = answer.total_bytes
-        if answer.saved_bytes is not None:
-            row.said["saved"][formula.name] = answer.saved_bytes
+    peaks = {one.name: answers[one.name] for one in FORMULAS if one.name in answers and one.predicts == "peak"}
+    row.said["peak"] |= {name: answer.allocated_bytes for name, answer in peaks.items()}
+    row.said["device"] |= {name: answer.total_bytes for name, answer in peaks.items()}
+    row.said["saved"] |= {name: size for name, one in answers.items() if (size := one.saved_bytes) is not None}
     return row
-
-
-# -- scores ------------------------------------------------------------------------------------------------------------
 
 
 def _scores(rows: Sequence[_Row]) -> list[FormulaScore]:
     names = (OURS, OURS_FITTED, OURS_FITTED_UNSEEN, *(formula.name for formula in FORMULAS))
-    scores = []
-    for quantity in get_args(Quantity):
-        for name in names:
-            groups: dict[str, list[_Row]] = defaultdict(list)
-            for row in rows:
-                if name in row.said[quantity] and quantity in row.measured:
-                    spec = row.record.spec
-                    for group in ("all", f"method {spec.method}", f"recipe {recipe_of(spec)}"):
-                        groups[group].append(row)
-            scores += [_score(name, quantity, group, groups[group]) for group in sorted(groups, key=_group_order)]
-    return scores
+    groups: dict[tuple[Quantity, str, str], list[_Row]] = defaultdict(list)
+    for row in rows:
+        of_row = ("all", f"method {row.record.spec.method}", f"recipe {recipe_of(row.record.spec)}")
+        for quantity, group in itertools.product(row.measured, of_row):
+            for name in row.said[quantity]:
+                groups[quantity, name, group].append(row)
+
+    def order(key: tuple[Quantity, str, str]) -> tuple[int | str, ...]:
+        quantity, name, group = key
+        (kind, _, of), methods = group.partition(" "), get_args(Method)
+        ordinal = ("all", "method", "recipe").index(kind), methods.index(of) if of in methods else 0
+        return QUANTITIES.index(quantity), names.index(name), *ordinal, of
+
+    return [_score(*key, groups[key]) for key in sorted(groups, key=order)]
 
 
-def _score(name: str, quantity: Quantity, group: str, rows: Sequence[_Row]) -> FormulaScore:
+def _score(quantity: Quantity, name: str, group: str, rows: Sequence[_Row]) -> FormulaScore:
     def errors(who: str) -> list[float]:
         return [row.said[quantity][who] / row.measured[quantity] - 1 for row in rows]
 
@@ -230,21 +221,11 @@ def _score(name: str, quantity: Quantity, group: str, rows: Sequence[_Row]) -> F
     )
 
 
-def _group_order(group: str) -> tuple[int, int, str]:
-    kind, _, name = group.partition(" ")
-    methods = get_args(Method)
-    return ("all", "method", "recipe").index(kind), methods.index(name) if name in methods else 0, name
-
-
 # -- constants ---------------------------------------------------------------------------------------------------------
 
 
-class _Equation(NamedTuple):
-    """Equation of one record: ``num_bytes`` = Σ constant × count."""
-
-    counts: dict[str, int]
-    num_bytes: int
-    row: _Row
+#: (what its terms count, by constant; bytes; the row) of one record: bytes = Σ constant × count.
+_Equation = tuple[dict[str, int], int, _Row]
 
 
 def _constants(rows: Iterable[_Row]) -> list[Constant]:
@@ -253,31 +234,19 @@ def _constants(rows: Iterable[_Row]) -> list[Constant]:
     for row in rows:
         for group, given, num_bytes in _equations(row):
             if (counts := {name: count for name, count in given.items() if count}) and num_bytes > 0:
-                groups[group, *counts].append(_Equation(counts, num_bytes, row))
+                groups[group, *counts].append((counts, num_bytes, row))
     found = []
     for (group, *names), equations in groups.items():
-        distinct = list({(*one.counts.values(), one.num_bytes): one for one in equations}.values())
-        solved = _solve(names, distinct)
+        distinct = {(*counts.values(), num_bytes): (counts, num_bytes, row) for counts, num_bytes, row in equations}
+        solved = _solve(names, list(distinct.values()))
         for name in names:
-            value, error = (None, None) if isinstance(solved, str) else solved[name]
-            problem = solved if isinstance(solved, str) else None
-            if value is not None and error is not None and error > abs(value):
-                problem = "not determined: the standard error is larger than the constant"
+            words = {"name": name, "unit": CONSTANTS[name], "group": group, "num_rows": len(distinct)}
+            words |= {"problem": solved} if isinstance(solved, str) else solved[name]
             says: dict[str, list[float]] = defaultdict(list)
-            for formula, answer in (item for one in equations for item in one.row.answers.items()):
-                if isinstance(answer, FormulaEstimate) and name in answer.constants:
-                    says[formula].append(answer.constants[name])
-            constant = Constant(
-                name=name,
-                unit=CONSTANTS[name],
-                group=group,
-                num_rows=len(distinct),
-                measured=value,
-                standard_error=error,
-                problem=problem,
-                says={formula.name: (min(said), max(said)) for formula in FORMULAS if (said := says.get(formula.name))},
-            )
-            found.append(constant)
+            for formula, (_, _, row) in itertools.product(FORMULAS, equations):
+                if formula.name in row.answers and name in row.answers[formula.name].constants:
+                    says[formula.name].append(row.answers[formula.name].constants[name])
+            found.append(Constant(**words, says={who: (min(said), max(said)) for who, said in says.items()}))
     return sorted(found, key=lambda constant: (list(CONSTANTS).index(constant.name), constant.group))
 
 
@@ -317,24 +286,27 @@ def _equations(row: _Row) -> list[tuple[str, Mapping[str, int], int]]:
     ]
 
 
-def _solve(names: Sequence[str], found: Sequence[_Equation]) -> dict[str, tuple[float, float]] | str:
-    """(constant, standard error) by name, every row with the same relative weight; or why there is none."""
+def _solve(names: Sequence[str], found: Sequence[_Equation]) -> dict[str, dict[str, Any]] | str:
+    """Return by name what is measured and its standard error, every row with the same relative weight; or why there is
+    none.
+    """
     needed = len(names) + SPARE_ROWS
     if len(found) < needed:
         what = f"{len(names)} constants" if len(names) > 1 else "a constant"
         return f"too few rows: {len(found)} distinct, and {what} with a standard error needs {needed}"
     import numpy as np
 
-    rows = np.array([[one.counts[name] / one.num_bytes for name in names] for one in found])
+    rows = np.array([[counts[name] / num_bytes for name in names] for counts, num_bytes, _ in found])
     scale = np.linalg.norm(rows, axis=0)
     sizes = np.linalg.svd(rows / scale, compute_uv=False)
     if sizes[-1] < SMALLEST_SINGULAR_SHARE * sizes[0]:
         return f"these rows cannot tell {', '.join(names)} apart: more models and lengths would"
-    solution, *_ = np.linalg.lstsq(rows / scale, np.ones(len(found)), rcond=None)
+    inverse = np.linalg.pinv(rows / scale)
+    solution = inverse.sum(axis=1)
     residuals = 1 - rows / scale @ solution
     variance = float(residuals @ residuals) / (len(found) - len(names))
-    errors = np.sqrt(variance * np.diag(np.linalg.inv((rows / scale).T @ (rows / scale))))
+    errors = np.sqrt(variance * (inverse**2).sum(axis=1)) / scale
     return {
-        name: (float(value), float(error))
-        for name, value, error in zip(names, solution / scale, errors / scale, strict=True)
+        name: {"measured": value, "standard_error": error, "problem": None if error <= abs(value) else NOT_DETERMINED}
+        for name, value, error in zip(names, (solution / scale).tolist(), errors.tolist(), strict=True)
     }

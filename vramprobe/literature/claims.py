@@ -23,6 +23,8 @@ from vramprobe.records.record import RunRecord
 
 Verdict = Literal["holds", "understates", "overstates", "impossible", "depends", "not about memory"]
 VERDICTS = get_args(Verdict)
+#: Verdict of a claim where every figure of ours lies on the same side of it.
+_WHERE_ALL_ARE: dict[str, Verdict] = {"in": "holds", "above": "understates", "below": "overstates"}
 
 #: How far a printed number may be from ours, as a share of it, before the two disagree. Guides print two digits, whose
 #: rounding is 3 % at 16 or 17 and takes 70.55 billion parameters for 70; more would let 0.5 B/param pass for NF4's
@@ -66,7 +68,7 @@ def judge_claims(
     Raises UnknownName for an id, a topic or a GPU that there is not.
     """
     claims = catalog.list_claims()
-    known, all_topics = {claim.id.lower(): claim for claim in claims}, {claim.topic for claim in claims}
+    known, all_topics = {claim.id.lower() for claim in claims}, {claim.topic for claim in claims}
     for given in ids:
         if given.lower() not in known:
             raise UnknownName("claim", given, [claim.id for claim in claims], "`vramprobe claims` lists all of them.")
@@ -86,43 +88,30 @@ def judge_claims(
 def judge(claim: Claim, reading: Reading) -> Judgement:
     """The verdict. A case agrees where its interval meets the claim's, widened by what rounding and GB may hide."""
     low, high = bounds_of(claim)
-    cases = reading.cases
-    agreeing = [case for case in cases if case.figure.low <= high and case.figure.high >= low]
-    failing = [case for case in cases if case not in agreeing]
-    num_above, num_below = (
-        sum(one) for one in ((c.figure.low > high for c in cases), (c.figure.high < low for c in cases))
-    )
-    most_claimed = high
+    cases, most_claimed = reading.cases, high
     if "minimum" in claim.statement and claim.unit == "GB" and claim.low is not None:
         most_claimed = claim.low * GIB_PER_GB * (1 + TOLERANCE)  # a minimum must do, whatever more is recommended
+    sides = ["above" if one.figure.low > high else "below" if one.figure.high < low else "in" for one in cases]
     beyond = reading.ruled_out
     if beyond is None and reading.floor is not None and reading.floor.low > most_claimed:
         beyond = reading.floor
     if beyond is None and reading.ceiling is not None and reading.ceiling.high < low:
         beyond = reading.ceiling
-    verdict: Verdict = "depends"  # also too much under some conditions, too little under the others
-    if beyond is not None:
-        verdict = "impossible"
-    elif not cases:
-        verdict = "not about memory"
-    elif not failing:
-        verdict = "holds"
-    elif num_above == len(cases):
-        verdict = "understates"
-    elif num_below == len(cases):
-        verdict = "overstates"
+    alike = _WHERE_ALL_ARE[sides[0]] if len(set(sides)) == 1 else "depends"
+    verdict: Verdict = "impossible" if beyond is not None else alike if cases else "not about memory"
+    agreeing = [case for case, side in zip(cases, sides, strict=True) if side == "in"]
     holds = agreeing[0] if agreeing else None
     if verdict == "impossible" or (cases and not agreeing):
         tried = (case for case in reading.others() if case.figure.low <= most_claimed and case.figure.high >= low)
         holds = next(tried, None)
+    failing = [case for case, side in zip(cases, sides, strict=True) if side != "in"]
     fails = max(failing, key=lambda case: max(case.figure.low - high, low - case.figure.high), default=None)
     least = min(cases, key=lambda case: case.figure.value, default=None)
     most = max(cases, key=lambda case: case.figure.value, default=None)
-    varying = _varying([*cases, *([holds] if holds else [])])
     shown = cases[0].figure if cases else reading.ruled_out or reading.ceiling
     told = [shown, beyond, *(case.figure for case in (holds, fails, least, most) if case)]
+    varying = _varying([*cases, *([holds] if holds else [])])
     ends = [one and describe(one, varying) for one in (holds, fails, least, most)]
-    is_one = least is not None and most is not None and amount(least.figure) == amount(most.figure)
     return Judgement(
         claim=claim,
         verdict=verdict,
@@ -132,10 +121,10 @@ def judge(claim: Claim, reading: Reading) -> Judgement:
         least=least,
         most=most,
         num_agreeing=len(agreeing),
-        num_above=num_above,
-        num_below=num_below,
-        holds_under=describe(holds, varying) if holds else None,
-        reason=(None if verdict == "holds" and is_one else _reason(verdict, reading, beyond, ends)) or reading.note,
+        num_above=sides.count("above"),
+        num_below=sides.count("below"),
+        holds_under=ends[0],
+        reason=_reason(verdict, reading, beyond, ends, {amount(case.figure) for case in cases}) or reading.note,
         note=reading.note,
         sources=tuple(dict.fromkeys(source for one in told if one for source in one.sources)),
     )
@@ -192,7 +181,9 @@ def _decisive(cases: Sequence[ClaimCase], agreeing: Sequence[ClaimCase]) -> tupl
     return tuple(sorted(shares, key=lambda key: -shares[key])) or tuple(_varying(cases))
 
 
-def _reason(verdict: Verdict, reading: Reading, beyond: ClaimFigure | None, ends: Sequence[str | None]) -> str | None:
+def _reason(
+    verdict: Verdict, reading: Reading, beyond: ClaimFigure | None, ends: Sequence[str | None], amounts: set[str]
+) -> str | None:
     """One sentence: what decided, with the figures at both ends where it depends; None where the note says it."""
     holds, fails, least, most = ends
     right = f"; right with {holds}" if holds else ""
@@ -203,4 +194,4 @@ def _reason(verdict: Verdict, reading: Reading, beyond: ClaimFigure | None, ends
         return f"Agrees with {holds}; not with {fails}."
     if verdict in ("depends", "understates", "overstates"):
         return f"None agrees, from {least} to {most}{right}."
-    return f"From {least} to {most}." if verdict == "holds" else None
+    return f"From {least} to {most}." if verdict == "holds" and len(amounts) > 1 else None

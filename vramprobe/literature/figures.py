@@ -113,7 +113,7 @@ class Cells:
         source = _source("measure", machine, key, "peak.allocated_bytes", value)
         high = record.peak.device_bytes or value + CONTEXT_ALLOWANCE_BYTES
         engine = f"emulated {device}" if record.instrument == "emulated" else f"cuda on {device}"
-        return ClaimFigure(value, value, high, f"{value:_}", "", engine, (source,))
+        return replace(exact(value, engine, (source,)), high=high)
 
 
 def _identity(spec: CellSpec) -> str:
@@ -144,7 +144,7 @@ def _allocated(key: _Key) -> ClaimFigure:
     interval, counted = found.peak_allocated_bytes, sum(found.terms.get(name, 0) for name in STATES)
     low = counted + round((interval.value - counted) * interval.low / interval.value)
     source = _source("predict", {}, key, "peak_allocated_bytes.value", interval.value)
-    return ClaimFigure(interval.value, low, interval.high, f"{interval.value:_}", "", found.engine, (source,))
+    return replace(exact(interval.value, found.engine, (source,)), low=low, high=interval.high)
 
 
 def _term(key: _Key, name: str) -> ClaimFigure:
@@ -155,17 +155,13 @@ def _term(key: _Key, name: str) -> ClaimFigure:
 
 def _beside_states(key: _Key) -> ClaimFigure:
     """Bytes of the predicted peak beside NO_ACTIVATIONS."""
-    found, whole = _predicted(key), _allocated(key)
-    parts = [whole, *(_term(key, name) for name in NO_ACTIVATIONS if found.terms.get(name))]
-    value, interval = 2 * whole.value - sum(part.value for part in parts), found.peak_allocated_bytes
-    return ClaimFigure(
-        value,
-        low=value * interval.low / interval.value,
-        high=value * interval.high / interval.value,
-        arithmetic=f"({' - '.join(part.arithmetic for part in parts)})",
-        engine=found.engine,
-        sources=tuple(source for part in parts for source in part.sources),
-    )
+    found = _predicted(key)
+    parts = [_allocated(key), *(_term(key, name) for name in NO_ACTIVATIONS if found.terms.get(name))]
+    value, interval = parts[0].value - sum(part.value for part in parts[1:]), found.peak_allocated_bytes
+    low, high = (value * end / interval.value for end in (interval.low, interval.high))
+    written = f"({' - '.join(part.arithmetic for part in parts)})"
+    sources = tuple(source for part in parts for source in part.sources)
+    return ClaimFigure(value, low, high, written, "", found.engine, sources)
 
 
 def _source(verb: str, machine: Options, key: _Key, reads: str, value: int) -> Source:

@@ -145,7 +145,8 @@ def _is_replaced(name: str, cell: CellSpec, gpu: Gpu, new: Collection[str]) -> b
 
 
 def _is_missing(cell: CellSpec, card: Gpu, book: Path) -> bool:
-    return shipped_recipe(recorded_as(cell), card, book) is None
+    found = shipped_recipe(recorded_as(cell), card, book)
+    return found is None or bool(found.recorded_on)
 
 
 def _is_read(name: str, packed: bytes) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log_and_phases
-from vramprobe.log.log import Log, PhaseMark
+from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
 from vramprobe.log.micro_steps import two_micro_steps
 from vramprobe.log.pairing import Kinds, Script, scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules, has_ranks, shape_rules
@@ -27,6 +27,7 @@ from vramprobe.recipe.pattern import LayerPattern
 from vramprobe.spec import CellSpec
 
 FORMAT = 4
+_WORKSPACES = ALL_CAUSES.index("workspaces")
 #: Fields of a cell that are younger than the format, which a cell that has them at their default is told apart without.
 _YOUNGER = ("loop",)
 #: Names in a model's configuration that decide no allocation, but the values in it.
@@ -60,7 +61,8 @@ class Recipe:
     of the runs it was made from; ``checked``: of the run that it was held against and not made from, if any.
     ``launches``: what a step launches at the cell's depth and shape (launches.py), ``launch_rules``: how that follows
     from rows and length; None where that was not recorded, or does not follow.
-    ``origin``: None in the book that ships, whose entries' names say it.
+    ``origin``: None in the book that ships, whose entries' names say it. ``workspace_bytes``: of cuBLAS's on the card
+    that was recorded, and on the one that it answers for, where that has another.
     """
 
     marks: tuple[PhaseMark, ...]
@@ -75,6 +77,7 @@ class Recipe:
     launches: Launches | None = None
     launch_rules: LaunchRules | None = None
     origin: Origin | None = None
+    workspace_bytes: tuple[int, int] | None = None
 
     def launches_at(self, shape: Shape | None = None) -> Launches | None:
         """Return what a step launches at the cell's own depth; None where that is not known.
@@ -98,11 +101,20 @@ class Recipe:
         return log_and_phases(*zip(*two_micro_steps(self.marks, scripts, deep.log), strict=True))
 
     def _scripts(self, shape: Shape | None) -> list[Script]:
-        if shape is None or self.rules is None:
-            return [growth.at(self.times) for growth in self.growths]
-        stops = np.cumsum([len(growth.codes) for growth in self.growths])[:-1]
-        sizes = np.split(self.rules.sizes(*shape), stops)
-        return [growth.at(self.times, own) for growth, own in zip(self.growths, sizes, strict=True)]
+        sizes = [growth.kinds.size_bytes[np.abs(growth.codes) - 1] for growth in self.growths]
+        if shape is not None and self.rules is not None:
+            sizes = np.split(self.rules.sizes(*shape), np.cumsum([len(one) for one in sizes])[:-1])
+        return [
+            growth.at(self.times, self._on_card(growth, own)) for growth, own in zip(self.growths, sizes, strict=True)
+        ]
+
+    def _on_card(self, growth: Growth, sizes: np.ndarray) -> np.ndarray:
+        """Return the bytes of a growth's events with the workspaces of the card that is answered for."""
+        if self.workspace_bytes is None:
+            return sizes
+        recorded, there = self.workspace_bytes
+        is_workspace = growth.kinds.causes[np.abs(growth.codes) - 1] == _WORKSPACES
+        return np.where(is_workspace & (sizes == recorded), there, sizes)
 
 
 def shape_of(spec: CellSpec) -> Shape:

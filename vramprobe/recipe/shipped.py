@@ -12,11 +12,11 @@ import json
 import re
 import zipfile
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vramprobe.catalog import Gpu
+from vramprobe.catalog import Gpu, find_gpu
 from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.build import cache_folder
 from vramprobe.errors import StoreError
@@ -28,6 +28,8 @@ from vramprobe.spec import CellSpec
 BOOK = "recipes.zip"
 #: The card that is recorded for others whose logs were equal (docs/recipes.md), by compute capability.
 CARD_OF_CAPABILITY = {**dict.fromkeys(("8.0", "8.6", "8.9"), "A100-80GB-SXM"), "9.0": "H100-SXM"}
+#: The card whose recipes answer, with a card's own cuBLAS workspaces, for all from Ampere on (docs/recipes.md).
+LIKE_ALL, LEAST_CAPABILITY = "A100-80GB-SXM", (8, 0)
 #: What decides no allocation, or is open in a shipped recipe.
 _OPEN = {"model", "batch_size", "seq_len"}
 #: Those that are open, too, where several ranks were recorded; ``lora_alpha`` follows the rank where it is not given.
@@ -45,6 +47,7 @@ class Shipped:
     recipe: Recipe
     shapes: tuple[Shape, ...]
     is_merged: bool = False
+    recorded_on: str = ""  # a card with other workspaces than the one that is answered for
 
     def notes(self, shape: Shape) -> tuple[str, ...]:
         """Return what an answer at ``shape`` rests on, and why it is near and not exact where that lies outside."""
@@ -52,8 +55,12 @@ class Shipped:
         where = f"{first[0]} x {first[1]:,} to {last[0]} x {last[1]:,} tokens"
         comes = "that was merged here" if self.is_merged else "that ships with vramprobe"
         ships = f"a recipe {comes}, of {where}; --engine recipe records this very cell"
+        card = (
+            f"recorded on {self.recorded_on}, with this GPU's cuBLAS workspaces in place of its own (docs/recipes.md)"
+        )
         return (
             ships,
+            *([card] if self.recorded_on else []),
             *([] if self.covers(shape) else [f"{shape[0]} x {shape[1]:,} tokens lie outside: near, not exact"]),
         )
 
@@ -67,19 +74,32 @@ def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shippe
 
     ``book``: the file to read; by default the user's own and the package's. Raises StoreError for a damaged entry.
     """
-    cards = {gpu.short_name, CARD_OF_CAPABILITY.get(gpu.compute_capability, gpu.short_name)}
-    keys, shape = {key for card in cards for key in entry_keys(spec, card)}, (spec.batch_size, spec.seq_len)
+    cards, shape = _cards(gpu), (spec.batch_size, spec.seq_len)
+    keys = {key: place for place, card in enumerate(cards) for key in entry_keys(spec, card)}
     found = [
-        (_distance(shapes, shape), shapes, path, name)
+        (_distance(shapes, shape), keys[key], shapes, path, name)
         for path in (books() if book is None else [book])
         for name in _names(path)
-        if name.split()[0] in keys and _answers(shapes := shapes_of(name), shape)
+        if (key := name.split()[0]) in keys and _answers(shapes := shapes_of(name), shape)
     ]
     if not found:
         return None
-    _, shapes, path, name = min(found, key=lambda one: one[:2])
+    _, place, shapes, path, name = min(found, key=lambda one: one[:3])
     with zipfile.ZipFile(path) as file:
-        return Shipped(unpack(file.read(name), f"{path}: {name}"), shapes, path == own_book())
+        recipe = unpack(file.read(name), f"{path}: {name}")
+    card, is_merged = find_gpu(cards[place]), path == own_book()
+    if card.blas_workspace_bytes == gpu.blas_workspace_bytes:
+        return Shipped(recipe, shapes, is_merged)
+    own = replace(recipe, workspace_bytes=(card.blas_workspace_bytes, gpu.blas_workspace_bytes))
+    return Shipped(own, shapes, is_merged, card.name)
+
+
+def _cards(gpu: Gpu) -> list[str]:
+    """Return the cards whose recipes answer for ``gpu``, the nearest first."""
+    like_all = [LIKE_ALL] if (gpu.capability or (0, 0)) >= LEAST_CAPABILITY else []
+    return list(
+        dict.fromkeys([gpu.short_name, *filter(None, [CARD_OF_CAPABILITY.get(gpu.compute_capability)]), *like_all])
+    )
 
 
 def own_book() -> Path:

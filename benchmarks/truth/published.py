@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
 from vramprobe.literature.formulas import FORMULAS, Formula, FormulaEstimate, facts_of
-from vramprobe.predict.predict import predict
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.questions import predicted
 from vramprobe.predict.shares import near
 from vramprobe.spec import CellSpec
 
@@ -45,9 +46,14 @@ def compare(row: PublishedRow, spec: CellSpec, emulated_bytes: str) -> Row:
         "library": "; ".join(f"{name} {'.'.join(map(str, version))}" for name, version in row.versions.items()),
         "measured_bytes": row.memory_bytes,
         "emulated_bytes": int(emulated_bytes),
-        "formula_bytes": (near(spec) if spec.num_gpus > 1 else predict(spec)).peak_allocated_bytes.value,
+        "formula_bytes": ours(spec).peak_allocated_bytes.value,
     }
     return with_errors(table, ("emulated", "formula"))
+
+
+def ours(spec: CellSpec) -> Prediction:
+    """What ``predict`` says without a fit; of a rank of several near."""
+    return near(spec) if spec.num_gpus > 1 else predicted(spec, None, engine="auto", gpu=None)
 
 
 def with_errors(row: Row, names: Iterable[str]) -> Row:

@@ -12,8 +12,7 @@ import itertools
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from vramprobe.catalog import gpu_seen
 from vramprobe.errors import FitError, VramprobeError
@@ -101,16 +100,16 @@ class Calibration(FrozenModel):
     constants: list[Constant]
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A measured cell; ``said``: quantity → who → bytes; ``reasons``: formula → why it has no answer."""
+class _Row(NamedTuple):
+    """A measured cell; ``reasons``: formula → why it has no answer; ``errors``: quantity → who → (said − measured) /
+    measured.
+    """
 
     record: RunRecord
     facts: Facts
     answers: dict[str, FormulaEstimate]
     reasons: dict[str, str]
-    measured: dict[Quantity, int] = field(default_factory=dict)
-    said: dict[Quantity, dict[str, int]] = field(default_factory=lambda: {kind: {} for kind in QUANTITIES})
+    errors: dict[Quantity, dict[str, float]]
 
 
 def calibrate(records: Iterable[RunRecord], model: CardFit | None = None) -> Calibration:
@@ -167,22 +166,25 @@ def _row(record: RunRecord, model: CardFit | None) -> _Row:
     facts = facts_of(spec, record.facts)
     applied = {formula.name: formula.apply(facts) for formula in FORMULAS}
     answers = {name: answer for name, answer in applied.items() if isinstance(answer, FormulaEstimate)}
-    row = _Row(record, facts, answers, {name: why for name, why in applied.items() if isinstance(why, str)})
-    measured = (record.peak.allocated_bytes, record.peak.device_bytes, record.ledger.saved_activations_bytes)
-    pairs = zip(QUANTITIES, measured, strict=True)
-    row.measured.update({quantity: size for quantity, size in pairs if size is not None and size > 0})
-    row.said["peak"][OURS] = predicted(spec, None, engine="auto", gpu=gpu).peak_allocated_bytes.value
+    reasons = {name: why for name, why in applied.items() if isinstance(why, str)}
+    peaks = {one.name: answers[one.name] for one in FORMULAS if one.name in answers and one.predicts == "peak"}
+    peak = {OURS: predicted(spec, None, engine="auto", gpu=gpu).peak_allocated_bytes.value}
+    device = {}
     if model is not None:
         fitted = predicted(spec, model, engine="auto", gpu=gpu, replays=True)
         for who in [OURS_FITTED, *([OURS_FITTED_UNSEEN] if record.fingerprint not in model.fingerprints else [])]:
-            row.said["peak"][who] = fitted.peak_allocated_bytes.value
-            if fitted.device_bytes is not None:
-                row.said["device"][who] = fitted.device_bytes.value
-    peaks = {one.name: answers[one.name] for one in FORMULAS if one.name in answers and one.predicts == "peak"}
-    row.said["peak"] |= {name: answer.allocated_bytes for name, answer in peaks.items()}
-    row.said["device"] |= {name: answer.total_bytes for name, answer in peaks.items()}
-    row.said["saved"] |= {name: size for name, one in answers.items() if (size := one.saved_bytes) is not None}
-    return row
+            peak[who] = fitted.peak_allocated_bytes.value
+            device |= {who: fitted.device_bytes.value} if fitted.device_bytes is not None else {}
+    peak |= {name: answer.allocated_bytes for name, answer in peaks.items()}
+    device |= {name: answer.total_bytes for name, answer in peaks.items()}
+    saved = {name: size for name, answer in answers.items() if (size := answer.saved_bytes) is not None}
+    measured = (record.peak.allocated_bytes, record.peak.device_bytes, record.ledger.saved_activations_bytes)
+    errors = {
+        quantity: {who: size / of - 1 for who, size in said.items()}
+        for quantity, said, of in zip(QUANTITIES, (peak, device, saved), measured, strict=True)
+        if of is not None and of > 0
+    }
+    return _Row(record, facts, answers, reasons, errors)
 
 
 def _scores(rows: Sequence[_Row]) -> list[FormulaScore]:
@@ -190,8 +192,8 @@ def _scores(rows: Sequence[_Row]) -> list[FormulaScore]:
     groups: dict[tuple[Quantity, str, str], list[_Row]] = defaultdict(list)
     for row in rows:
         of_row = ("all", f"method {row.record.spec.method}", f"recipe {recipe_of(row.record.spec)}")
-        for quantity, group in itertools.product(row.measured, of_row):
-            for name in row.said[quantity]:
+        for quantity, group in itertools.product(row.errors, of_row):
+            for name in row.errors[quantity]:
                 groups[quantity, name, group].append(row)
 
     def order(key: tuple[Quantity, str, str]) -> tuple[int | str, ...]:
@@ -204,11 +206,8 @@ def _scores(rows: Sequence[_Row]) -> list[FormulaScore]:
 
 
 def _score(quantity: Quantity, name: str, group: str, rows: Sequence[_Row]) -> FormulaScore:
-    def errors(who: str) -> list[float]:
-        return [row.said[quantity][who] / row.measured[quantity] - 1 for row in rows]
-
-    found, ours = errors(name), OURS_FITTED if quantity == "device" else OURS
-    has_ours = all(ours in row.said[quantity] for row in rows)
+    found, ours = [row.errors[quantity][name] for row in rows], OURS_FITTED if quantity == "device" else OURS
+    of_ours = [abs(row.errors[quantity][ours]) for row in rows if ours in row.errors[quantity]]
     return FormulaScore(
         formula=name,
         quantity=quantity,
@@ -217,7 +216,7 @@ def _score(quantity: Quantity, name: str, group: str, rows: Sequence[_Row]) -> F
         mean_signed=statistics.fmean(found),
         mean_absolute=statistics.fmean(map(abs, found)),
         worst_signed=max(found, key=abs),
-        ours_mean_absolute=statistics.fmean(map(abs, errors(ours))) if has_ours else None,
+        ours_mean_absolute=statistics.fmean(of_ours) if len(of_ours) == len(rows) else None,
     )
 
 

@@ -17,8 +17,8 @@ setup(
     else [
         Extension(
             "vramprobe.allocator._plain",
-            [f"{PLAIN}/blocks.c", f"{PLAIN}/module.c"],
-            depends=[f"{PLAIN}/blocks.h"],
+            [f"{PLAIN}/blocks.c", f"{PLAIN}/pairing.c", f"{PLAIN}/module.c"],
+            depends=[f"{PLAIN}/blocks.h", f"{PLAIN}/pairing.h"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],  # one build for Python 3.11 and newer
             py_limited_api=True,
             optional=True,

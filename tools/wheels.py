@@ -89,7 +89,7 @@ def with_module(pure: Path, platform: str) -> Path:
 def compile_module(to: Path, platform: str) -> None:
     """Compile the allocator in C with zig, against the stable ABI of Python 3.11."""
     target, linked = TARGETS[platform]
-    sources = [str(_PLAIN / name) for name in ("blocks.c", "module.c")]
+    sources = [str(_PLAIN / name) for name in ("blocks.c", "pairing.c", "module.c")]
     words = ["-O2", "-fPIC", "-s", "-DPy_LIMITED_API=0x030B0000", f"-I{sysconfig.get_path('include')}", *linked]
     command = [sys.executable, "-m", "ziglang", "cc", "-target", target, *words, *sources, "-o", str(to)]
     subprocess.run(command, check=True)

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vramprobe.allocator import compiled
@@ -17,6 +19,10 @@ from vramprobe.allocator.allocator import STREAM, CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import LARGE_SEGMENT, AllocatorConfig, parse_alloc_conf
 from vramprobe.allocator.ledger import Device, Ledger, OutOfMemory
+from vramprobe.log import pairing
+from vramprobe.log.log import Log, PhaseMark
+from vramprobe.log.pairing import Unpaired, log_from, scripts_of
+from vramprobe.log.reserved import player
 from vramprobe.units import GIB, MIB
 
 SOURCES = Path(compiled.__file__).parent / "plain"
@@ -221,8 +227,78 @@ def test_it_compiles_without_a_warning(tmp_path: Path) -> None:
         pytest.skip("no C compiler, or Python's headers are not installed")
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", "-DPy_LIMITED_API=0x030B0000"]
     sources = sorted(SOURCES.glob("*.c"))
-    assert [source.name for source in sources] == ["blocks.c", "module.c", "replay.c"]
+    assert [source.name for source in sources] == ["blocks.c", "module.c", "pairing.c", "replay.c"]
     for source in sources[:2]:  # replay.c is WebAssembly's: tests/report/test_page_recipes.py
         command = [compiler, *flags, f"-I{headers}", str(source), "-o", str(tmp_path / f"{source.stem}.o")]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def random_log(seed: int, num_events: int = 4000) -> Log:
+    """Blocks of a few kinds that come and go, some of them late and on another stream, and an emptied cache."""
+    chance = random.Random(seed)
+    alive: list[tuple[int, int, int]] = []
+    late: list[int] = []
+    rows: list[tuple[int, int, int]] = []  # bytes, block, stream
+    count = 0
+    while len(rows) < num_events:
+        what = chance.random()
+        if what < 0.5 or not alive:
+            count += 1
+            size, stream = chance.choice([8, 700, 5000, 3 << 20, 17 << 20]), chance.choice([0, 0, 0, 1])
+            alive.append((size, count, stream))
+            rows.append((size, count, stream))
+        elif what < 0.97:
+            size, block, stream = alive.pop(chance.randrange(len(alive)))
+            rows.append((-size, block, stream))
+            if stream:
+                late.append(block)
+        elif late:
+            rows.append((0, late.pop(0), 1))
+        else:
+            rows.append((0, 0, 0))
+    sizes, blocks, streams = (np.array(column) for column in zip(*rows, strict=True))
+    zeros = np.zeros(len(rows), dtype=np.int8)
+    return Log(sizes, blocks, zeros, [PhaseMark("load", None, None, range(len(rows)))], streams=streams.astype(np.int8))
+
+
+@needs_it
+@pytest.mark.parametrize("seed", range(4))
+def test_a_log_is_played_as_event_by_event(seed: int) -> None:
+    log = random_log(seed)
+    whole, plain = pair()
+    for part in (slice(0, 1000), slice(1000, 2500), slice(2500, None)):
+        for one in (plain, whole):
+            one.ledger.reset_peaks()
+            player(log, one)(part)
+        assert plain.ledger.now() == whole.ledger.now()
+        assert plain.ledger.peak() == whole.ledger.peak()
+
+
+@needs_it
+def test_an_event_of_no_block_is_refused() -> None:
+    """A free that comes late, of what was never freed, does nothing."""
+    for size_bytes, error in ((-8, KeyError), (0, None)):
+        sizes, blocks, causes = np.array([size_bytes]), np.array([1]), np.zeros(1, dtype=np.int8)
+        log = Log(sizes, blocks, causes, [PhaseMark("load", None, None, range(1))])
+        for one in pair():
+            assert told(player(log, one), slice(None)) == error
+
+
+@needs_it
+@pytest.mark.parametrize("seed", range(4))
+def test_frees_are_paired_as_event_by_event(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = replace(random_log(seed), streams=None)
+    keep = (log.size_bytes != 0) & (np.isin(log.blocks, log.blocks[log.size_bytes > 0]))
+    log = replace(log, **{name: getattr(log, name)[keep] for name in ("size_bytes", "blocks", "causes")})
+    log = replace(log, marks=[PhaseMark("load", None, None, range(len(log)))])
+    scripts = scripts_of([log])[0]
+    fast = log_from(scripts, log.marks)
+    broken = replace(scripts[0], ranks=np.where(scripts[0].codes < 0, 999, 0))
+    with pytest.raises(Unpaired):
+        log_from([broken], log.marks)
+    monkeypatch.setattr(pairing, "paired", None)
+    slow = log_from(scripts, log.marks)
+    assert np.array_equal(fast.blocks, slow.blocks)
+    with pytest.raises(Unpaired):
+        log_from([broken], log.marks)

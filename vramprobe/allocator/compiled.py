@@ -13,9 +13,9 @@ from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.allocator.ledger import Device
 
 try:
-    from vramprobe.allocator._plain import PlainAllocator
+    from vramprobe.allocator._plain import PlainAllocator, paired
 except ImportError:
-    PlainAllocator = None  # the package was installed without a C compiler
+    PlainAllocator = paired = None  # the package was installed without a C compiler
 
 _DEFAULT = AllocatorConfig()
 

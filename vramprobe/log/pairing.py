@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from vramprobe.allocator.compiled import paired
 from vramprobe.log.log import ALL_CAUSES, OUTSIDE, Log, PhaseMark
 
 _VISITS = ("", "forward", "backward", "after")  # of a layer (log.py, LayerMark)
@@ -166,6 +167,12 @@ def _ranks(codes: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 
 
 def _blocks(script: Script) -> np.ndarray:
+    if paired is not None:
+        arrays = (np.ascontiguousarray(one) for one in (script.codes, script.ranks, script.size_bytes))
+        try:
+            return np.frombuffer(paired(*arrays), dtype=np.int64)
+        except ValueError as error:
+            raise Unpaired(f"a free: {error}") from None
     blocks: list[int] = []
     alive: list[list[int]] = [[] for _ in range(int(np.abs(script.codes).max(initial=0)) + 1)]
     count = 0

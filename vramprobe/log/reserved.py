@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.allocator.ledger import Device, OutOfMemory, Usage
 from vramprobe.log.log import Log
 from vramprobe.records.record import TRAINING_PHASES, PhaseMemory
+
+_ALLOCATE, _EMPTY_CACHE = 0, 4
 
 
 def reserve(
@@ -55,22 +59,34 @@ def num_retries(history: Log, config: AllocatorConfig, limit_bytes: int) -> int 
 
 def player(history: Log, allocator: CachingAllocator) -> Callable[[slice], None]:
     """Return what plays a part of the log's events through ``allocator``; it raises OutOfMemory."""
-    allocate, free, empty_cache = allocator.allocate, allocator.free, allocator.empty_cache
-    late = set(history.blocks[history.size_bytes == 0].tolist()) - {0}
-    sizes, blocks, streams = history.size_bytes.tolist(), history.blocks.tolist(), history.each_stream().tolist()
+    actions = _actions(history)
+    sizes = np.ascontiguousarray(history.size_bytes, dtype=np.int64)
+    blocks = np.ascontiguousarray(history.blocks, dtype=np.int64)
+    streams = np.ascontiguousarray(history.each_stream(), dtype=np.int8)
+    if hasattr(allocator, "play_log"):
+        return lambda events: allocator.play_log(*(one[events] for one in (actions, sizes, blocks, streams)))
+    allocate, ends = allocator.allocate, (allocator.free, allocator.request_free, allocator.complete_free)
 
     def play(events: slice) -> None:
-        for size, block, stream in zip(sizes[events], blocks[events], streams[events], strict=True):
-            if size > 0:
+        each = zip(*(one[events].tolist() for one in (actions, sizes, blocks, streams)), strict=True)
+        for action, size, block, stream in each:
+            if action == _ALLOCATE:
                 allocate(block, size, stream)
-            elif size:
-                (allocator.request_free if block in late else free)(block)
-            elif block:
-                allocator.complete_free(block)
+            elif action == _EMPTY_CACHE:
+                allocator.empty_cache()
             else:
-                empty_cache()
+                ends[action - 1](block)
 
     return play
+
+
+def _actions(history: Log) -> np.ndarray:
+    """Return for each event: 0 to allocate, 1 to free at once, 2 and 3 for the halves of a free whose block another
+    stream still uses, 4 to empty the cache."""
+    sizes, blocks = history.size_bytes, history.blocks
+    is_late = np.isin(blocks, blocks[(sizes == 0) & (blocks > 0)])
+    found = np.where(sizes > 0, _ALLOCATE, np.where(sizes < 0, 1 + is_late, np.where(blocks > 0, 3, _EMPTY_CACHE)))
+    return found.astype(np.int8)
 
 
 def _tiers(usage: Usage, moment: str) -> dict[str, int]:

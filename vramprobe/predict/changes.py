@@ -57,7 +57,7 @@ def candidates(spec: CellSpec) -> list[Options]:
     if spec.num_gpus > 1:
         found += [{"num_gpus": times * spec.num_gpus} for times in (2, 4, 8)]
         found += [{"sharding": kind} for kind in ONE_GROUP]
-    return found
+    return [one for one in found if any(getattr(spec, name) != value for name, value in one.items())]
 
 
 def smaller_images(spec: CellSpec) -> list[Options]:

@@ -118,6 +118,7 @@ def predict(
     python: str | Path | None = None,
     say: Callable[[str], None] = lambda words: None,
     open_words: list[Unknown] | None = None,
+    records: bool = True,
     **options: Any,
 ) -> Prediction:
     """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
@@ -130,7 +131,7 @@ def predict(
     else by arithmetic alone, where there is some. ``stack``: under another release, ``transformers-4.48``, by
     arithmetic alone. ``python``: an interpreter with whose libraries the cell is recorded. ``engine`` measured: a
     recording on this machine's own GPU. ``open_words``: a list that takes what the words leave open (unknowns.py); no
-    interval holds that.
+    interval holds that. ``records``: False raises UnsupportedArchitecture where ``auto`` would record.
     """
     from vramprobe.model.card_fit import shipped_fit
 
@@ -150,7 +151,7 @@ def predict(
     beyond = shipped_fit(spec.device, card, of_one_card=not replays) if fit is None else model
     if spec.num_gpus == 1:
         model = beyond
-    words = {"engine": engine, "gpu": card, "say": say, "beyond": beyond, "where": where}
+    words = {"engine": engine, "gpu": card, "say": say, "beyond": beyond, "where": where, "records": records}
     found = predicted(spec, model, **words, replays=replays, retries=replays)
     if open_words is not None:
         from vramprobe.predict.unknowns import unknowns
@@ -201,22 +202,21 @@ def changes(
     """Return what other options of a cell would save, and whether it fits ``gpu`` then.
 
     Each by itself, the one that saves most first; before them several together, where none is enough. The options are
-    those of :func:`predict`. Of one GPU by arithmetic; where there is none, by a recording of each if ``records``
-    (``engine`` recipe: in any case), seconds each, of which ``say`` hears. Of several GPUs near (predict/shares.py),
-    other numbers of them and other kinds of sharding included. Raises UnsupportedArchitecture where neither is.
+    those of :func:`predict`. Of one GPU as predict answers; what would take a recording is left out unless ``records``
+    (``engine`` recipe: each is recorded, seconds each, of which ``say`` hears). Of several GPUs near
+    (predict/shares.py), other numbers of them and other kinds of sharding included. Raises UnsupportedArchitecture
+    where the cell itself would take one.
     """
     from vramprobe.predict.changes import candidates, smaller_images, what_would_save
 
     words, num_gpus = without_recipe(options) | {"device": device}, options.get("num_gpus") or 1
-    # What is compared is of one tier.
-    own = {"fit": fit, "gpu": gpu, "say": say, "replays": False}
-    engine = "formula" if engine == "auto" else engine
+    own = {"fit": fit, "gpu": gpu, "say": say, "replays": replays, "records": records or engine == "recipe"}
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
 
     def with_options(others: Options) -> Prediction:
         if num_gpus > 1:
             return _near(words | others, card)
-        if engine == "recipe" and others in tried:
+        if own["records"] and others in tried:
             words_of = ", ".join(f"{name} {value}" for name, value in others.items())
             say(f"trying {words_of}, {tried.index(others) + 1} of {len(tried)}")
         return predict(**own, engine=engine, **words | others)
@@ -224,14 +224,7 @@ def changes(
     alone = {name: value for name, value in options.items() if name not in _RANKS}
     spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus})
     tried = [*candidates(spec), *smaller_images(spec)]
-    try:
-        now = with_options({})
-    except UnsupportedArchitecture:
-        if num_gpus > 1 or engine == "recipe" or not records:
-            raise
-        engine = "recipe"
-        now = with_options({})
-    return what_would_save(now, tried, with_options, card)
+    return what_would_save(with_options({}), tried, with_options, card)
 
 
 def _near(words: dict[str, Any], card: catalog.Gpu | None) -> Prediction:
@@ -276,13 +269,14 @@ def predicted(
     beyond: CardFit | None = None,
     where: Surroundings | None = None,
     say: Callable[[str], None] = lambda words: None,
+    records: bool = True,
 ) -> Prediction:
     """By a recipe or the arithmetic, as ``engine`` says; ``say`` hears what a recording does.
 
     ``auto``: by a recipe at hand where ``replays`` asks for its log and a fit for what a real run takes, else by
     arithmetic, and where there is none by a recipe at hand, or one that is recorded now. ``beyond``: the fit that says
     what a recording's device takes beside, where arithmetic is asked without one. ``where``: what a recording runs
-    with, if not the usual.
+    with, if not the usual. ``records``: False raises UnsupportedArchitecture in place of recording for ``auto``.
     """
     may_be_kept, fit = engine == "auto" and where is None, model or beyond
     is_first = may_be_kept and replays and fit is not None
@@ -302,6 +296,8 @@ def predicted(
             missing = error
         if may_be_kept and not is_first and (found := _at_hand(one, fit, gpu)) is not None:
             return found
+        if missing is not None and not records:
+            raise missing
     return _recorded(one, fit, gpu, say, missing, where)
 
 

@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #include "blocks.h"
+#include "pairing.h"
 
 static PyObject *usage_type, *out_of_memory; /* ledger.py's Usage and OutOfMemory */
 enum { STREAM_SHIFT = 48 };                   /* request_log.py's STREAM: 2 to the power of this */
@@ -140,7 +141,7 @@ static PyObject *has(struct object *self, PyObject *name) {
   return held < 0 ? NULL : PyBool_FromLong(held);
 }
 
-static bool play_request(struct object *self, Py_ssize_t number, long long event) {
+static bool play_request(struct object *self, Py_ssize_t number, int64_t size_bytes, int64_t stream) {
   if (number >= self->num_numbered) {
     Py_ssize_t wanted = 2 * number + 1024;
     int32_t *grown = PyMem_Realloc(self->numbered, (size_t)wanted * sizeof *grown);
@@ -151,13 +152,18 @@ static bool play_request(struct object *self, Py_ssize_t number, long long event
   }
   if (self->numbered[number] != NONE)
     return PyErr_Format(PyExc_AssertionError, "%zd is already allocated", number), false;
-  self->numbered[number] = serve(self, event & ((1LL << STREAM_SHIFT) - 1), event >> STREAM_SHIFT);
+  self->numbered[number] = serve(self, size_bytes, stream);
   return self->numbered[number] != NONE;
 }
 
+static bool is_numbered(struct object *self, long long number) {
+  if (number >= 0 && number < self->num_numbered && self->numbered[number] != NONE) return true;
+  PyErr_Format(PyExc_KeyError, "%lld", number);
+  return false;
+}
+
 static bool play_free(struct object *self, long long number) {
-  if (number >= self->num_numbered || self->numbered[number] == NONE)
-    return PyErr_Format(PyExc_KeyError, "%lld", number), false;
+  if (!is_numbered(self, number)) return false;
   request_free(&self->allocator, self->numbered[number]);
   complete_free(&self->allocator, self->numbered[number]);
   self->numbered[number] = NONE;
@@ -172,12 +178,67 @@ static PyObject *play(struct object *self, PyObject *args) {
   for (Py_ssize_t at = 0; at < PyList_Size(events); at++) {
     long long event = PyLong_AsLongLong(PyList_GetItem(events, at));
     if (event == -1 && PyErr_Occurred()) return NULL;
-    bool done = event > 0   ? play_request(self, number++, event)
+    bool done = event > 0   ? play_request(self, number++, event & ((1LL << STREAM_SHIFT) - 1), event >> STREAM_SHIFT)
                 : event < 0 ? play_free(self, ~event)
                             : !workspace_bytes || serve(self, workspace_bytes, 0) != NONE;
     if (!done) return NULL;
   }
   Py_RETURN_NONE;
+}
+
+/* A free whose block other streams still use, and that they are done with it. */
+static bool play_late(struct object *self, int64_t number, bool is_request) {
+  if (is_request && !is_numbered(self, number)) return false;
+  PyObject *name = PyLong_FromLongLong(number), *done = NULL;
+  if (name && !is_request) done = free_completed(self, name);
+  if (name && is_request) {
+    request_free(&self->allocator, self->numbered[number]);
+    done = kept(self->awaiting, name, self->numbered[number]);
+    self->numbered[number] = NONE;
+  }
+  Py_XDECREF(name);
+  Py_XDECREF(done);
+  return done != NULL;
+}
+
+enum { ALLOCATE, FREE, REQUEST_FREE, COMPLETE_FREE, EMPTY_CACHE }; /* log/reserved.py's _actions */
+
+static bool play_event(struct object *self, int8_t action, int64_t size_bytes, int64_t block, int8_t stream) {
+  switch (action) {
+    case ALLOCATE: return play_request(self, block, size_bytes, stream);
+    case FREE: return play_free(self, block);
+    case EMPTY_CACHE: return empty(self), true;
+    default: return play_late(self, block, action == REQUEST_FREE);
+  }
+}
+
+static PyObject *play_log(struct object *self, PyObject *args) {
+  Py_buffer actions, sizes, blocks, streams;
+  if (!PyArg_ParseTuple(args, "y*y*y*y*", &actions, &sizes, &blocks, &streams)) return NULL;
+  bool done = true;
+  for (Py_ssize_t at = 0; done && at < actions.len; at++)
+    done = play_event(
+        self, ((int8_t *)actions.buf)[at], ((int64_t *)sizes.buf)[at], ((int64_t *)blocks.buf)[at],
+        ((int8_t *)streams.buf)[at]);
+  Py_buffer *all[] = {&actions, &sizes, &blocks, &streams};
+  for (int k = 0; k < 4; k++) PyBuffer_Release(all[k]);
+  if (!done) return NULL;
+  Py_RETURN_NONE;
+}
+
+/* The blocks' numbers as bytes; ValueError names an event that no block answers to. */
+static PyObject *paired(PyObject *unused, PyObject *args) {
+  (void)unused;
+  Py_buffer codes, ranks, sizes;
+  if (!PyArg_ParseTuple(args, "y*y*y*", &codes, &ranks, &sizes)) return NULL;
+  int64_t num = codes.len / (Py_ssize_t)sizeof num, stop = NO_MEMORY;
+  PyObject *found = PyBytes_FromStringAndSize(NULL, codes.len);
+  if (found) stop = pair_events(num, codes.buf, ranks.buf, sizes.buf, (int64_t *)PyBytes_AsString(found));
+  Py_buffer *all[] = {&codes, &ranks, &sizes};
+  for (int k = 0; k < 3; k++) PyBuffer_Release(all[k]);
+  if (found && stop == num) return found;
+  Py_XDECREF(found);
+  return stop == NO_MEMORY ? PyErr_NoMemory() : PyErr_Format(PyExc_ValueError, "event %lld", (long long)stop);
 }
 
 static void place(int64_t found[3], const struct block *b) {
@@ -277,6 +338,7 @@ static PyMethodDef methods[] = {
     METHOD("empty_cache", empty_cache, METH_NOARGS, "Give back every segment without a live block."),
     METHOD("has", has, METH_O, "Whether the caller holds this allocation."),
     METHOD("play", play, METH_VARARGS, "Ask for what a log says: events, number, workspace_bytes."),
+    METHOD("play_log", play_log, METH_VARARGS, "Play events: actions, sizes, blocks and streams, as arrays."),
     METHOD("state", state, METH_NOARGS, "Equal to what it was before, where nothing came or went that stays."),
     METHOD("now", now, METH_NOARGS, "The counters as they stand."),
     METHOD("peak", peak, METH_NOARGS, "Each counter's highest value since the peaks were reset."),
@@ -290,9 +352,12 @@ static PyType_Slot slots[] = {
 static PyType_Spec spec = {
     .name = "vramprobe.allocator._plain.PlainAllocator", .basicsize = sizeof(struct object),
     .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
+static PyMethodDef functions[] = {
+    METHOD("paired", paired, METH_VARARGS, "The block of each event: codes, ranks and sizes, as arrays of int64."),
+    {NULL}};
 static PyModuleDef module = {
     PyModuleDef_HEAD_INIT, .m_name = "_plain", .m_doc = "CUDA's caching allocator under its default settings.",
-    .m_size = -1};
+    .m_size = -1, .m_methods = functions};
 
 static PyObject *attribute(const char *of_module, const char *name) {
   PyObject *from = PyImport_ImportModule(of_module), *found = from ? PyObject_GetAttrString(from, name) : NULL;

@@ -11,8 +11,9 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,11 @@ def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shippe
     cards, shape = _cards(gpu), (spec.batch_size, spec.seq_len)
     keys = {key: place for place, card in enumerate(cards) for key in entry_keys(spec, card)}
     found = [
-        (_distance(shapes, shape), keys[key], shapes, path, name)
+        (_distance(shapes, shape), place, shapes, path, name)
         for path in (books() if book is None else [book])
-        for name in _names(path)
-        if (key := name.split()[0]) in keys and _answers(shapes := shapes_of(name), shape)
+        for key, place in keys.items()
+        for name in _names_by_key(path).get(key, ())
+        if _answers(shapes := shapes_of(name), shape)
     ]
     if not found:
         return None
@@ -121,6 +123,20 @@ def _names(book: Path) -> list[str]:
             return [name for name in file.namelist() if _NAME.fullmatch(name)]
     except zipfile.BadZipFile as error:
         raise StoreError(f"{book} is no file of recipes ({error}): vramprobe recipes export writes one") from error
+
+
+def _names_by_key(book: Path) -> Mapping[str, Sequence[str]]:
+    """Names of a book's entries by their keys."""
+    return _read_names(book, book.stat().st_mtime_ns) if book.is_file() else {}
+
+
+@cache
+def _read_names(book: Path, mtime_ns: int) -> Mapping[str, Sequence[str]]:
+    """Names by key of the book as it was written then."""
+    found: dict[str, list[str]] = {}
+    for name in _names(book):
+        found.setdefault(name.split()[0], []).append(name)
+    return found
 
 
 def entry_keys(spec: CellSpec, card: str) -> tuple[str, str]:

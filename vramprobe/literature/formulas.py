@@ -112,26 +112,18 @@ def facts_of(spec: CellSpec, seen: ModelFacts | None = None) -> Facts:
 
 def num_adapter_params(spec: CellSpec, arch: Architecture) -> int:
     """Count the parameters of the adapters that peft adds: rank × (in + out) of each adapted layer."""
-    wanted, copies = (
-        lora_target_names(spec),
-        {parameter.name: arch.num_copies(parameter) for parameter in arch.parameters},
-    )
-    experts = {name for one in arch.wrapped for name in one.targets}
+    wanted, experts = lora_target_names(spec), {name for one in arch.wrapped for name in one.targets}
 
     def is_adapted(name: str) -> bool:
         return wanted is None or any(name == end or name.endswith(f".{end}") for end in wanted)
 
-    per_rank = sum(
-        (one.num_in + one.num_out) * one.num_copies
-        for one in arch.linears
-        if is_adapted(one.name) and one.name.rpartition(".")[2] not in experts
-    ) + sum(
-        (one.num_in + one.num_out) * one.num_experts * len(one.targets) * copies[one.name]
-        for one in arch.wrapped
-        if any(map(is_adapted, one.targets))
-    )
-    magnitudes = sum(one.num_out * one.num_copies for one in arch.linears if spec.dora and is_adapted(one.name))
-    return (spec.lora_r or 0) * per_rank + magnitudes
+    linears = [one for one in arch.linears if is_adapted(one.name) and one.name.rpartition(".")[2] not in experts]
+    wrapped = [one for one in arch.wrapped if any(map(is_adapted, one.targets))]
+    copies = {parameter.name: arch.num_copies(parameter) for parameter in arch.parameters}
+    per_rank = sum((one.num_in + one.num_out) * one.num_copies for one in linears)
+    for one in wrapped:
+        per_rank += (one.num_in + one.num_out) * one.num_experts * len(one.targets) * copies[one.name]
+    return (spec.lora_r or 0) * per_rank + spec.dora * sum(one.num_out * one.num_copies for one in linears)
 
 
 def _first(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -66,7 +66,7 @@ class Reading:
     others: Callable[[], Iterator[ClaimCase]] = lambda: iter(())
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Names:
     """Names of a row's expressions, for one claim under one set of conditions: a row of claim_names.csv, a setting, a
     number of the claim, of a card, or of a cell (``peak``, or ``after.peak`` of one that the row changes).
@@ -77,7 +77,6 @@ class _Names:
     cells: Cells
     row: Row
     sets: dict[str, Any] = field(default_factory=dict)
-    more: dict[str, Any] = field(default_factory=dict)
     found: dict[str, ClaimFigure] = field(default_factory=dict)
 
     def value(self, name: str) -> Any:
@@ -86,15 +85,16 @@ class _Names:
     def figure(self, name: str) -> ClaimFigure:
         """Return the figure of a name. Raises KeyError for an unknown name."""
         if name not in self.found:
-            self.found[name] = exact(self.more[name]) if name in self.more else self._figure(*name.rpartition(".")[::2])
+            self.found[name] = self._figure(*name.rpartition(".")[::2])
         return self.found[name]
 
-    def filled(self) -> str:
-        """Return the row's note with its ``{expression:format}`` filled in."""
+    def filled(self, **more: Any) -> str:
+        """Return the row's note with its ``{expression:format}`` filled in; ``more``: further names."""
 
         def text(found: re.Match[str]) -> str:
             return format(expression(found[1]).value(self.value), found[2] or "")
 
+        self.found.update({name: exact(value) for name, value in more.items()})
         with _naming(self.row):
             return re.sub(r"\{([^{}:]+)(?::([^{}]*))?\}", text, self.row["note"])
 
@@ -173,21 +173,21 @@ def reading_of(claim: Claim, claims: Sequence[Claim], cells: Cells) -> Reading:
                 yield from _cases(axes, _Names(claim, claims, cells, row))
 
     def ends(part: str) -> list[tuple[ClaimFigure, str]]:
-        return [(case.figure, names.filled()) for case, names in cases(part)]
+        found = ((case.figure, names) for case, names in cases(part))
+        return [(figure, names.filled(value=figure.value, arithmetic=figure.arithmetic)) for figure, names in found]
 
     ruled_out = min(ends("ruled out"), key=lambda one: one[0].value, default=None)
     if ruled_out is not None and ruled_out[0].value > 1:
         return Reading(cases=(), ruled_out=ruled_out[0], note=ruled_out[1])
     floor = min(ends("floor"), key=lambda one: one[0].value, default=(None, ""))
     asides = [case.figure.value for case, _ in cases("aside")]
-    more = {"least": min(asides, default=0), "most": max(asides, default=0)}
-    noted = next(row for row in rows if row["part"] in ("case", "aside"))
+    noted = _Names(claim, claims, cells, next(row for row in rows if row["part"] in ("case", "aside")))
     return Reading(
         cases=tuple(case for case, _ in cases("case")),
         floor=floor[0],
         floor_is=floor[1],
         ceiling=max((figure for figure, _ in ends("ceiling")), key=lambda one: one.value, default=None),
-        note=_Names(claim, claims, cells, noted, more=more).filled(),
+        note=noted.filled(least=min(asides, default=0), most=max(asides, default=0)),
         others=lambda: (case for case, _ in itertools.chain(cases("case", "others"), cases("other"))),
     )
 
@@ -207,7 +207,6 @@ def _cases(axes: str, row_names: _Names) -> Iterator[tuple[ClaimCase, _Names]]:
             if row["where"] and not expression(row["where"]).value(names.value):
                 continue
             found = _figure(row["expression"], names.figure, row["low"], row["high"])
-        names.more = {"value": found.value, "arithmetic": found.arithmetic}
         unit, engine = row["unit"] or claim.unit, row["engine"] or found.engine or "arithmetic"
         yield ClaimCase(words | said, replace(found, unit=unit, engine=engine)), names
 

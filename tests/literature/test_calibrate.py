@@ -17,6 +17,7 @@ from vramprobe.errors import FitError, IncomparableRecords, StoreError
 from vramprobe.literature.calibrate import OURS, OURS_FITTED, OURS_FITTED_UNSEEN, Calibration, Constant, calibrate
 from vramprobe.literature.formulas import FORMULAS, facts_of
 from vramprobe.model.card_fit import load_fit
+from vramprobe.predict import recorded
 from vramprobe.predict.expected import fit_records
 from vramprobe.records import store, writing
 from vramprobe.records.outcomes import Invalid, Timeout
@@ -272,6 +273,15 @@ def test_a_cell_beyond_our_arithmetic_is_left_out_for_all() -> None:
     found = calibrate([synthetic(cells()[0]), synthetic(spec)])
     assert found.num_rows == 1
     assert [reason for reason in found.left_out if "no arithmetic for padding masks" in reason]
+
+
+def test_nothing_is_recorded_for_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falcon, of which parameters are counted and a step is not."""
+    monkeypatch.setattr(recorded, "predict", lambda *given, **words: pytest.fail("recorded"))
+    falcon = resolve(model="falcon-7b", method="full", device="cuda", batch_size=1, seq_len=8)
+    found = calibrate([synthetic(cells()[0]), synthetic(falcon)])
+    assert found.num_rows == 1
+    assert [reason for reason in found.left_out if "model type falcon" in reason]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from benchmarks.truth.recipes import is_a_rank, of_run
 from tests.oracles import oracles
 from tests.oracles.oracles import Oracle
 from vramprobe import api, catalog
-from vramprobe.architecture import architecture
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import Claim
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.cli import verbs
@@ -33,6 +33,7 @@ from vramprobe.literature.claims import TOLERANCE, VERDICTS, Judgement, bounds_o
 from vramprobe.literature.expressions import ExpressionError, evaluate
 from vramprobe.literature.figures import Cells, ClaimFigure
 from vramprobe.literature.readings import ClaimCase, Reading, reading_of
+from vramprobe.predict import recorded
 from vramprobe.records.outcomes import Oom
 from vramprobe.records.record import Peak
 from vramprobe.report.claims import as_json, says, text_files
@@ -409,6 +410,13 @@ def test_every_command_prints_the_number_in_the_table(every: int) -> None:
         for key in reads.split("."):
             got = got.get(key, 0)
         assert got == value, f"{command}: {reads}"
+
+
+def test_nothing_is_recorded_for_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "predict", lambda *given, **words: pytest.fail("recorded"))
+    claim = dataclasses.replace(CLAIMS["L2-04"], models=("falcon-7b",))  # of which no step is counted
+    with pytest.raises(UnsupportedArchitecture, match="model type falcon"):
+        reading_of(claim, [claim], Cells())
 
 
 def test_every_claim_is_published() -> None:

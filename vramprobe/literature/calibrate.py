@@ -168,10 +168,10 @@ def _row(record: RunRecord, model: CardFit | None) -> _Row:
     answers = {name: answer for name, answer in applied.items() if isinstance(answer, FormulaEstimate)}
     reasons = {name: why for name, why in applied.items() if isinstance(why, str)}
     peaks = {one.name: answers[one.name] for one in FORMULAS if one.name in answers and one.predicts == "peak"}
-    peak = {OURS: predicted(spec, None, engine="auto", gpu=gpu).peak_allocated_bytes.value}
+    peak = {OURS: predicted(spec, None, engine="auto", gpu=gpu, records=False).peak_allocated_bytes.value}
     device = {}
     if model is not None:
-        fitted = predicted(spec, model, engine="auto", gpu=gpu, replays=True)
+        fitted = predicted(spec, model, engine="auto", gpu=gpu, replays=True, records=False)
         for who in [OURS_FITTED, *([OURS_FITTED_UNSEEN] if record.fingerprint not in model.fingerprints else [])]:
             peak[who] = fitted.peak_allocated_bytes.value
             device |= {who: fitted.device_bytes.value} if fitted.device_bytes is not None else {}

@@ -1,7 +1,7 @@
 """Figures: a cell's options → the numbers that a claim's expression may name, each with the command that prints it.
 
 In: options, and records where there are some, which go before predictions. Out: a ClaimFigure: a number with its
-interval, its text and its Sources. Loads no torch.
+interval, its text and its Sources. Records nothing, and loads no torch.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Cells:
             case "num_tokens":
                 return exact(_spec(key).num_tokens)
             case "fits":
-                found = predict(fit="none", device="cuda", gpu=run["gpu"].short_name, **options)
+                found = predict(fit="none", device="cuda", gpu=run["gpu"].short_name, records=False, **options)
                 return exact(verdict(found, run["gpu"]).verdict != "does not fit")
             case "seconds" | "throughput":
                 step = estimate(_spec(key), run["gpu"], num_gpus=run["num_gpus"], sharding=run["sharding"])
@@ -127,7 +127,7 @@ def _spec(key: _Key) -> CellSpec:
 
 @cache
 def _predicted(key: _Key) -> Prediction:
-    return predict(fit="none", device="cuda", **dict(key))
+    return predict(fit="none", device="cuda", records=False, **dict(key))
 
 
 @cache

@@ -189,20 +189,17 @@ def _row(record: RunRecord, model: CardFit | None) -> _Row:
 
 def _scores(rows: Sequence[_Row]) -> list[FormulaScore]:
     names = (OURS, OURS_FITTED, OURS_FITTED_UNSEEN, *(formula.name for formula in FORMULAS))
-    groups: dict[tuple[Quantity, str, str], list[_Row]] = defaultdict(list)
-    for row in rows:
-        of_row = ("all", f"method {row.record.spec.method}", f"recipe {recipe_of(row.record.spec)}")
-        for quantity, group in itertools.product(row.errors, of_row):
-            for name in row.errors[quantity]:
-                groups[quantity, name, group].append(row)
-
-    def order(key: tuple[Quantity, str, str]) -> tuple[int | str, ...]:
-        quantity, name, group = key
-        (kind, _, of), methods = group.partition(" "), get_args(Method)
-        ordinal = ("all", "method", "recipe").index(kind), methods.index(of) if of in methods else 0
-        return QUANTITIES.index(quantity), names.index(name), *ordinal, of
-
-    return [_score(*key, groups[key]) for key in sorted(groups, key=order)]
+    recipes = {number: recipe_of(row.record.spec) for number, row in enumerate(rows)}
+    scores = []
+    for quantity, name in itertools.product(QUANTITIES, names):
+        of_name = {number: row for number, row in enumerate(rows) if name in row.errors.get(quantity, {})}
+        groups = {"all": list(of_name.values())}
+        for method in get_args(Method):
+            groups[f"method {method}"] = [row for row in of_name.values() if row.record.spec.method == method]
+        for recipe in sorted(set(recipes.values())):
+            groups[f"recipe {recipe}"] = [row for number, row in of_name.items() if recipes[number] == recipe]
+        scores += [_score(quantity, name, group, found) for group, found in groups.items() if found]
+    return scores
 
 
 def _score(quantity: Quantity, name: str, group: str, rows: Sequence[_Row]) -> FormulaScore:

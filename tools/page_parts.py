@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from vramprobe.catalog.shipped import data_file
-from vramprobe.predict.recorded import notes_of
+from vramprobe.predict.at_hand import notes_of
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.recipe import unpack
 from vramprobe.recipe.shipped import BOOK, CARD_OF_CAPABILITY, entry_keys, read_book, shapes_of

@@ -10,9 +10,9 @@ from vramprobe.errors import VramprobeError
 from vramprobe.model.card_fit import Gaps, Ratio
 from vramprobe.model.fit import Expected, fit
 from vramprobe.predict import recorded
+from vramprobe.predict.at_hand import replay_at_hand
 from vramprobe.predict.expected import expected
 from vramprobe.predict.predict import predict
-from vramprobe.predict.recorded import replay_at_hand
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms.replayed import replayed

@@ -12,10 +12,10 @@ from vramprobe.catalog import find_gpu
 from vramprobe.cli.display_fewest import print_min_gpus
 from vramprobe.errors import SpecError
 from vramprobe.predict import recorded
+from vramprobe.predict.at_hand import NoRecipe
 from vramprobe.predict.fewest import RECORDED_NUMBERS
 from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
-from vramprobe.predict.recorded import NoRecipe
 from vramprobe.predict.verdict import verdict
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import GIB

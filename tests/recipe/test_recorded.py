@@ -26,7 +26,7 @@ from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.emulate.values import hook
 from vramprobe.errors import SpecError
 from vramprobe.measure import nvml
-from vramprobe.predict import recorded
+from vramprobe.predict import at_hand, recorded
 from vramprobe.predict.verdict import verdict
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.launch import HOOK
@@ -205,7 +205,7 @@ def test_a_recording_says_what_it_was_made_on() -> None:
     assert said(emulator="4", device_name="NVIDIA L4") == {"emulator": "4"}
     stack = said(emulator=None, device_name="NVIDIA L4")
     recipe = SimpleNamespace(stack=stack, checked=5, depths=(2, 3, 4, 5))
-    assert recorded._provenance(recipe).startswith("measured on this machine's NVIDIA L4 at 2, 3, 4 layers")
+    assert at_hand._provenance(recipe).startswith("measured on this machine's NVIDIA L4 at 2, 3, 4 layers")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_experts_that_stay_in_16_bits_are_said(num_quantized: int, said: int) ->
     recipe = unpack(packed, name)
     facts = recipe.facts | {"num_params": 1000, "num_quantised_params": num_quantized}
     spec = api.cell(model="qwen3.5-35b-a3b", method="qlora", batch_size=2, seq_len=1024, device="cuda")
-    found = recorded._replay(replace(recipe, facts=facts), spec, (2, 1024)).notes
+    found = at_hand.replayed(replace(recipe, facts=facts), spec, (2, 1024)).notes
     assert len(found) == said
     words = ("nf4 reaches only 100 of 1,000 parameters", "--kbit-prep trl or none", "Axolotl can quantize experts, too")
     assert all(word in one for one in found for word in words)

@@ -20,7 +20,7 @@ from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import StoreError
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.log.shapes import Shape
-from vramprobe.predict import recorded
+from vramprobe.predict import at_hand, recorded
 from vramprobe.recipe import book as kept_recipes
 from vramprobe.recipe import sharing, shipped
 from vramprobe.recipe.book import find_recipe, recorded_as
@@ -195,7 +195,7 @@ def test_a_shipped_recipe_is_the_whole_emulated_run(model: str, shape: tuple[int
     assert entry is not None
     whole = unpack(record_packed(spec, card, lambda words: None, whole=True), "test")
     assert whole.checked is None
-    made, seen = recorded._replay(entry.recipe, spec, shape), recorded._replay(whole, spec)
+    made, seen = at_hand.replayed(entry.recipe, spec, shape), at_hand.replayed(whole, spec)
     assert made.peak == seen.peak
     assert made.phases == seen.phases
 

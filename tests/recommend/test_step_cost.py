@@ -15,7 +15,7 @@ from factories import on_ranks
 from vramprobe import api
 from vramprobe.catalog import find_gpu, gpu_or_size
 from vramprobe.emulate.installation import NotEmulatable
-from vramprobe.predict import recorded
+from vramprobe.predict import at_hand, recorded
 from vramprobe.predict.questions import cell_on_ranks
 from vramprobe.recipe.recipe import shape_of
 from vramprobe.recommend.prices import Offer
@@ -105,14 +105,14 @@ def test_without_arithmetic_the_time_follows_from_launches_at_hand(monkeypatch: 
     """Of two micro-steps as recommend records them, and of eight as if all had been counted."""
     asked: list[tuple[int, str]] = []
 
-    def at_hand(spec: CellSpec, *, gpu: Any) -> dict[str, Any]:
+    def launches(spec: CellSpec, *, gpu: Any) -> dict[str, Any]:
         asked.append((spec.grad_accum, gpu.short_name))
         return rows_of(spec.grad_accum)
 
     def and_predict(spec: CellSpec, *, gpu: Any, say: Any) -> tuple[Any, Any]:
         return api.predict(**QLORA), rows_of(spec.grad_accum)
 
-    monkeypatch.setattr(recorded, "launches_at_hand", at_hand)
+    monkeypatch.setattr(at_hand, "launches_at_hand", launches)
     monkeypatch.setattr("vramprobe.recommend.recorded.predict_and_count", and_predict)
     costs = [step_cost(cell(**GLM | {"grad_accum": accum}), find_gpu("L40S")) for accum in (1, 2, 8)]
     assert asked == [(1, "L40S"), (2, "L40S"), (2, "L40S")]
@@ -134,7 +134,7 @@ def test_nothing_is_said_where_nothing_is_at_hand(monkeypatch: pytest.MonkeyPatc
         return recorded_before if spec.seq_len == 128 else None
 
     recorded_before = SimpleNamespace(launches=None)
-    monkeypatch.setattr(recorded, "kept_recipe", kept)
+    monkeypatch.setattr(at_hand, "kept_recipe", kept)
     monkeypatch.setattr(recorded, "find_recipe", None)  # nothing is recorded
     for length in (64, 128, 100_000):
         assert step_cost(cell(**GLM | {"seq_len": length}), find_gpu("L40S")) is None
@@ -203,13 +203,14 @@ def test_it_costs_predict_no_library() -> None:
 def test_launches_at_hand_are_those_that_a_prediction_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the recipe that ships, at the cell's own rows, length and rank; none of a length that it does not cover."""
     monkeypatch.setattr(recorded, "find_recipe", None)  # nothing is recorded
-    monkeypatch.setattr(recorded, "kept_recipe", lambda *words: None)
+    monkeypatch.setattr(at_hand, "kept_recipe", lambda *words: None)
     spec, gpu = cell(**QLORA | {"method": "lora"}), find_gpu("L40S")
-    launches = recorded.launches_at_hand(spec, gpu=gpu)
+    launches = at_hand.launches_at_hand(spec, gpu=gpu)
     assert launches is not None
     assert launches == recorded.predict_and_count(spec, gpu=gpu)[1]
-    assert recorded.launches_at_hand(spec.model_copy(update={"seq_len": 100_000}), gpu=gpu) is None
-    any_rank = SimpleNamespace(recipe=SimpleNamespace(launches_at=lambda shape: {"shape": shape}))
-    monkeypatch.setattr(recorded, "_counted_shipped", lambda *words: any_rank)
+    assert at_hand.launches_at_hand(spec.model_copy(update={"seq_len": 100_000}), gpu=gpu) is None
+    recipe = SimpleNamespace(launches_at=lambda shape, accumulates: {"shape": shape})
+    any_rank = SimpleNamespace(recipe=recipe, shapes=((1, 1024, 16), (1, 2048, 16)))
+    monkeypatch.setattr(at_hand, "counted_shipped", lambda *words: any_rank)
     eight = spec.model_copy(update={"lora_r": 8})
-    assert recorded.launches_at_hand(eight, gpu=gpu) == {"shape": shape_of(eight)} == {"shape": (1, 2048, 8)}
+    assert at_hand.launches_at_hand(eight, gpu=gpu) == {"shape": shape_of(eight)} == {"shape": (1, 2048, 8)}

@@ -18,7 +18,7 @@ from page_example import MODELS, content
 
 from vramprobe import catalog, spec
 from vramprobe.emulate.installation import NotEmulatable
-from vramprobe.predict import recorded
+from vramprobe.predict import at_hand, recorded
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict
 from vramprobe.recipe.shipped import CARD_OF_CAPABILITY, Shipped
@@ -55,7 +55,7 @@ def shipped_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def by_python(entry: page_book.PageRecipe, shape: tuple[int, int]) -> dict[str, Any]:
     """Python's answer from an entry's recipe."""
     cell = spec.resolve(model=entry.model, device="cuda", batch_size=shape[0], seq_len=shape[1], **dict(entry.options))
-    replay = recorded._replay(entry.recipe, cell, shape)
+    replay = at_hand.replayed(entry.recipe, cell, shape)
     notes = (*replay.notes, *Shipped(entry.recipe, tuple(entry.shapes)).notes(shape))
     found = recorded._predicted(dataclasses.replace(replay, notes=notes), cell, None, None)
     gpus = [gpu for gpu in catalog.list_gpus() if CARD_OF_CAPABILITY.get(gpu.compute_capability) == entry.card]

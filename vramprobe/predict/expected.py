@@ -14,7 +14,7 @@ from vramprobe.errors import VramprobeError
 from vramprobe.kernels.chip import chip_like
 from vramprobe.model.card_fit import CardFit
 from vramprobe.model.fit import Expected, fit
-from vramprobe.predict import recorded
+from vramprobe.predict.at_hand import replay_at_hand
 from vramprobe.records.record import RunRecord
 from vramprobe.terms import moments
 from vramprobe.terms.replayed import replayed
@@ -37,7 +37,7 @@ def expected(record: RunRecord) -> Expected:
         return Expected(played.allocated_bytes, played.reserved_bytes, num_params)
     except UnsupportedArchitecture as error:
         missing = str(error)
-    replay = recorded.replay_at_hand(spec, gpu=gpu)
+    replay = replay_at_hand(spec, gpu=gpu)
     if replay is None or record.facts is None:
         raise VramprobeError(f"{missing}; and no recipe is at hand: vramprobe predict --engine recipe records it")
     return Expected(replay.peak.allocated_bytes, replay.peak.reserved_bytes, record.facts.num_params)

@@ -315,9 +315,9 @@ def _least_bytes(one: spec.CellSpec, gpu: catalog.Gpu | None) -> int:
 
 def _at_hand(one: spec.CellSpec, model: CardFit | None, gpu: catalog.Gpu | None) -> Prediction | None:
     """By a recipe that was recorded before, or one that ships; None without either."""
-    from vramprobe.predict import recorded
+    from vramprobe.predict import at_hand, recorded
 
-    replay = recorded.replay_at_hand(one, gpu=gpu)
+    replay = at_hand.replay_at_hand(one, gpu=gpu)
     return None if replay is None else recorded.predict_replay(replay, one, gpu=gpu, model=model)
 
 
@@ -331,12 +331,12 @@ def _recorded(
 ) -> Prediction:
     """By a recipe, recorded now if it is not in the cache; an error says also why there is no arithmetic
     (``missing``)."""
-    from vramprobe.predict import recorded
+    from vramprobe.predict import at_hand, recorded
 
     try:
         return recorded.predict(one, gpu=gpu, model=model, say=say, where=where or recorded.USUAL)
-    except (*recorded.CANNOT_EMULATE, recorded.NoRecipe) as error:
-        if isinstance(error, recorded.CANNOT_EMULATE) and (least := _least_bytes(one, gpu)):
+    except (*at_hand.CANNOT_EMULATE, at_hand.NoRecipe) as error:
+        if isinstance(error, at_hand.CANNOT_EMULATE) and (least := _least_bytes(one, gpu)):
             raise type(error)(f"{error} A rank allocates at least about {format_bytes(least)}, by arithmetic") from None
         if missing is None:
             raise

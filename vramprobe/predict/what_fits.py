@@ -204,12 +204,13 @@ def _largest_recorded(
 ) -> Largest:
     """By recordings, few of them: near what one recipe of several shapes says of all."""
     from vramprobe.predict import largest, recorded
+    from vramprobe.predict.at_hand import CANNOT_EMULATE
     from vramprobe.recipe.recorder import CannotRecord
 
     card = catalog.gpu_or_size(gpu)
     try:
         rough = recorded.over_shapes(one, question, gpu=card, model=asked.model, say=say)
-    except (CannotRecord, *recorded.CANNOT_EMULATE):  # other events from shape to shape, or what ships knows shapes
+    except (CannotRecord, *CANNOT_EMULATE):  # other events from shape to shape, or what ships knows shapes
         least = _least_that_ships(one, asked.judge) if question == "batch_size" else 1
         return largest.largest_count(question, one, asked.judge, least=least)
 
@@ -218,7 +219,7 @@ def _largest_recorded(
 
 def _least_that_ships(one: spec.CellSpec, judge: Judge) -> int:
     """Return 1 row, or 2 where the recipes that ship know several alone."""
-    from vramprobe.predict.recorded import CANNOT_EMULATE
+    from vramprobe.predict.at_hand import CANNOT_EMULATE
 
     try:
         judge(one.model_copy(update={"batch_size": 1}))

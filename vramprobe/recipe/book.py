@@ -23,6 +23,9 @@ from vramprobe.records.whole_file import replacing
 from vramprobe.rules.sharding import with_group_size
 from vramprobe.spec import CellSpec
 
+#: Of a step that is recorded.
+MOST_MICRO_STEPS = 2
+
 
 def find_recipe(
     spec: CellSpec,
@@ -68,9 +71,10 @@ def kept_recipe(
     *,
     shapes: Sequence[Shape] = (),
     folder: Path | None = None,
+    where: Surroundings = USUAL,
 ) -> Recipe | None:
     """Return the cell's recipe from the cache; None where it was not recorded. Raises NotEmulatable."""
-    return _read(_path(recorded_as(spec), gpu, shapes, folder, USUAL), say)
+    return _read(_path(recorded_as(spec), gpu, shapes, folder, where), say)
 
 
 def _read(path: Path, say: Say) -> Recipe | None:
@@ -85,11 +89,13 @@ def _read(path: Path, say: Say) -> Recipe | None:
 
 def recorded_as(spec: CellSpec) -> CellSpec:
     """The cell as it is recorded: what decides no allocation is left at its default, a model of the catalog's shape has
-    the catalog's configuration; of ranks the first runs alone, unless another is asked for."""
+    the catalog's configuration; of ranks the first runs alone, unless another is asked for; more than two micro-steps
+    are like the second."""
     if not is_slug(spec.model):
         config = as_in_catalog(spec.architecture, learns_positions=spec.learned_positions is not None)
         spec = spec.model_copy(update={"architecture": config})
     whole = {"weights": "random", "limit_vram": None, "alloc_conf": None, "timing_steps": 1}
+    whole["grad_accum"] = min(spec.grad_accum, MOST_MICRO_STEPS)
     rank = {"only_rank": spec.only_rank or 0} if spec.num_gpus > 1 else {}
     return with_group_size(spec).model_copy(update=whole | rank)
 

@@ -159,6 +159,25 @@ def launches_at(launches: Launches, rules: LaunchRules, shape: Shape) -> Launche
     return launches | {"rows": rows}
 
 
+def with_second_micro_step(launches: Launches, gradient_bytes: Sequence[int]) -> Launches:
+    """Return what a step of two micro-steps launches: all but the optimizer's twice, and the second's gradients, of
+    ``gradient_bytes`` each, are added to those of the first."""
+    count, total = len(gradient_bytes), sum(gradient_bytes)
+    again = [row for row in launches["rows"] if row["phase"] != "optimizer"]
+    rows = [row | {name: 2 * row[name] for name in _SUMS} for row in again]
+    add = {"phase": "backward", "what": "other", "name": "aten::add_", "shapes": "", "dtype": "", "width": 0}
+    figures = {"calls": count, "flops": 0, "read": 2 * total, "written": total, "launches": count}
+    rows += [row for row in launches["rows"] if row["phase"] == "optimizer"] + [add | {"is_beside": False} | figures]
+    more = sum(row["launches"] for row in again) + count
+    unclaimed = launches["num_launches"] - launches["num_claimed"]
+    moved = [[kind, ranks, 2 * calls, 2 * num_bytes] for kind, ranks, calls, num_bytes in launches["moved"]]
+    driver = {
+        "num_launches": launches["num_launches"] + more + unclaimed,
+        "num_claimed": launches["num_claimed"] + more,
+    }
+    return launches | driver | {"moved": moved, "rows": rows}
+
+
 def _calls_of(count: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows without lines, one for each of the calls that differ otherwise, in their order."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}

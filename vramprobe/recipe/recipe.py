@@ -22,12 +22,12 @@ from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
 from vramprobe.log.micro_steps import two_micro_steps
 from vramprobe.log.pairing import Kinds, Script, scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules, has_ranks, shape_rules
-from vramprobe.recipe.launches import Launches, LaunchRules, launches_at
+from vramprobe.recipe.launches import Launches, LaunchRules, launches_at, with_second_micro_step
 from vramprobe.recipe.pattern import LayerPattern
 from vramprobe.spec import CellSpec
 
 FORMAT = 4
-_WORKSPACES = ALL_CAUSES.index("workspaces")
+_WORKSPACES, _GRADIENTS = ALL_CAUSES.index("workspaces"), ALL_CAUSES.index("gradients")
 #: Fields of a cell that are younger than the format, which a cell that has them at their default is told apart without.
 _YOUNGER = ("loop",)
 #: Names in a model's configuration that decide no allocation, but the values in it.
@@ -79,14 +79,27 @@ class Recipe:
     origin: Origin | None = None
     workspace_bytes: tuple[int, int] | None = None
 
-    def launches_at(self, shape: Shape | None = None) -> Launches | None:
+    def launches_at(self, shape: Shape | None = None, *, accumulates: bool = False) -> Launches | None:
         """Return what a step launches at the cell's own depth; None where that is not known.
 
-        ``shape``: rows and length of another batch, and its rank, in the branch that was recorded.
+        ``shape``: rows and length of another batch, and its rank, in the branch that was recorded. ``accumulates`` as
+        in :meth:`deep`.
         """
-        if shape is None or self.launches is None:
-            return self.launches
-        return None if self.launch_rules is None else launches_at(self.launches, self.launch_rules, shape)
+        found = self.launches
+        if shape is not None and found is not None:
+            found = None if self.launch_rules is None else launches_at(found, self.launch_rules, shape)
+        if not accumulates or found is None:
+            return found
+        return with_second_micro_step(found, self._gradients_bytes(shape))
+
+    def _gradients_bytes(self, shape: Shape | None) -> list[int]:
+        """Return the bytes of each gradient that an optimizer step ends with."""
+        log = self.deep(shape).log
+        if log is None:
+            return []
+        ends = next(mark.events for mark in reversed(log.marks) if mark.name == "zero_grad")
+        sizes, causes = log.size_bytes[ends.start : ends.stop], log.causes[ends.start : ends.stop]
+        return (-sizes[(sizes < 0) & (causes == _GRADIENTS)]).tolist()
 
     def deep(self, shape: Shape | None = None, *, accumulates: bool = False) -> Deep:
         """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth.

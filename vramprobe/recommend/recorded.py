@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from vramprobe.catalog import Gpu, find_gpu, list_gpus
 from vramprobe.errors import VramprobeError
+from vramprobe.predict.at_hand import DEFAULT_CARD
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.recorded import DEFAULT_CARD, MOST_COUNTED, over_rows, predict_and_count
+from vramprobe.predict.recorded import over_rows, predict_and_count
 from vramprobe.predict.verdict import verdict
+from vramprobe.recipe.book import MOST_MICRO_STEPS
 from vramprobe.recommend.answer import Recommendation, answers_of, judged, old_dates, price_notes, what_it_lacks
 from vramprobe.recommend.money import cheapest, hours_of, offers_of
 from vramprobe.recommend.options import COUNTS, Option, Question, nearest, words_of
@@ -120,7 +122,7 @@ def _way_of(question: Question, words: dict[str, Any], count: int, gpu: Gpu, say
     """The cell is recorded with one micro-step or two."""
     words = {"batch_size": 1} | words
     accum = words.get("grad_accum") or max(1, round(question.global_batch / count / words["batch_size"]))
-    spec = resolve(**{"device": "cuda"} | words | {"grad_accum": min(accum, MOST_COUNTED)})
+    spec = resolve(**{"device": "cuda"} | words | {"grad_accum": min(accum, MOST_MICRO_STEPS)})
     spec = spec.model_copy(update={"num_gpus": count, "sharding": question.sharding if count > 1 else None})
     prediction, launches = predict_and_count(spec, gpu=gpu, say=say)
     return _Way(spec, accum, prediction, count_of(launches))

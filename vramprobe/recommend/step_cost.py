@@ -110,13 +110,12 @@ def _by_arithmetic(spec: CellSpec, gpu: Gpu) -> Estimate:
 
 
 def _by_launches(spec: CellSpec, gpu: Gpu) -> Estimate | None:
-    from vramprobe.predict.recorded import MOST_COUNTED, launches_at_hand
+    from vramprobe.predict.at_hand import launches_at_hand
+    from vramprobe.recipe.book import MOST_MICRO_STEPS
 
-    for micro_steps in sorted({1, min(spec.grad_accum, MOST_COUNTED)}, reverse=True):
-        counted = spec.model_copy(update={"grad_accum": micro_steps})
-        if (launches := launches_at_hand(counted, gpu=gpu)) is not None:
-            break
-    else:
+    counted = spec.model_copy(update={"grad_accum": min(spec.grad_accum, MOST_MICRO_STEPS)})
+    launches = launches_at_hand(counted, gpu=gpu)
+    if launches is None:
         return None
     from vramprobe.speed.raw_count import count_of
     from vramprobe.speed.scaled import counted_estimate

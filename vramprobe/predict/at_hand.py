@@ -1,0 +1,175 @@
+"""Recipes at hand, recorded here before or shipped: a cell → its Replay, or what its step launches, without recording.
+
+In: a CellSpec, the GPU. Out: a Replay, Launches, or None where nothing is at hand. A step of several micro-steps is
+composed of one, a card from Ampere on answered for by an A100's recipe. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from vramprobe import catalog
+from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.emulate.installation import NotEmulatable
+from vramprobe.emulate.toolchain import BuildError, NoCompiler
+from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.log.micro_steps import NoSecond
+from vramprobe.log.shapes import Shape
+from vramprobe.predict.recipe_replay import Replay, replay_recipe
+from vramprobe.recipe.book import kept_recipe, recorded_as
+from vramprobe.recipe.launches import Launches
+from vramprobe.recipe.recipe import Recipe, shape_of
+from vramprobe.recipe.shipped import Shipped, shipped_recipe
+from vramprobe.rules.cell import not_quantized
+from vramprobe.rules.not_sharded import reasons_not_run
+from vramprobe.spec import CellSpec
+from vramprobe.terms.cell.parameters import require_adapters
+
+#: The card whose kernels a cell meets where none is named, as in the arithmetic.
+DEFAULT_CARD = "A100-80GB-SXM"
+#: Why nothing is recorded on this machine.
+CANNOT_EMULATE = (NotEmulatable, NoCompiler, BuildError)
+
+
+class NoRecipe(SpecError):
+    """A cell that is not recorded: only what one process does on an NVIDIA GPU is."""
+
+
+def replay_at_hand(spec: CellSpec, *, gpu: catalog.Gpu | None = None) -> Replay | None:
+    """The cell's recipe from the cache, or one that ships and was recorded around its shape; None without either.
+
+    Several micro-steps also from a recipe of one, where a later micro-step follows from it.
+    """
+    try:
+        require_recordable(spec, gpu)
+    except NoRecipe:
+        return None
+    for recorded, accumulates in cells_that_answer(spec):
+        with suppress(NoSecond):
+            if (found := _at_hand(spec, gpu, recorded, accumulates=accumulates)) is not None:
+                return found
+    return None
+
+
+def launches_at_hand(spec: CellSpec, *, gpu: catalog.Gpu) -> Launches | None:
+    """Return the launches of :func:`predict_and_count` where nothing need be recorded for them; else None."""
+    try:
+        require_recordable(spec, gpu)
+        for recorded, accumulates in cells_that_answer(spec):
+            if (shipped := counted_shipped(recorded, gpu)) is not None:
+                return shipped_launches(shipped, spec, accumulates=accumulates)
+            kept = kept_recipe(recorded, card_of(gpu), lambda words: None)
+            if kept is not None and kept.launches is not None:
+                return kept.launches_at(accumulates=accumulates)
+    except (NoRecipe, *CANNOT_EMULATE):
+        pass
+    return None
+
+
+def _at_hand(spec: CellSpec, gpu: catalog.Gpu | None, recorded: CellSpec, *, accumulates: bool) -> Replay | None:
+    """The replay of ``spec`` by a recipe of ``recorded`` at hand."""
+    card = card_of(gpu)
+    try:
+        kept = kept_recipe(recorded, card, lambda words: None)
+    except CANNOT_EMULATE:
+        kept = None
+    if kept is not None:
+        return replayed(kept, spec, accumulates=accumulates)
+    shipped = shipped_recipe(recorded_as(recorded), card)
+    if shipped is None or not shipped.covers(shape_of(spec)):
+        return None
+    return replayed_shipped(shipped, spec, accumulates=accumulates)
+
+
+def cells_that_answer(spec: CellSpec) -> list[tuple[CellSpec, bool]]:
+    """Return the cells whose recipes answer for ``spec``, and whether a second micro-step is then composed."""
+    one = spec.model_copy(update={"grad_accum": 1})
+    return [(spec, False), *([(one, True)] if is_composed(spec) else [])]
+
+
+def is_composed(spec: CellSpec) -> bool:
+    """Return True if a step of several micro-steps follows from one of one (log/micro_steps.py): a function that takes
+    a step frees what it returns at its end, and a compiled model plans blocks over the whole step."""
+    has_one_order = spec.loop != "step-function" and not spec.torch_compile
+    return spec.grad_accum > 1 and spec.num_gpus == 1 and has_one_order
+
+
+def counted_shipped(spec: CellSpec, gpu: catalog.Gpu) -> Shipped | None:
+    """The shipped recipe of the cell that was recorded around its shape, if it knows what a step launches there."""
+    shipped = shipped_recipe(recorded_as(spec), card_of(gpu))
+    if shipped is None or not shipped.covers(shape_of(spec)):
+        return None
+    return shipped if shipped_launches(shipped, spec, accumulates=False) is not None else None
+
+
+def shipped_launches(shipped: Shipped, spec: CellSpec, *, accumulates: bool) -> Launches | None:
+    """Return what a step of ``spec`` launches, by a recipe that was recorded around its shape."""
+    shape = None if len(shipped.shapes) == 1 else shape_of(spec)
+    return shipped.recipe.launches_at(shape, accumulates=accumulates)
+
+
+def replayed_shipped(shipped: Shipped, spec: CellSpec, *, accumulates: bool = False) -> Replay:
+    """Return the replay of ``spec`` by a recipe that ships, with notes of what that rests on. Raises NoSecond."""
+    shape = shape_of(spec)
+    found = replayed(shipped.recipe, spec, shape, accumulates=accumulates)
+    return replace(found, notes=(*found.notes, *shipped.notes(shape)))
+
+
+def replayed(recipe: Recipe, spec: CellSpec, shape: Shape | None = None, *, accumulates: bool = False) -> Replay:
+    """Return the replay of ``spec``; with ``accumulates`` from a recipe of one micro-step. Raises NoSecond."""
+    config = parse_alloc_conf(spec.alloc_conf or "")
+    found = replay_recipe(recipe, spec.cell_id, config, shape, stack=recipe.stack, accumulates=accumulates)
+    provenance, *notes = notes_of(recipe, spec)
+    said = ("its later micro-steps follow from one that was recorded",) if accumulates else ()
+    return replace(found, provenance=provenance, notes=(*found.notes, *said, *notes))
+
+
+def require_launches(launches: Launches | None, spec: CellSpec) -> Launches:
+    """Return ``launches``. Raises VramprobeError for none."""
+    if launches is None:
+        raise VramprobeError(f"{spec.cell_id}: what a step launches does not repeat from layer to layer: no step time")
+    return launches
+
+
+def card_of(gpu: catalog.Gpu | None) -> catalog.Gpu:
+    """The GPU whose kernels are recorded; an amount of memory has none of its own."""
+    return catalog.find_gpu(DEFAULT_CARD) if gpu is None or gpu.is_size else gpu
+
+
+def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
+    """Raise NoRecipe for a cell that the recipe engine does not record, SpecError or RunFails for one that fails."""
+    require_adapters(spec)
+    if spec.device != "cuda":
+        raise NoRecipe(
+            "a recipe is recorded on an emulated GPU, and device cpu was given; drop it, or run the cell: "
+            "vramprobe measure --device cpu"
+        )
+    recorded = spec if spec.is_spread else recorded_as(spec)
+    if spec.sharding is not None and (reasons := reasons_not_run(recorded)):
+        raise NoRecipe("; ".join(reasons))
+    if spec.is_spread:
+        cards = f"{card_of(gpu).short_name} x{spec.num_gpus}"
+        raise NoRecipe(
+            f"a recipe is of one rank, and {spec.sharding} has one process for all GPUs; it is run instead: "
+            f"vramprobe measure with these options and --emulate '{cards}', or your own command: vramprobe profile "
+            f"--emulate '{cards}' --empty-weights -- COMMAND"
+        )
+    if card_of(gpu).vendor != "NVIDIA":
+        raise NoRecipe(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; name an NVIDIA GPU")
+
+
+def notes_of(recipe: Recipe, spec: CellSpec) -> list[str]:
+    """Say how a recipe was recorded, and what else to know of its model."""
+    counted = [recipe.facts.get(name) for name in ("num_quantised_params", "num_params")]
+    notes = not_quantized(spec.quant, spec.kbit_prep, spec.dtype, *counted) if None not in counted else []
+    return [_provenance(recipe), *notes]
+
+
+def _provenance(recipe: Recipe) -> str:
+    measured_on = recipe.stack.get("gpu")
+    how = f"measured on this machine's {measured_on}" if measured_on else "recorded on the emulated GPU"
+    if recipe.checked is None:
+        return f"{how}, whole: {recipe.depths[0]} layers, in this stack"
+    layers = ", ".join(map(str, recipe.depths[:3]))
+    return f"{how} at {layers} layers and extended; event for event at {recipe.checked}, too"

@@ -27,9 +27,17 @@ CARD = "L40S"
 
 @exhaustive
 @pytest.mark.parametrize(
-    "alloc_conf", ["", "expandable_segments:True", "roundup_power2_divisions:8", "max_split_size_mb:128"]
+    ("alloc_conf", "loop"),
+    [
+        ("", "trainer"),
+        ("expandable_segments:True", "trainer"),
+        ("roundup_power2_divisions:8", "trainer"),
+        ("max_split_size_mb:128", "trainer"),
+        ("", "keeps-outputs"),
+    ],
 )
-def test_each_step_reserves_what_torch_reserves(alloc_conf: str, tmp_path: Path) -> None:
+def test_each_step_reserves_what_torch_reserves(alloc_conf: str, loop: str, tmp_path: Path) -> None:
+    """Lengths of three branches: the sums of a few tokens' gradients, and of many tokens' embeddings, are others."""
     require_emulation()
     lengths = read_lengths("p50=150 p90=400 p99=800 max=2048 rows=1000")
     shapes = [one.shape for one in make_batches(lengths, batch_size=4, max_length=1024)][:NUM_STEPS]
@@ -37,15 +45,16 @@ def test_each_step_reserves_what_torch_reserves(alloc_conf: str, tmp_path: Path)
     out = tmp_path / "out.json"
     words = ["profile", "--emulate", CARD, "--whole", "--trace", "none", "--", "python", str(SCRIPT)]
     done = subprocess.run(
-        [sys.executable, "-m", "vramprobe", *words, str(tmp_path), json.dumps(shapes), str(out)],
+        [sys.executable, "-m", "vramprobe", *words, str(tmp_path), json.dumps(shapes), str(out), loop],
         env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     emulated = json.loads(out.read_text())
-    cell = {"model": "smollm2-135m", "method": "full", "batch_size": 4, "seq_len": 1024}
-    (course,) = reserved_over_steps(shapes, NUM_STEPS, gpu=CARD, settings=[(alloc_conf, 0)], **cell)
+    cell = {"model": "smollm2-135m", "method": "full", "batch_size": 4, "seq_len": 1024, "loop": loop}
+    (course,), notes = reserved_over_steps(shapes, NUM_STEPS, gpu=CARD, settings=[(alloc_conf, 0)], **cell)
     assert list(course.reserved_bytes) == emulated["reserved"]
     assert course.peak_allocated_bytes == emulated["allocated"]
+    assert notes == []
     assert course.last_reserved_bytes > course.first_reserved_bytes

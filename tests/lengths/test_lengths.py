@@ -15,8 +15,8 @@ from vramprobe.lengths.batches import Shape, make_batches
 from vramprobe.lengths.fragmentation import reserved_over_steps
 from vramprobe.lengths.padding import padded_data
 from vramprobe.lengths.reading import read_lengths
+from vramprobe.predict import at_hand
 from vramprobe.predict.questions import cell, predict
-from vramprobe.terms.replayed import replayed
 
 CELL = {"model": "smollm2-135m", "method": "lora", "batch_size": 2, "seq_len": 512}
 WORDS = ["predict", "--model", "smollm2-135m", "--method", "lora", "--batch-size", "2", "--seq-len", "512"]
@@ -132,16 +132,18 @@ def test_a_cut_counts_rows_and_tokens() -> None:
 
 
 def test_the_replay_of_one_shape_is_that_of_predict() -> None:
-    (course,) = reserved_over_steps([Shape(2, 512)], 3, settings=[("", 0)], **CELL)
-    played = replayed(cell(device="cuda", **CELL))
-    assert course.peak_allocated_bytes == played.allocated_bytes
-    assert course.peak_reserved_bytes == played.reserved_bytes
+    (course,), notes = reserved_over_steps([Shape(2, 512)], 3, settings=[("", 0)], **CELL)
+    played = at_hand.replay_at_hand(cell(device="cuda", **CELL))
+    assert played is not None
+    assert course.peak_allocated_bytes == played.peak.allocated_bytes
+    assert course.peak_reserved_bytes == played.peak.reserved_bytes
+    assert notes == []
 
 
 def test_varied_shapes_fragment_and_expandable_segments_reserve_less() -> None:
-    shapes = [Shape(2, 100 + (277 * step) % 400) for step in range(20)]
+    shapes = [Shape(2, 520 + (277 * step) % 400) for step in range(20)]
     settings = [("", 0), ("", 1), ("expandable_segments:True", 0)]
-    default, emptied, expandable = reserved_over_steps(shapes, 30, settings=settings, **CELL)
+    (default, emptied, expandable), _ = reserved_over_steps(shapes, 30, settings=settings, **CELL)
     assert default.num_steps == len(default.reserved_bytes) == 30
     assert default.peak_reserved_bytes > default.first_reserved_bytes
     assert emptied.last_reserved_bytes < default.last_reserved_bytes
@@ -150,13 +152,11 @@ def test_varied_shapes_fragment_and_expandable_segments_reserve_less() -> None:
 
 
 def test_the_step_that_runs_out_of_memory_is_named() -> None:
-    shapes = [Shape(2, 512)] * 5 + [Shape(2, 60_000)]
-    (course,) = reserved_over_steps(shapes, 20, gpu="RTX-4090", settings=[("", 0)], **CELL)
+    shapes = [Shape(2, 512)] * 5 + [Shape(8, 8192)]
+    (course,), _ = reserved_over_steps(shapes, 20, gpu="RTX-4090", settings=[("", 0)], **CELL)
     assert (course.num_steps, course.oom_step) == (5, 6)
     with pytest.raises(SpecError, match="--grad-accum 4"):
         reserved_over_steps(shapes, 2, **CELL | {"grad_accum": 4})
-    with pytest.raises(SpecError, match="--loop keeps-outputs"):
-        reserved_over_steps(shapes, 2, **CELL | {"loop": "keeps-outputs"})
 
 
 def test_predict_shows_the_data_the_worst_batch_and_the_replay() -> None:
@@ -174,7 +174,6 @@ def test_predict_shows_the_data_the_worst_batch_and_the_replay() -> None:
     "words",
     [
         ["--replay-steps", "5"],
-        ["--lengths", "max=9", "--engine", "recipe"],
         ["--lengths", "max=9", "--stack", "transformers-4.48"],
     ],
 )

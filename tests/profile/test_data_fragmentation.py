@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from vramprobe.allocator.ledger import Device
 from vramprobe.cli import display_profile
 from vramprobe.cli.verbs import app
-from vramprobe.lengths.course import CourseUnderWay
+from vramprobe.lengths.course import CourseUnderWay, play
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.data_fragmentation import courses_of, data_fragmentation
 from vramprobe.profile.micro_steps import micro_steps_of
-from vramprobe.profile.next_steps import ProfiledRun, play, recorded
+from vramprobe.profile.next_steps import ProfiledRun, recorded
 from vramprobe.profile.raw import RawRank
 from vramprobe.profile.run_files import read_run
 from vramprobe.units import MIB

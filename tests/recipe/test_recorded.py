@@ -308,3 +308,20 @@ def test_experts_that_stay_in_16_bits_are_said(num_quantized: int, said: int) ->
     assert len(found) == said
     words = ("nf4 reaches only 100 of 1,000 parameters", "--kbit-prep trl or none", "Axolotl can quantize experts, too")
     assert all(word in one for one in found for word in words)
+
+
+def test_lengths_in_other_branches_are_left_out_where_near_is_enough() -> None:
+    """Of a step's few tokens the norms' gradients are summed at once: a request less than of many."""
+    require_emulation()
+    gpu, options = catalog.find_gpu("H100-SXM"), {"model": "smollm2-135m", "method": "full", "device": "cuda"}
+    spec = recorded_as(api.cell(batch_size=4, seq_len=600, **options))
+    shapes = [(4, 19), (4, 435)]
+    with pytest.raises(recorder.NotOneBranch, match="at 4 x 19 the events are not those at 4 x 600"):
+        record_packed(spec, gpu, silent, shapes=shapes)
+    near = unpack(record_packed(spec, gpu, silent, shapes=shapes, near=True), "test")
+    exact = unpack(record_packed(recorded_as(api.cell(batch_size=4, seq_len=500, **options)), gpu, silent), "test")
+    found, own = near.deep((4, 500)).log, exact.deep().log
+    assert np.array_equal(found.size_bytes, own.size_bytes)
+    assert np.array_equal(found.blocks, own.blocks)
+    with pytest.raises(recorder.NotOneBranch, match="others at each of these lengths"):
+        record_packed(spec, gpu, silent, shapes=shapes[:1], near=True)

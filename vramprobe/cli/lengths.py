@@ -5,10 +5,8 @@ In: the option's text and a cell. Out: what :mod:`vramprobe.lengths` says, as te
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from vramprobe.cli.display_fragmentation import course_lines
 from vramprobe.units import format_bytes, short_count
@@ -47,24 +45,21 @@ class Varied:
 def of_data(
     text: str, order: dict[str, Any], num_steps: int, cell: dict[str, Any], *, gpu: str | None, engine: str
 ) -> Varied:
-    """Raises wrong usage for what is not combined with lengths, and what reading and predicting raise."""
-    from vramprobe.cli import display
+    """Raises what reading and predicting raise."""
+    from vramprobe.cli.emulate import say
     from vramprobe.lengths.answer import answer
     from vramprobe.lengths.reading import read_lengths
 
-    if engine == "recipe":
-        raise typer.BadParameter("--lengths is by arithmetic; drop --engine recipe.")
     words = {name: value for name, value in cell.items() if value is not None}
-    lengths = read_lengths(text)
-    with display.working(f"predicting the batches of {len(lengths):,} rows"):
-        found, batches = answer(lengths, gpu=gpu, engine="formula", **order, **words)
+    found, batches = answer(read_lengths(text), gpu=gpu, engine=engine, say=say, **order, **words)
     courses: list[Course] = []
     if num_steps:
         from vramprobe.lengths.fragmentation import reserved_over_steps
 
         own = {name: value for name, value in words.items() if name != "fit"}
-        with display.working(f"replaying {num_steps:,} steps"):
-            courses = reserved_over_steps([batch.shape for batch in batches], num_steps, gpu=gpu, **own)
+        shapes = [batch.shape for batch in batches]
+        courses, notes = reserved_over_steps(shapes, num_steps, gpu=gpu, say=say, **own)
+        found = replace(found, notes=[*found.notes, *notes])
     return Varied(found, courses, gpu)
 
 

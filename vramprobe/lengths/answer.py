@@ -1,7 +1,7 @@
 """Answer: a cell and the batches of its data -> the worst batch, the peak by quantile, what fits, what a cut costs.
 
-In: a cell's words, lengths in tokens, a GPU or none. Out: a frozen LengthsAnswer; every byte is predicted, by the same
-arithmetic as ``predict``. Never imports torch.
+In: a cell's words, lengths in tokens, a GPU or none. Out: a frozen LengthsAnswer; every byte is predicted, as
+``predict`` does. Never imports torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from vramprobe.lengths.batches import Batch, Sampler, Shape, make_batches
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.questions import predict
 from vramprobe.predict.what_fits import max_batch_size, max_seq_len
+from vramprobe.recipe.recorder import NotOneBranch
 
+_NO_MAX_LENGTH = (
+    "what a step requests changes from length to length, and each would be recorded by itself: vramprobe predict "
+    "--max-seq-len looks for the longest that fits, in minutes"
+)
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -93,10 +98,13 @@ def answer(
     padded = sum(batch.shape.num_tokens for batch in batches)
     total = sum(lengths)
     longest_row = max(range(len(lengths)), key=lengths.__getitem__)
-    longest, limit = None, None
+    longest, limit, notes = None, None, _notes(padded > sum(batch.num_tokens for batch in batches), sampler, cell)
     if gpu is not None:
         given = {"gpu": gpu, **cell | words_of(batches[worst].shape)}
-        longest = _limit(max_seq_len, given, "seq_len", lengths, pad_to_multiple_of)
+        try:
+            longest = _limit(max_seq_len, given | {"patient": False}, "seq_len", lengths, pad_to_multiple_of)
+        except NotOneBranch:
+            notes.append(_NO_MAX_LENGTH)
         limit = _limit(max_batch_size, given, "batch_size", ())
     found = LengthsAnswer(
         num_rows=len(lengths),
@@ -111,7 +119,7 @@ def answer(
         peaks=peaks,
         worst=predicted(batches[worst].shape),
         worst_shape=batches[worst].shape,
-        notes=_notes(padded > sum(batch.num_tokens for batch in batches), sampler, cell),
+        notes=notes,
         max_length=longest,
         max_batch_size=limit,
     )
@@ -166,9 +174,11 @@ def _peak(name: str, number: int, batch: Batch, predicted: Callable[[Shape], Pre
 def _limit(
     question: Callable[..., Any], cell: dict[str, Any], left_open: str, lengths: Sequence[int], multiple_of: int = 1
 ) -> Limit:
-    """The largest multiple that fits; one that is tight is not taken, as a run needs a margin."""
+    """The largest multiple that fits; one that is tight is not taken, as a run needs a margin. Raises NotOneBranch."""
     try:
         found = question(**{name: value for name, value in cell.items() if name != left_open})
+    except NotOneBranch:
+        raise
     except VramprobeError as error:
         return Limit(None, why=str(error))
     if found.fits is None:

@@ -5,8 +5,9 @@ In: a setting, a device, what each step does to the allocator. Out: a Course. Kn
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
@@ -46,6 +47,19 @@ class Course:
     num_alloc_retries: int
     oom_step: int | None  # counted from 1
     reserved_bytes: tuple[int, ...]  # after each step
+
+
+def play(allocator: CachingAllocator, events: Sequence[int], number: int) -> None:
+    """Bytes for a request, numbered from ``number`` on, with its stream; ``~number`` where its block is given back; 0
+    where the cache is emptied. Raises OutOfMemory.
+    """
+    cuts = [-1, *(at for at, event in enumerate(events) if event == 0), len(events)]
+    for start, stop in pairwise(cuts):
+        if start >= 0:
+            allocator.empty_cache()
+        part = list(events[start + 1 : stop])
+        allocator.play(part, number, 0)
+        number += sum(event > 0 for event in part)
 
 
 class CourseUnderWay:

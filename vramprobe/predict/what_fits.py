@@ -40,7 +40,10 @@ def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
 
 
 def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
-    """The largest length of a cell that fits on ``gpu``, within learned positions; as :func:`max_batch_size`."""
+    """The largest length of a cell that fits on ``gpu``, within learned positions; as :func:`max_batch_size`.
+
+    ``patient`` false: raises NotOneBranch where each length would have to be recorded by itself.
+    """
     if (options.get("cp_size") or 1) > 1:
         raise SpecError(
             f"cp_size {options['cp_size']}: the longest sequence is not looked for where ranks share each; predict "
@@ -189,7 +192,8 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
     if engine == "auto" and _engine_of(one) == "recipe":
         engine, asked = "recipe", _asked(gpu, options, engine="recipe")
     if engine == "recipe":
-        return _largest_recorded(question, one, gpu, asked, options.get("say", lambda words: None))
+        say, patient = options.get("say", lambda words: None), options.get("patient", True)
+        return _largest_recorded(question, one, gpu, asked, say, patient=patient)
     if asked.replay is not None:
         return largest.largest_replayed(question, one, asked.replay, asked.judge, least=least)
     return largest.largest_count(question, one, asked.judge, least=least)
@@ -201,16 +205,20 @@ def _largest_recorded(
     gpu: str,
     asked: _Asked,
     say: Callable[[str], None],
+    *,
+    patient: bool,
 ) -> Largest:
     """By recordings, few of them: near what one recipe of several shapes says of all."""
     from vramprobe.predict import largest, recorded
     from vramprobe.predict.at_hand import CANNOT_EMULATE
-    from vramprobe.recipe.recorder import CannotRecord
+    from vramprobe.recipe.recorder import CannotRecord, NotOneBranch
 
     card = catalog.gpu_or_size(gpu)
     try:
         rough = recorded.over_shapes(one, question, gpu=card, model=asked.model, say=say)
-    except (CannotRecord, *CANNOT_EMULATE):  # other events from shape to shape, or what ships knows shapes
+    except (CannotRecord, *CANNOT_EMULATE) as error:  # other events from shape to shape, or what ships knows shapes
+        if isinstance(error, NotOneBranch) and not patient:
+            raise
         least = _least_that_ships(one, asked.judge) if question == "batch_size" else 1
         return largest.largest_count(question, one, asked.judge, least=least)
 
@@ -248,7 +256,7 @@ def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
     if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:
         model, replays = shipped_fit("cuda", card, of_one_card=True), shipped_fit("cuda", card)
     words.pop("engine", None)
-    say = words.pop("say", lambda words: None)
+    say, _ = words.pop("say", lambda words: None), words.pop("patient", None)
     sharding, words["device"] = words.get("sharding"), words.get("device") or "cuda"
     engine_for(engine, words)
 

@@ -16,11 +16,11 @@ from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.allocator.ledger import Device
-from vramprobe.lengths.course import SETTINGS, Course, CourseUnderWay, settings_for
+from vramprobe.lengths.course import SETTINGS, Course, CourseUnderWay, play, settings_for
 from vramprobe.log.shapes import Shape
 from vramprobe.profile.analyzed_rank import AnalyzedRank
 from vramprobe.profile.data_batches import data_batches
-from vramprobe.profile.next_steps import ProfiledRun, play, recorded
+from vramprobe.profile.next_steps import ProfiledRun, recorded
 from vramprobe.profile.ranks import line_said
 from vramprobe.profile.raw import RawRank
 from vramprobe.records.data_batches import DataBatches, DataFragmentation, ReservedCourse

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 
 import numpy as np
 
-from vramprobe.allocator.allocator import STREAM, CachingAllocator
+from vramprobe.allocator.allocator import STREAM
 from vramprobe.log.shapes import Shape
 from vramprobe.profile.analyzed_rank import AnalyzedRank
 from vramprobe.profile.micro_steps import MicroStep, micro_steps_of
@@ -193,16 +193,3 @@ def recorded(seen: AnalyzedRank, stop: int) -> list[int]:
     sizes = (seen.lives.sizes + STREAM * seen.streams).tolist()
     known = (event for event in seen.allocator_events(0, stop) if event is not None)
     return [sizes[event - 1] if event > 0 else event and event + 1 for event in known]
-
-
-def play(allocator: CachingAllocator, events: Sequence[int], number: int) -> None:
-    """Bytes for a request, numbered from ``number`` on, with its stream; ``~number`` where its block is given back; 0
-    where the cache is emptied. Raises OutOfMemory.
-    """
-    cuts = [-1, *(at for at, event in enumerate(events) if event == 0), len(events)]
-    for start, stop in pairwise(cuts):
-        if start >= 0:
-            allocator.empty_cache()
-        part = list(events[start + 1 : stop])
-        allocator.play(part, number, 0)
-        number += sum(event > 0 for event in part)

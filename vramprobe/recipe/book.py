@@ -35,27 +35,27 @@ def find_recipe(
     shapes: Sequence[Shape] = (),
     folder: Path | None = None,
     counted: bool = False,
+    near: bool = False,
     where: Surroundings = USUAL,
 ) -> Recipe:
     """Return the cell's recipe on ``gpu``, recorded now if it is not in the cache; ``say`` hears of the progress.
 
     ``shapes``: further rows and lengths, or ranks too, so that the recipe answers for others. ``folder``: the cache;
-    the user's by default. ``counted``: a recipe from before launches were counted will not do. ``where``: the
-    libraries, and an emulated GPU or this machine's own. Raises CannotRecord, NotEmulatable where no GPU can be
-    emulated here.
+    the user's by default. ``counted``: a recipe from before launches were counted will not do. ``near``: shapes in
+    other branches than the cell's own do no harm; the recipe says nothing exact of them. ``where``: the libraries, and
+    an emulated GPU or this machine's own. Raises CannotRecord, NotEmulatable where no GPU can be emulated here.
     """
     spec = recorded_as(spec)
-    path = _path(spec, gpu, shapes, folder, where)
+    path = _path(spec, gpu, shapes, folder, where, near=near)
     kept = _read(path, say)
     if kept is not None and kept.launches is None and counted:
         kept = None
     if kept is not None and kept.origin is not None:
         return kept
     own = shape_of(spec)[: len(shapes[0]) if shapes else 2]
-    origin = Origin(
-        label=spec.cell_id, card=gpu.short_name, shapes=tuple(sorted({own, *shapes})), cell=recorded_words(spec)
-    )
-    recorded = kept or unpack(record_packed(spec, gpu, say, shapes=shapes, where=where), str(path))
+    known = {own, *(() if near else shapes)}
+    origin = Origin(label=spec.cell_id, card=gpu.short_name, shapes=tuple(sorted(known)), cell=recorded_words(spec))
+    recorded = kept or unpack(record_packed(spec, gpu, say, shapes=shapes, near=near, where=where), str(path))
     recipe = replace(recorded, origin=origin)
     with cache_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,10 +71,11 @@ def kept_recipe(
     *,
     shapes: Sequence[Shape] = (),
     folder: Path | None = None,
+    near: bool = False,
     where: Surroundings = USUAL,
 ) -> Recipe | None:
     """Return the cell's recipe from the cache; None where it was not recorded. Raises NotEmulatable."""
-    return _read(_path(recorded_as(spec), gpu, shapes, folder, where), say)
+    return _read(_path(recorded_as(spec), gpu, shapes, folder, where, near=near), say)
 
 
 def _read(path: Path, say: Say) -> Recipe | None:
@@ -100,8 +101,10 @@ def recorded_as(spec: CellSpec) -> CellSpec:
     return with_group_size(spec).model_copy(update=whole | rank)
 
 
-def _path(spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape], folder: Path | None, where: Surroundings) -> Path:
+def _path(
+    spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape], folder: Path | None, where: Surroundings, *, near: bool = False
+) -> Path:
     """The file of a recording; its name is a hash of the cell, the GPU, the libraries that run it, the emulator."""
-    words = [FORMAT, recorded_words(spec), gpu.short_name, list(shapes), *where.key()]
+    words = [FORMAT, recorded_words(spec), gpu.short_name, list(shapes), *(["near"] if near else []), *where.key()]
     key = hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
     return (folder or cache_folder() / "recipes") / f"{key}.recipe"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -180,14 +180,9 @@ def rules_over(
     The first log is of the cell's own shape. Raises OtherBranch where the events at another are not the same, or where
     ranks were recorded and a size follows from nothing.
     """
-    kind_of_layer = pattern.kind if pattern else lambda layer: layer
-    bare = scripts_of([replace(log, size_bytes=np.sign(log.size_bytes)) for log in logs.values()], kind_of_layer)
-    for shape, scripts in zip(logs, bare, strict=True):
-        if not all(map(_is_same, scripts, bare[0])):
-            other, own = (" x ".join(map(str, one)) for one in (shape, next(iter(logs))))
-            raise OtherBranch(f"at {other} the events are not those at {own}")
+    require_one_branch(logs, pattern)
     sizes = {}
-    for shape, scripts in zip(logs, scripts_of(list(logs.values()), kind_of_layer), strict=True):
+    for shape, scripts in zip(logs, scripts_of(list(logs.values()), _kind_of(pattern)), strict=True):
         parts = []
         for growth, script in zip(growths, scripts, strict=True):
             own = np.zeros(len(growth.codes), dtype=np.int64)
@@ -198,6 +193,26 @@ def rules_over(
     if has_ranks(list(sizes)) and rules.num_unexplained:
         raise OtherBranch(f"the bytes of {rules.num_unexplained} events follow from neither shape nor rank")
     return rules
+
+
+def own_branch(logs: Mapping[Shape, Log], pattern: LayerPattern | None) -> dict[Shape, Log]:
+    """Return those of the logs, all of one depth, whose events are the first's, whatever their sizes."""
+    bare = [replace(log, size_bytes=np.sign(log.size_bytes)) for log in logs.values()]
+    first, *_ = scripts = scripts_of(bare, _kind_of(pattern))
+    alike = zip(logs.items(), scripts, strict=True)
+    return {shape: log for (shape, log), own in alike if all(map(_is_same, own, first))}
+
+
+def require_one_branch(logs: Mapping[Shape, Log], pattern: LayerPattern | None) -> None:
+    """Raise OtherBranch where the events at a shape are not those at the first."""
+    alike = own_branch(logs, pattern)
+    if (other := next((shape for shape in logs if shape not in alike), None)) is not None:
+        other, own = (" x ".join(map(str, one)) for one in (other, next(iter(alike))))
+        raise OtherBranch(f"at {other} the events are not those at {own}")
+
+
+def _kind_of(pattern: LayerPattern | None) -> Callable[[int], int]:
+    return pattern.kind if pattern else lambda layer: layer
 
 
 def _is_same(one: Script, other: Script) -> bool:
@@ -215,7 +230,7 @@ def recipe_of(
 
     The first three logs make it; a fourth is what it must predict. Raises NotLinear where the layers do not repeat.
     """
-    scripts = scripts_of(logs, pattern.kind if pattern else lambda layer: layer)
+    scripts = scripts_of(logs, _kind_of(pattern))
     marks = logs[0].marks
     if len(logs) == 1:
         growths = [growth_of([script] * 3) for script in scripts[0]]

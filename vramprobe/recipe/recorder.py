@@ -45,6 +45,10 @@ class CannotRecord(VramprobeError):
     """No recipe is at hand and none can be recorded; the message says why, and what to do."""
 
 
+class NotOneBranch(CannotRecord):
+    """The events are not the same ones at all batch shapes, so that no recipe answers for them together."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """The libraries that a cell is recorded with, and the GPU that it sees.
@@ -105,11 +109,12 @@ def record_packed(
     *,
     shapes: Sequence[Shape] = (),
     whole: bool = False,
+    near: bool = False,
     where: Surroundings = USUAL,
 ) -> bytes:
-    """Return the packed recipe, recorded in a process of its own; ``whole``: without extension.
+    """Return the packed recipe, recorded in a process of its own; ``whole`` and ``near`` are Request's.
 
-    Raises CannotRecord, and NotEmulatable where no GPU can be emulated.
+    Raises CannotRecord, NotOneBranch, and NotEmulatable where no GPU can be emulated.
     """
     from vramprobe.measure.ranks import cards_of_a_machine
 
@@ -120,7 +125,7 @@ def record_packed(
         known.close()
     if (cards, where) not in _RECORDERS:
         _RECORDERS[cards, where] = _Recorder(cards, where, say)
-    return _RECORDERS[cards, where].record(spec, say, tuple(shapes), whole=whole)
+    return _RECORDERS[cards, where].record(spec, say, tuple(shapes), whole=whole, near=near)
 
 
 class _Recorder:
@@ -145,19 +150,19 @@ class _Recorder:
         assert self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
 
-    def record(self, spec: CellSpec, say: Say, shapes: tuple[Shape, ...], *, whole: bool) -> bytes:
+    def record(self, spec: CellSpec, say: Say, shapes: tuple[Shape, ...], **options: bool) -> bytes:
         """Return the packed recipe. Raises CannotRecord; whatever ends this early ends the process."""
         from vramprobe.recipe.recording import Request
 
         out = self._folder / "recipe"
         try:
             with contextlib.suppress(BrokenPipeError):  # it has ended: its last words say why
-                self._requests.write(Request(spec, out, shapes, whole).to_json_line())
+                self._requests.write(Request(spec, out, shapes, **options).to_json_line())
                 self._requests.flush()
             for line in self._answers:
                 answer = json.loads(line)
                 if "error" in answer:
-                    raise CannotRecord(answer["error"])
+                    raise (NotOneBranch if "kind" in answer else CannotRecord)(answer["error"])
                 if "done" in answer:
                     return out.read_bytes()
                 say(answer["say"])

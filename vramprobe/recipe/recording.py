@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,17 @@ from vramprobe.measure.isolation import new_ticket, require_packages, run_isolat
 from vramprobe.measure.launcher import Launchers
 from vramprobe.recipe.launches import launch_rules, launches_of
 from vramprobe.recipe.pattern import LayerPattern, layer_pattern
-from vramprobe.recipe.recipe import Recipe, at_shape, pack, recipe_of, rules_over, shape_of
+from vramprobe.recipe.recipe import (
+    OtherBranch,
+    Recipe,
+    at_shape,
+    own_branch,
+    pack,
+    recipe_of,
+    require_one_branch,
+    rules_over,
+    shape_of,
+)
 from vramprobe.records.outcomes import Error
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
@@ -40,6 +50,7 @@ _NUM_DEPTHS = 4  # three to make the recipe from, one to hold it against
 #: Periods more of ranks: what is gathered ahead has two layers on each side that are like any other's.
 _DEEPER_OF_RANKS = 2
 _TIMEOUT_SECONDS = 600.0
+_LEAST_SHAPES = 3  # that a line of bytes is made from and held against
 _SERVER_LOG = "server.log"
 _OWNED = {"weights_bytes", "gradients_bytes", "optimizer_state_bytes", "batch_bytes"}
 
@@ -53,25 +64,26 @@ class Request:
     """A cell to record, and the file for its recipe.
 
     ``shapes``: rows and lengths, or all with a rank, to record beside the cell's own, so that sizes follow from them.
-    ``whole``: record the whole model and extend nothing.
+    ``whole``: record the whole model and extend nothing. ``near``: shapes whose events are not the cell's own are left
+    out, and others between those that are left take their place; without it they are an error.
     """
 
     spec: CellSpec
     out: Path
     shapes: tuple[Shape, ...] = ()
     whole: bool = False
+    near: bool = False
 
     def to_json_line(self) -> str:
         """One line."""
-        words = {"spec": self.spec.model_dump_json(), "out": str(self.out), "shapes": self.shapes, "whole": self.whole}
-        return json.dumps(words) + "\n"
+        return json.dumps(vars(self) | {"spec": self.spec.model_dump_json(), "out": str(self.out)}) + "\n"
 
     @classmethod
     def from_json_line(cls, line: str) -> Request:
         """Parse the line that :meth:`to_json_line` wrote."""
         words = json.loads(line)
-        shapes = tuple(map(tuple, words["shapes"]))
-        return cls(CellSpec.model_validate_json(words["spec"]), Path(words["out"]), shapes, words["whole"])
+        spec, shapes = CellSpec.model_validate_json(words.pop("spec")), tuple(map(tuple, words.pop("shapes")))
+        return cls(spec, Path(words.pop("out")), shapes, **words)
 
 
 class _Run(NamedTuple):
@@ -114,31 +126,46 @@ class Recording:
     def _extended(
         self, request: Request, pattern: LayerPattern | None, depths: Sequence[int], say: Callable[[str], None]
     ) -> Recipe:
-        """Record runs of these depths and make the recipe; one depth is the whole model's. Raises NotLinear."""
-        spec, count = request.spec, len(depths) + len(request.shapes)
-        runs = []
-        for number, depth in enumerate(depths, 1):
-            say(f"recording {spec.model}: run {number} of {count}" + (f", {depth} layers" if pattern else ""))
-            runs.append(self._run(spec, depth if pattern else None))
+        """Record runs of these depths and make the recipe; one depth is the whole model's. Raises NotLinear.
+
+        The shapes come first, at one depth: where their events differ, the other depths need not be recorded.
+        """
+        spec, times = request.spec, 1 if pattern else 0
+        numbers, of = count(1), len(depths) + len(request.shapes)
+
+        def run(depth: int, shape: Shape | None = None) -> _Run:
+            rows, length, *rank = shape or shape_of(spec)
+            at = f", {rows} x {length} tokens{''.join(f', rank {one}' for one in rank)}" if shape else ""
+            layers = f", {depth} layers" if pattern and not shape else ""
+            say(f"recording {spec.model}: run {next(numbers)} of {of}{layers}{at}")
+            return self._run(at_shape(spec, shape) if shape else spec, depth if pattern else None)
+
+        own = run(depths[times])
+        by_shape = {shape_of(spec)[: len(request.shapes[0]) if request.shapes else None]: own}
+        for shape in request.shapes:
+            by_shape[shape] = run(depths[times], shape)
+            if not request.near:
+                require_one_branch({one: seen.log for one, seen in by_shape.items()}, pattern)
+        if request.near:
+            by_shape = _own_branch(by_shape, pattern)
+            between = _between(list(by_shape)) if len(by_shape) < _LEAST_SHAPES else []
+            of += len(between)
+            by_shape |= {shape: run(depths[times], shape) for shape in between}
+            if len(by_shape) == 1:
+                raise OtherBranch("the events are others at each of these lengths")
+        runs = [own if at == times else run(depth) for at, depth in enumerate(depths)]
         logs = [run.log for run in runs]
         counts = [run.count for run in runs if run.count is not None]
-        versions = {name: version for name, version in runs[0].record.environment.versions.items() if version}
+        versions = {name: version for name, version in own.record.environment.versions.items() if version}
         recipe = Recipe(
             marks=tuple(logs[0].marks),
             depths=tuple(depths),
-            stack=versions | _device_words(runs[0].record),
+            stack=versions | _device_words(own.record),
             **(made := recipe_of(logs, pattern, depths, [run.facts for run in runs], [run.owned for run in runs])),
             launches=launches_of(counts, made["times"]) if len(counts) == len(runs) else None,
         )
         if not request.shapes:
             return recipe
-        times = 1 if pattern else 0
-        by_shape = {shape_of(spec)[: len(request.shapes[0])]: runs[times]}
-        for number, shape in enumerate(request.shapes, len(depths) + 1):
-            rows, length, *rank = shape
-            at_rank = "".join(f", rank {one}" for one in rank)
-            say(f"recording {spec.model}: run {number} of {count}, {rows} x {length} tokens{at_rank}")
-            by_shape[shape] = self._run(at_shape(spec, shape), depths[times] if pattern else None)
         logs_by_shape = {shape: run.log for shape, run in by_shape.items()}
         counts_by_shape = {shape: run.count for shape, run in by_shape.items() if run.count is not None}
         recipe = replace(recipe, rules=rules_over(logs_by_shape, recipe.growths, pattern, times))
@@ -173,6 +200,19 @@ class Recording:
             record.ledger.model_dump(include=_OWNED),
             count,
         )
+
+
+def _own_branch(runs: Mapping[Shape, _Run], pattern: LayerPattern | None) -> dict[Shape, _Run]:
+    """Return the runs whose events are the first's."""
+    alike = own_branch({shape: run.log for shape, run in runs.items()}, pattern)
+    return {shape: runs[shape] for shape in alike}
+
+
+def _between(shapes: Sequence[Shape]) -> list[Shape]:
+    """Return two shapes between two of as many rows, where it is likely that the events are theirs, too."""
+    (rows, shortest, *rank), longest = min(shapes), max(shapes)[1]
+    lengths = {shortest + (longest - shortest) * third // 3 for third in (1, 2)} - {shortest, longest}
+    return [(rows, length, *rank) for length in sorted(lengths)]
 
 
 def adds_apart(count: Mapping[str, Any]) -> bool:
@@ -228,7 +268,7 @@ def main() -> None:
                 with replacing(request.out) as part:
                     part.write_bytes(packed)
             except VramprobeError as error:
-                answer(error=str(error))
+                answer(error=str(error), **({"kind": OtherBranch.__name__} if isinstance(error, OtherBranch) else {}))
             else:
                 answer(done=None)
 

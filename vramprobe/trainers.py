@@ -94,16 +94,13 @@ def config_for(trainer: str, config: dict[str, Any]) -> dict[str, Any]:
     return config if row is None or not row.scores_rows else {**config, "num_labels": 1}
 
 
-def outputs_bytes(spec: Any, loop: Loop, vocab_size: int, *, logits_are_fp32: bool = False) -> int:
-    """Bytes of the logits that ``loop`` keeps when a forward has returned; 0 where it keeps none or there are none.
-
-    ``logits_are_fp32``: the model's own forward raises them, as transformers before 4.49.
-    """
+def outputs_bytes(spec: Any, loop: Loop, vocab_size: int) -> int:
+    """Bytes of the logits that ``loop`` keeps when a forward has returned; 0 where it keeps none or there are none."""
     if not loop.outputs_until or spec.other_head != "" or spec.fused_linear_cross_entropy:
         return 0
     head = "fp32" if spec.kbit_prep == "peft" else spec.dtype
     dtype = head if spec.autocast == "none" else spec.autocast
-    is_fp32 = dtype == "fp32" or logits_are_fp32 or (loop.raises_outputs and spec.autocast != "none")
+    is_fp32 = dtype == "fp32" or (loop.raises_outputs and spec.autocast != "none")
     return spec.num_tokens * vocab_size * (4 if is_fp32 else 2)
 
 

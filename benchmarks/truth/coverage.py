@@ -4,7 +4,8 @@ In: runs that others published, of five sources, to which nothing was fitted; ea
 says (*told*), and with neither its loop nor its releases (*open*). Out: the share that the 90 % intervals hold, by
 kind, and the shares by which predict/unknowns.py widens them: of versions, from benchmarks/versions/versions.csv; of
 fragmentation, from the half of the runs whose name has an even SHA-256, which is then not counted. ``--check`` fails
-where the page is stale, or where unknowns.py has other shares.
+where the page is stale, or where unknowns.py has other shares. ``--record`` makes coverage_recorded.csv anew: the runs
+under transformers 4, each recorded with its own libraries (benchmarks/frameworks/stacks.py; needs uv).
 """
 
 from __future__ import annotations
@@ -15,30 +16,39 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.tables import as_markdown, filled, read_csv, write_or_check
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth import t4
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
 from benchmarks.truth.published_verdicts import predicted_on
+from benchmarks.versions.recorded import python_of
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.gpus import Gpu
+from vramprobe.model.card_fit import shipped_fit
 from vramprobe.model.fit import conformal_quantile
+from vramprobe.predict import recorded
 from vramprobe.predict import unknowns as open_words
 from vramprobe.predict.prediction import Interval, Prediction
-from vramprobe.predict.stack import on_stack
+from vramprobe.recipe.recorder import Surroundings
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.units import MIB
 
 PAGE = Path(__file__).with_suffix(".md")
 VERSIONS = Path(__file__).resolve().parents[1] / "versions" / "versions.csv"
+_FLASH = Path(__file__).with_name("reproduction")
+#: Packages that a row names.
+_NAMED = ("torch", "transformers", "peft", "bitsandbytes")
 TIERS = {"allocated": "peak_allocated_bytes", "reserved": "reserved_bytes"}
 _FMS, _LORA, _DEEPSPEED = "fms-acceleration benchmark refs", "PEFT method_comparison", "stas00/ml-engineering"
 _FSDP_QLORA = "AnswerDotAI/fsdp_qlora"
-#: Releases that ``--stack`` takes: of transformers 4 from here on.
-_OLDEST_STACK = (4, 42)
+RECORDED = Path(__file__).with_name("coverage_recorded.csv")
+#: Lines of published.csv that ran under transformers 4, each with the stack that has its releases.
+_STACKS = {22: "fms-2025-02", 90: "fms-2024-12", 515: "hf-2025-10", 516: "hf-2025-10"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +60,10 @@ class RealRun:
     spec: CellSpec
     card: Gpu
     measured: dict[str, int]
-    transformers: str  # as --stack takes it; empty where the source does not say, or --stack does not know
     loop: str  # of --loop; empty where the source does not say
-    is_fourth: bool
+    is_fourth: bool  # before transformers 5
+    stack: str = ""  # whose libraries the run had, where they are not the pinned ones
+    knows_versions: bool = False  # the source says them, and they are the pinned ones or those of ``stack``
 
     @property
     def sets_widths(self) -> bool:
@@ -65,7 +76,7 @@ def real_runs() -> Iterator[RealRun]:
     for row in read_csv(t4.PUBLISHED):
         if row["model"] not in t4.NOT_IN_CATALOG and row["allocated_mib"]:
             taken = {tier: round(float(row[f"{tier}_mib"]) * MIB) for tier in TIERS}
-            words = {"transformers": "transformers-5", "loop": t4.LOOP, "is_fourth": False, "measured": taken}
+            words = {"knows_versions": True, "loop": t4.LOOP, "is_fourth": False, "measured": taken}
             name, spec = f"{t4.cell_of(row)} {row['id']}", t4.spec_of(row, "trainer")
             yield RealRun(source="fitcheck-llm", name=name, spec=spec, card=find_gpu("T4"), **words)
     for row in list_published():
@@ -80,7 +91,8 @@ def _published(row: PublishedRow) -> RealRun | None:
         return None
     version = row.versions.get("transformers", ())
     known = {"name": f"line {row.line}", "measured": {tier: row.memory_bytes}, "is_fourth": version < (5,)}
-    stack = f"transformers-{version[0]}.{version[1]}" if version >= _OLDEST_STACK and row.num_gpus == 1 else ""
+    stack = _STACKS.get(row.line, "")
+    told = {"stack": stack, "knows_versions": row.num_gpus == 1 and (bool(stack) or version >= (5,))}
     if row.source == _FMS:
         spec = cell_of(replace(row, num_gpus=1, sharding="none"))
         if spec is None:
@@ -90,24 +102,24 @@ def _published(row: PublishedRow) -> RealRun | None:
             source="fms-acceleration",
             spec=spec,
             card=find_gpu("A100-80GB-SXM"),
-            transformers=stack,
             loop="trainer",
+            **told,
             **known,
         )
     if row.source.startswith(_LORA) and row.method == "lora" and row.optimizer == "AdamW":
         # batches grow to the cap; its training loop is PEFT's own, which keeps the outputs
         spec = cell("llama-3.2-3b", row, seq_len=768, lora_targets=",".join(row.lora_targets))
-        words = {"card": find_gpu("L40S"), "transformers": stack, "loop": "keeps-outputs"}
+        words = {"card": find_gpu("L40S"), "loop": "keeps-outputs", **told}
         return RealRun(source="PEFT's method comparison", spec=spec, **words, **known)
     if row.source.startswith(_FSDP_QLORA) and row.model == "Llama-2-7B" and row.sharding == "FSDP":
         quantized = {"quant": "nf4-single", "kbit_prep": "none"} if row.method == "qlora" else {}
         spec = on_ranks(cell("llama-2-7b", row, **quantized, lora_targets="all-linear"), "fsdp1", 2)
         card = find_gpu("RTX-3090" if "3090" in (row.gpu or "") else "RTX-4090")
-        return RealRun(source="fsdp_qlora", spec=spec, card=card, transformers="", loop="", **known)
+        return RealRun(source="fsdp_qlora", spec=spec, card=card, loop="", **known)
     if row.source.startswith(_DEEPSPEED) and "without Liger" in row.notes:
         spec = on_ranks(cell("llama-3.1-8b", row, attn="flash_attention_2"), "zero2", 8)
         card = find_gpu("H200")
-        return RealRun(source="stas00/ml-engineering", spec=spec, card=card, transformers="", loop="", **known)
+        return RealRun(source="stas00/ml-engineering", spec=spec, card=card, loop="", **known)
     return None
 
 
@@ -128,13 +140,47 @@ def answer(run: RealRun, *, is_told: bool, without: Sequence[str] = ()) -> Predi
     spec, given = run.spec, []
     if is_told and run.loop:
         given.append("loop")
-        spec = spec if spec.num_gpus > 1 else spec.model_copy(update={"loop": run.loop})
-    if is_told and run.transformers:
-        given.append("stack")
-        spec = on_stack(spec, run.transformers)
+        spec = _in_its_loop(run)
+    if is_told and run.knows_versions:
+        given.append("versions")
     found = predicted_on(spec, run.card)
+    if is_told and run.stack:
+        found = found.model_copy(update=recorded_tiers()[run.name])
     by = open_words.unknowns(spec, found, run.card, given, lambda one: predicted_on(one, run.card))
     return open_words.with_unknowns(found, [one for one in by if one.name not in without])
+
+
+def _in_its_loop(run: RealRun) -> CellSpec:
+    return run.spec if run.spec.num_gpus > 1 else run.spec.model_copy(update={"loop": run.loop})
+
+
+@cache
+def recorded_tiers() -> dict[str, dict[str, Interval]]:
+    """Each run of ``coverage_recorded.csv`` → its intervals by field of a Prediction."""
+    ends = ("value", "low", "high")
+    return {
+        row["run"]: {
+            field: Interval(**{end: int(row[f"{tier}_{end}_bytes"]) for end in ends}) for tier, field in TIERS.items()
+        }
+        for row in read_csv(RECORDED)
+    }
+
+
+def record(runs: Iterable[RealRun]) -> list[dict[str, Any]]:
+    """Record each run that has a stack with its libraries; flash-attn is the empty one of reproduction/."""
+    found = []
+    for run in runs:
+        if run.stack:
+            python = python_of(run.stack)
+            (next(python.parents[1].glob("lib/*/site-packages")) / "flash_attn.pth").write_text(f"{_FLASH}\n")
+            where = Surroundings(python=python)
+            fit = shipped_fit("cuda", run.card)
+            said = recorded.predict(_in_its_loop(run), gpu=run.card, model=fit, where=where)
+            row = {"run": run.name, "stack": run.stack, **{name: said.libraries[name] for name in _NAMED}}
+            for tier, field in TIERS.items():
+                row |= {f"{tier}_{end}_bytes": size for end, size in getattr(said, field).model_dump().items()}
+            found.append(row)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +298,8 @@ def _of_group(group: Sequence[Held]) -> list[str]:
 
 def main() -> None:
     runs = list(real_runs())
+    if "--record" in sys.argv[1:]:
+        RECORDED.write_text(as_csv(record(runs)))
     derived = (*(round(one, 3) for one in versions_share()), round(fragmentation_share(runs), 3))
     shipped = (*open_words.VERSIONS, open_words.FRAGMENTATION)
     if derived != shipped:

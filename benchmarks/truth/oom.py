@@ -31,7 +31,6 @@ from vramprobe.explain.report import report_of
 from vramprobe.kernels.chip import A100
 from vramprobe.predict.predict import predict
 from vramprobe.predict.shares import near
-from vramprobe.predict.stack import on_stack
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms.step.requests import Run
 from vramprobe.terms.step.workspaces import BLAS_WORKSPACE_BYTES
@@ -65,8 +64,7 @@ def spec_of(report: Mapping[str, Any]) -> CellSpec:
     cell = dict(report["cell"])
     if cell["model"].endswith(".json"):
         cell["model"] = str(FOLDER / cell["model"])
-    spec = resolve(device="cuda", **cell)
-    return on_stack(spec, report["stack"]) if "stack" in report else spec
+    return resolve(device="cuda", **cell)
 
 
 def room_of(oom: OomMessage) -> int | None:

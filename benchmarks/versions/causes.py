@@ -24,7 +24,6 @@ FILE = Path(__file__).with_name("causes.toml")
 class Cause:
     """``stacks``: the last before and the first after. ``runs``: names, with ``*``. ``release``: package and version.
     ``bisected``: the run whose bisection came to that release; empty where it was read in the source alone.
-    ``counted``: ``predict --stack`` has it as a rule of its own.
     """
 
     stacks: tuple[str, str]
@@ -33,7 +32,6 @@ class Cause:
     why: str
     source: str
     bisected: str = ""
-    counted: bool = False
 
     def applies(self, run: str, before: str, after: str) -> bool:
         """Whether it is of this run and between these stacks, whose names are in the order of their days."""

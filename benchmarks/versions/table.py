@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import journal
 from benchmarks.frameworks.stacks import PINS, fingerprint, pins
-from benchmarks.tables import as_csv, as_markdown, filled
+from benchmarks.tables import as_csv, as_markdown, filled, read_csv
 from benchmarks.versions import picture
 from benchmarks.versions.causes import UNEXPLAINED, list_causes, step_of
 from benchmarks.versions.runs import CARD, Run, runs
@@ -108,8 +108,11 @@ def page(found: list[Row], entries: list[Entry]) -> str:
     """The table as a page: peaks, jumps, causes, what does not run, and the stacks."""
     jumps = [row for row in found if row["cause"]]
     stacks = list(dict.fromkeys(row["stack"] for row in sorted(found, key=lambda row: row["day"])))
+    recorded = read_csv(Path(__file__).with_name("recorded.csv"))
     return filled(
         Path(__file__).with_name("versions.md"),
+        recorded=len(recorded),
+        worst=f"{max(abs(float(row['percent'])) for row in recorded):.3f}",
         card=CARD,
         percent=f"{JUMP_PERCENT:g}",
         peaks=_peaks(found, stacks),
@@ -162,7 +165,7 @@ def _causes(jumps: list[Row], entries: list[Entry]) -> list[str]:
         if not any(cause.applies(row["run"], row["since"], row["stack"]) for row in jumps):
             continue
         step = step_of(cause, entries)
-        told = "no: read, and counted" if cause.counted else "no: read"
+        told = "no: read"
         if step is not None:
             version, before, after = step
             told = f"{cause.bisected}: {version} {before / GIB:.2f} GiB, then {after / GIB:.2f}"

@@ -111,8 +111,9 @@ def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal(script: Sc
 
 
 def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5_held(script: Script) -> None:
+    from vramprobe.architecture import architecture
     from vramprobe.spec import resolve
-    from vramprobe.terms.step.versions import less_as_linears_bytes
+    from vramprobe.terms.cell.parameters import less_as_linears_bytes
 
     versions, base = script("versions.versions"), {}
     for entry in versions.current(versions.JOURNAL):
@@ -122,4 +123,15 @@ def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5
     cell = resolve(
         model="mixtral-8x7b", num_layers=4, method="qlora", kbit_prep="none", batch_size=4, seq_len=1024, device="cuda"
     )
-    assert base["hf-2026-02"] - base["hf-2025-10"] == pytest.approx(less_as_linears_bytes(cell), rel=0.001)
+    less = less_as_linears_bytes(cell, architecture(cell.architecture))
+    assert base["hf-2026-02"] - base["hf-2025-10"] == pytest.approx(less, rel=0.001)
+
+
+def test_recordings_with_a_runs_own_libraries_are_within_a_third_of_a_percent(script: Script) -> None:
+    runs = {(row["run"], row["stack"]): row for row in table_rows()}
+    kept = script("tables").read_csv(FOLDER / "recorded.csv")
+    assert len(kept) > 20
+    for row in kept:
+        run = runs[row["run"], row["stack"]]
+        assert row["run_bytes"] == (run["step_bytes"] or run["peak_bytes"])
+        assert abs(int(row["recorded_bytes"]) / int(row["run_bytes"]) - 1) < 0.003

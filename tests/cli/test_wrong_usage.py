@@ -26,6 +26,7 @@ CELL = ("--model", "gpt2", "--method", "lora")
         (("predict", *CELL, "--per_device_train_batch_size", "3"), "here it is --batch-size"),
         (("predict", *CELL, "--modules-to-save", "lm_head"), "vramprobe profile --emulate GPU --empty-weights"),
         (("predict", *CELL, "--use-liger-kernel"), "here it is --fused-linear-cross-entropy"),
+        (("predict", *CELL, "--stack", "transformers-4.48"), "--python PATH; `vramprobe emulate setup --torch 2.6.0"),
         (("predict", *CELL, "--serve"), "an engine that serves a model is vramprobe serve"),
         (("predict", "--model"), "'--model' requires an argument"),
         (("predicct",), "Did you mean 'predict'?"),

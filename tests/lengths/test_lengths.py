@@ -174,7 +174,7 @@ def test_predict_shows_the_data_the_worst_batch_and_the_replay() -> None:
     "words",
     [
         ["--replay-steps", "5"],
-        ["--lengths", "max=9", "--stack", "transformers-4.48"],
+        ["--lengths", "max=9", "--python", "python"],
     ],
 )
 def test_options_that_do_not_go_together_are_wrong_usage(words: list[str]) -> None:

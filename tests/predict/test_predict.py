@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from factories import TRUE, make_environment, make_spec, specs, synthetic
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
+from vramprobe.catalog.libraries import DECIDING, in_words, pinned_libraries
 from vramprobe.errors import VramprobeError
 from vramprobe.model.card_fit import CardFit, Ratio
 from vramprobe.predict.expected import fit_records
@@ -260,3 +262,11 @@ def test_beyond_the_fit_that_ships_it_answers_and_says_so() -> None:
     assert found.fit is not None
     assert found.warnings[0].startswith("outside of what was fitted: ")
     assert "70.6B parameters" in found.warnings[0]
+
+
+def test_a_prediction_says_which_libraries_it_holds_for() -> None:
+    told = predict(specs()[0]).libraries
+    assert told == dict(pinned_libraries())
+    constraints = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
+    assert {f"{name}=={told[name]}" for name in DECIDING} <= set(constraints)
+    assert in_words({"transformers": "4.48.0", "torch": None}) == "transformers 4.48.0"

@@ -8,7 +8,15 @@ from factories import on_ranks
 from vramprobe import api, catalog
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.shares import near
-from vramprobe.predict.unknowns import FRAGMENTATION, VERSIONS, in_words, unknowns, with_repeated_keys, with_unknowns
+from vramprobe.predict.unknowns import (
+    FRAGMENTATION,
+    VERSIONS,
+    in_words,
+    unknowns,
+    wide_verdict,
+    with_repeated_keys,
+    with_unknowns,
+)
 
 CELL = {"model": "llama-3.2-1b", "method": "lora", "batch_size": 2, "seq_len": 1024}
 #: The logits that a loop keeps: rows, tokens, vocabulary, two bytes.
@@ -29,10 +37,11 @@ def test_each_unknown_widens_by_its_own_bytes() -> None:
 
 def test_what_is_told_does_not_widen() -> None:
     assert set(_ends(loop="trainer")[0]) == {"versions", "fragmentation"}
-    assert set(_ends(stack="transformers-4.57")[0]) == {"loop", "fragmentation"}
-    plain = api.predict(**CELL, engine="formula", loop="trainer", stack="transformers-4.57").peak_allocated_bytes
-    assert _ends(loop="trainer", stack="transformers-4.57")[1] == plain  # fragmentation is of reserved memory alone
     assert _ends(widen=False)[0] == {}
+    spec, plain = api.cell(**CELL, device="cuda"), api.predict(**CELL, engine="formula", loop="trainer")
+    told = unknowns(spec, plain, None, ("loop", "versions"))
+    assert [one.name for one in told] == ["fragmentation"]  # which is of reserved memory alone
+    assert with_unknowns(plain, told).peak_allocated_bytes == plain.peak_allocated_bytes
 
 
 def test_fragmentation_widens_reserved_memory_at_both_ends() -> None:
@@ -44,7 +53,7 @@ def test_fragmentation_widens_reserved_memory_at_both_ends() -> None:
 
 
 def test_a_card_without_flash_attention_may_repeat_keys() -> None:
-    told = {"loop": "step-function", "stack": "transformers-5", "dtype": "fp16", "autocast": "none"}
+    told = {"loop": "step-function", "dtype": "fp16", "autocast": "none"}
     cell = {"model": "tinyllama-1.1b", "method": "lora", "seq_len": 2048, "batch_size": 2, "lora_r": 32}
     cell |= {"gradient_checkpointing": True, "lora_targets": "q_proj,k_proj,v_proj,o_proj", "engine": "formula"}
     whole = api.predict(**cell, **told, gpu="T4", widen=True)
@@ -65,10 +74,10 @@ def test_verdict_is_not_fits_where_an_unknown_decides() -> None:
 
 
 def test_fragmentation_decides_no_verdict() -> None:
-    found = api.predict(**CELL, engine="formula", loop="trainer", stack="transformers-5", gpu="T4", widen=True)
-    plain = api.predict(**CELL, engine="formula", loop="trainer", stack="transformers-5", gpu="T4")
-    assert found.verdict == plain.verdict
-    assert found.reserved_bytes.high > plain.reserved_bytes.high
+    card, plain = catalog.find_gpu("T4"), api.predict(**CELL, engine="formula", loop="trainer", gpu="T4")
+    told = unknowns(api.cell(**CELL, device="cuda"), plain, None, ("loop", "versions"))
+    assert wide_verdict(plain, told, card) == plain.verdict
+    assert with_unknowns(plain, told).reserved_bytes.high > plain.reserved_bytes.high
 
 
 def test_widest_is_first_and_said_in_words() -> None:
@@ -86,7 +95,7 @@ def test_of_several_gpus_no_option_is_named_that_they_do_not_take() -> None:
     rank = on_ranks(api.cell(**CELL, device="cuda"), 2, "fsdp")
     tells = {one.name: one.tell for one in unknowns(rank, near(rank), None, ())}
     assert set(tells) == {"loop", "versions"}
-    assert not [tell for tell in tells.values() if "--loop" in tell or "--stack" in tell]
+    assert not [tell for tell in tells.values() if "--loop" in tell]
 
 
 def test_lower_end_is_no_less_than_nothing() -> None:

@@ -212,10 +212,8 @@ def test_a_recording_says_what_it_was_made_on() -> None:
     ("options", "words"),
     [
         ({"python": "/no/python", "engine": "formula"}, "python is an interpreter to record with, and formula"),
-        ({"python": "/no/python", "stack": "transformers-4.48"}, "and stack was given beside it"),
         ({"python": "/no/python"}, "there is no interpreter at /no/python"),
         ({"engine": "measured"}, "NVML shows none"),
-        ({"engine": "measured", "stack": "transformers-4.48"}, "stack is by arithmetic"),
     ],
 )
 def test_what_else_to_record_with_is_refused_in_a_line(

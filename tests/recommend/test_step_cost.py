@@ -181,7 +181,6 @@ def test_predict_prints_one_line_and_has_it_in_json() -> None:
     [
         (QLORA, []),
         (QLORA, ["--limit-vram", "RTX-4090"]),
-        (QLORA, ["--gpu", "RTX-4090", "--stack", "transformers-4.57"]),
         (QLORA | {"seq_len": 131_072}, ["--gpu", "RTX-4090"]),  # does not fit
         (QLORA, ["--gpu", "RTX-4090", "--lengths", "p50=250 p90=700 p99=1500 max=2048"]),
     ],

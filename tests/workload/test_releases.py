@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import make_spec
 
-from vramprobe.workload import releases
+from vramprobe.workload import releases, training
 
 
 class _Model:
@@ -52,3 +53,13 @@ def test_adapters_are_told_their_dtype_where_peft_takes_it(monkeypatch: pytest.M
     assert releases.adapters_in_fp32(True) == {"autocast_adapter_dtype": True}
     monkeypatch.setattr(peft, "get_peft_model", lambda model, config: model)
     assert releases.adapters_in_fp32(True) == {}
+
+
+@pytest.mark.parametrize("has_mask", [True, False])
+def test_rows_have_a_mask_of_ones_where_a_release_would_make_one_of_all_pairs(
+    has_mask: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "HAS_MASK", has_mask)
+    batch = training._make_batch(make_spec(device="cpu"), SimpleNamespace(config=SimpleNamespace(vocab_size=9)))
+    assert ("attention_mask" in batch) == has_mask
+    assert not has_mask or batch["attention_mask"].all()

@@ -25,7 +25,6 @@ from vramprobe.architecture.parts import (
     Wrapped,
 )
 from vramprobe.architecture.relatives import RELATIVES
-from vramprobe.architecture.releases import habits
 from vramprobe.architecture.variants import VARIANTS, variant
 from vramprobe.architecture.vision import VISION_LANGUAGE, vision_language
 
@@ -63,7 +62,7 @@ SUPPORTED_MODEL_TYPES = tuple(_INVENTORIES)
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
-    """The Architecture of a ``config.json``, as the release of transformers builds it that it names (releases.py).
+    """The Architecture of a ``config.json``, as the pinned transformers builds it.
 
     Raises UnsupportedArchitecture (a VramprobeError) for a model type without arithmetic here, and VramprobeError for a
     key that is missing or has a value no such model can have.
@@ -75,7 +74,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
             "records it, or measure the cell"
         )
     inventory = _INVENTORIES[model_type]
-    found = replace(inventory(Config(config)), habits=habits(config))
+    found = inventory(Config(config))
     return _scoring(found) if config.get("num_labels") == 1 else found
 
 

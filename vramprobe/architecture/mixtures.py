@@ -2,8 +2,7 @@
 
 In: a checked config.json. Out: its Architecture, or a VramprobeError. Experts are one parameter of three dimensions
 each, as transformers 5 has them (``modeling_mixtral.py``, ``modeling_qwen3_moe.py``), and so is what peft makes of the
-targets that transformers 4 had in their place (``peft/utils/transformers_weight_conversion.py``); of a release before 5
-they are linear layers, where that is known (releases.py). Never imports torch.
+targets that transformers 4 had in their place (``peft/utils/transformers_weight_conversion.py``). Never imports torch.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from vramprobe.architecture.config import Config, Inventory
 from vramprobe.architecture.llama4 import llama4
 from vramprobe.architecture.parts import Architecture, Experts, UnsupportedArchitecture, Wrapped
 from vramprobe.architecture.relatives import sliding_layers, window_of
-from vramprobe.architecture.releases import habits
 from vramprobe.errors import VramprobeError
 
 _LAYER = "model.layers.{layer}"
@@ -40,12 +38,8 @@ def _mixtral(config: Config) -> Architecture:
     absent_heads = num_heads if "num_key_value_heads" in config.values else 8
     num_kv_heads = config.size("num_key_value_heads", absent_heads)
     inventory = _start(config, num_heads, num_kv_heads, head_size, bias=False)
-    are_linear = habits(config.values).experts_are_linear
-    if are_linear:
-        _add_linear_experts(inventory, experts, hidden)
-    else:
-        inventory.add(f"{_MLP}.gate.weight", (experts.num, hidden), "router")
-        _add_experts(inventory, experts, hidden)
+    inventory.add(f"{_MLP}.gate.weight", (experts.num, hidden), "router")
+    _add_experts(inventory, experts, hidden)
     return _finish(
         config,
         inventory,
@@ -53,7 +47,7 @@ def _mixtral(config: Config) -> Architecture:
         num_heads,
         num_kv_heads,
         head_size,
-        wrapped=() if are_linear else _wrapped(experts, hidden, _MIXTRAL_TARGETS),
+        wrapped=_wrapped(experts, hidden, _MIXTRAL_TARGETS),
         window=config.absent_or_size("sliding_window", None),
     )
 
@@ -237,18 +231,6 @@ def _add_experts(inventory: Inventory, experts: Experts, hidden: int, only: Lite
     num, width = experts.num, experts.width
     inventory.add(f"{_MLP}.experts.gate_up_proj", (num, 2 * width, hidden), "experts", only=only)
     inventory.add(f"{_MLP}.experts.down_proj", (num, hidden, width), "experts", only=only)
-
-
-def _add_linear_experts(inventory: Inventory, experts: Experts, hidden: int) -> None:
-    """Router and experts of transformers 4's Mixtral (MixtralSparseMoeBlock, there ``block_sparse_moe``)."""
-    inventory.linear(f"{_MLP}.gate", hidden, experts.num, False)
-    for number in range(experts.num):
-        for name, num_in, num_out in (
-            ("w1", hidden, experts.width),
-            ("w2", experts.width, hidden),
-            ("w3", hidden, experts.width),
-        ):
-            inventory.linear(f"{_MLP}.experts.{number}.{name}", num_in, num_out, False)
 
 
 def _wrapped(experts: Experts, hidden: int, targets: dict[str, tuple[str, ...]]) -> tuple[Wrapped, ...]:

@@ -17,7 +17,6 @@ Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts
 
 
 #: How the loss puts logits beside labels that are one token ahead.
-Logits = Literal["labels padded", "shifted copy", "shifted copy, 16-bit logits kept"]
 
 
 class UnsupportedArchitecture(VramprobeError):
@@ -83,24 +82,6 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Habits:
-    """What decides memory and has changed between releases of libraries; the defaults are the pinned ones'."""
-
-    logits: Logits = "labels padded"
-    rotary_positions: int = 0  # of a table in each layer; 0 where the layers share one of the length at hand
-    repeats_heads: bool = False  # grouped ones, for sdpa
-    flash_repeats_heads: bool = False  # grouped ones, for flash attention 2
-    copies_heads: bool = False  # sdpa's inputs, laid out by heads
-    reenters: bool = False  # a checkpoint is run again as a whole, and its output stays until its layer is done
-    experts_are_linear: bool = False
-    computes_in_fp32: bool = False  # a 4-bit layer whose input is fp32, whatever its compute dtype
-    keeps_inputs: bool = False  # of 4-bit layers, for a gradient that a frozen weight never has
-
-
-PINNED = Habits()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """Dimensions and parameters of a causal language model. Widths are elements, rates are probabilities."""
 
@@ -133,7 +114,6 @@ class Architecture:
     dense_layers: tuple[int, ...] = ()  # those without experts, where others have them
     wrapped: tuple[Wrapped, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-    habits: Habits = PINNED
 
     @property
     def head_width(self) -> int:

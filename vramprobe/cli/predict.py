@@ -78,12 +78,6 @@ def predict(
         Path | None,
         typer.Option(metavar="PATH", help="Record with this interpreter's libraries."),
     ] = None,
-    stack: Annotated[
-        str | None,
-        typer.Option(
-            help="Predict for other library versions: transformers-4.48, or transformers-4.48,bitsandbytes-0.45."
-        ),
-    ] = None,
     timeline: Annotated[
         Path | None,
         typer.Option(help="Record the cell, and draw the live memory of one step by cause: FILE.html, .png or .svg."),
@@ -124,22 +118,19 @@ def _one_cell(
     fit: Path | None,
     engine: str,
     python: Path | None,
-    stack: str | None,
     timeline: Path | None,
     changes: bool,
     explain: bool,
     exit_zero: bool,
     json_output: bool,
 ) -> None:
-    if stack is not None and changes:
-        raise typer.BadParameter("--stack is of one prediction; drop it, or --changes.")
     if python is not None and (changes or timeline is not None):
         raise typer.BadParameter("--changes and --timeline record with the usual libraries; drop them, or --python.")
     words = _words(cell, gpu, fit)
     if timeline is not None:
         engine = _drawn(cell, ranks, gpu, engine, timeline)
     words |= {"python": python} if python is not None else {}
-    asked = {"engine": engine, "stack": stack, "changes": changes, "explain": explain, "as_json": json_output}
+    asked = {"engine": engine, "changes": changes, "explain": explain, "as_json": json_output}
     exit_with(_show(words, ranks, None, gpu=gpu, **asked), exit_zero=exit_zero)
 
 
@@ -174,7 +165,7 @@ def _of_data(
     order = {"sampler": sampler, "pad_to_multiple_of": pad_to_multiple_of}
     varied = lengths_option.of_data(lengths, order, replay_steps, words | ranks, gpu=gpu, engine=engine)
     words |= varied.worst_batch
-    judged = _show(words, ranks, varied, gpu=gpu, engine=engine, stack=None, changes=changes, as_json=json_output)
+    judged = _show(words, ranks, varied, gpu=gpu, engine=engine, changes=changes, as_json=json_output)
     exit_with(judged, exit_zero=exit_zero)
 
 
@@ -342,7 +333,6 @@ def _show(
     *,
     gpu: str | None,
     engine: str,
-    stack: str | None,
     changes: bool,
     as_json: bool,
     explain: bool = False,
@@ -352,11 +342,11 @@ def _show(
     from vramprobe.choices import meant
     from vramprobe.cli.emulate import say
 
-    prediction = api.predict(widen=True, engine=engine, say=say, gpu=gpu, stack=stack, **ranks, **cell)
+    prediction = api.predict(widen=True, engine=engine, say=say, gpu=gpu, **ranks, **cell)
     if varied is not None:  # its steps are not all like that of the worst batch
         prediction = prediction.model_copy(update={"step": None})
     judged, others = prediction.verdict, None
-    if changes or (judged and judged.verdict != "fits" and stack is None):
+    if changes or (judged and judged.verdict != "fits" and "python" not in cell):
         others = _changes(gpu, ranks | cell, is_asked=changes)
     if as_json:
         _print_as_json(prediction, others, varied)
@@ -367,7 +357,7 @@ def _show(
         if meant("dtype", cell.get("dtype")) == "fp16" and not {"autocast", "recipe"} & {*cell}:
             chosen = "no autocast" if cell["method"] == "full" else "autocast fp16 and fp32 adapters"
             print(f"--dtype fp16: {chosen}; --autocast says otherwise.")
-        is_of_one = stack is None and not {"sharding", "images"} & {*ranks, *cell}
+        is_of_one = not {"sharding", "images", "python"} & {*ranks, *cell}
         if is_of_one and judged and judged.verdict == "does not fit":
             print("How many of it hold the run: --min-gpus (under fsdp; --sharding names another).")
     return judged.verdict if judged else None

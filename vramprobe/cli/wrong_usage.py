@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vramprobe.cli.help import EXAMPLES, VERBS
+from vramprobe.emulate.environment import OTHER_VERSIONS
 from vramprobe.interop.arguments import OPTION_OF
 from vramprobe.options import RANK_OPTIONS
 
@@ -51,6 +52,8 @@ _NONE: dict[tuple[str, str], str] = {
         for name in RANK_OPTIONS
     },
     **{("predict", name): "an engine that serves a model is vramprobe serve" for name in ("serve", "vllm")},
+    ("predict", "stack"): "other library versions are recorded, with an interpreter that has them: --python PATH; "
+    f"`{OTHER_VERSIONS}` makes one, with your versions",
     ("serve", "engine"): "it predicts vLLM alone; vramprobe explain reads SGLang's errors",
     ("", "modulestosave"): "trained copies of whole modules are not predicted; run the script: vramprobe profile "
     "--emulate GPU --empty-weights -- python train.py",

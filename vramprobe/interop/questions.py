@@ -121,7 +121,7 @@ def _step(card: catalog.Gpu | None, judged: Verdict | None, options: Mapping[str
     """Return the time and cost of a step on a card that holds it; of the usual libraries alone."""
     if card is None or judged is None or judged.verdict == "does not fit":
         return None
-    if options.get("stack") or options.get("python") or options.get("engine") == "measured":
+    if options.get("python") or options.get("engine") == "measured":
         return None
     return step_cost(questions.cell_on_ranks(**_cell_words(options)), card)
 

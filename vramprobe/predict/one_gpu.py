@@ -14,7 +14,8 @@ from vramprobe.predict.prediction import HasKernels
 from vramprobe.rules.cell import not_quantized
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
-from vramprobe.terms.step.versions import is_fourth, taken_notes, version_notes
+from vramprobe.terms.cell.parameters import less_as_linears_bytes
+from vramprobe.units import format_bytes
 
 
 class Counted(NamedTuple):
@@ -49,15 +50,16 @@ def without_flash(spec: CellSpec, gpu: HasKernels | None) -> list[str]:
 
 
 def _not_quantized(spec: CellSpec) -> list[str]:
-    """Return notes if quantization reaches less than half of the parameters, as of a mixture of experts, or if the cell
-    is predicted under another release.
-    """
-    if is_fourth(spec):
-        return version_notes(spec)
-    taken = taken_notes(spec)
+    """Return notes if quantization reaches less than half of the parameters, as of a mixture of experts."""
     if spec.quant == "none":
-        return taken
+        return []
     arch = architecture(spec.architecture)
     reached = sum(p.numel * arch.num_copies(p) for p in arch.parameters if p.role == "linear")
     said = not_quantized(spec.quant, spec.kbit_prep, spec.dtype, reached, arch.num_params)
-    return [*taken, *said, *version_notes(spec)] if said else taken
+    less = less_as_linears_bytes(spec, arch) if said else 0
+    if less:
+        said.append(
+            "so under transformers 5; transformers 4 has these experts as linear layers, which are quantized: "
+            f"{format_bytes(less)} less of weights there (--python records with it: docs/versions.md)"
+        )
+    return said

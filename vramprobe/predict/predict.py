@@ -7,6 +7,7 @@ the interval widens and says so (uncertainty.py). Never imports torch or numpy.
 from __future__ import annotations
 
 from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.errors import VramprobeError
 from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.one_gpu import Counted, count_one
@@ -15,13 +16,10 @@ from vramprobe.predict.reasons import reasons
 from vramprobe.predict.replay import with_replay, with_retries
 from vramprobe.predict.uncertainty import ARITHMETIC_SPREAD, interval_around, with_fit
 from vramprobe.spec import CellSpec
-from vramprobe.terms.step.versions import is_fourth, libraries_of
 from vramprobe.terms.step.workspaces import highest_moment, with_workspaces, workspaces_bytes
 
 #: Beyond this the intervals leave the range of floats, and nobody's computer is near it.
 LARGEST_BYTES = 10**300
-#: Why no record is like a cell under an older release.
-_OLDER = "transformers 4 (emulated runs were within 0.3 %: benchmarks/versions/versions.md)"
 
 
 def predict(
@@ -49,8 +47,7 @@ def predict(
         found = with_replay(found, spec, counted.moments, gpu)
     if model is not None:
         num_params = architecture(spec.architecture).num_params
-        older = [_OLDER] if is_fourth(spec) else []
-        found = with_fit(found, spec, model, gpu, num_params=num_params, also_outside=older)
+        found = with_fit(found, spec, model, gpu, num_params=num_params)
     return with_retries(found, spec, gpu) if retries else found
 
 
@@ -72,5 +69,5 @@ def _of_moments(spec: CellSpec, counted: Counted, workspaces: int) -> Prediction
         terms=moment.terms,
         constant_bytes=0,
         warnings=[ALONE, *counted.notes, *reasons(spec, moment.terms)],
-        libraries=libraries_of(spec),
+        libraries=dict(pinned_libraries()),
     )

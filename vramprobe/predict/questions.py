@@ -114,7 +114,6 @@ def predict(
     engine: Engine | Literal["auto", "measured"] = "auto",
     gpu: str | None = None,
     replays: bool = True,
-    stack: str | None = None,
     python: str | Path | None = None,
     say: Callable[[str], None] = lambda words: None,
     open_words: list[Unknown] | None = None,
@@ -128,25 +127,17 @@ def predict(
     engine (a recording on the emulated ``gpu``, kept); ``say`` hears what a recording does. ``options`` are the cell's
     words. With ``sharding`` and ``num_gpus``: the memory of one rank, whose batch is the cell's, by a recording of rank
     0, or of ``only_rank``. ``replays``: on CUDA by the allocator's replay, where the fit knows how far off that is;
-    else by arithmetic alone, where there is some. ``stack``: under another release, ``transformers-4.48``, by
-    arithmetic alone. ``python``: an interpreter with whose libraries the cell is recorded. ``engine`` measured: a
-    recording on this machine's own GPU. ``open_words``: a list that takes what the words leave open (unknowns.py); no
-    interval holds that. ``records``: False raises UnsupportedArchitecture where ``auto`` would record.
+    else by arithmetic alone, where there is some. ``python``: an interpreter with whose libraries the cell is recorded.
+    ``engine`` measured: a recording on this machine's own GPU. ``open_words``: a list that takes what the words leave
+    open (unknowns.py); no interval holds that. ``records``: False raises UnsupportedArchitecture where ``auto`` would
+    record.
     """
     from vramprobe.model.card_fit import shipped_fit
 
     model = given_fit(None if str(fit) == "none" else fit)
     spec = cell_on_ranks(device=device or (model.device if model else "cuda"), **options)
-    sharding = options.get("sharding")
-    where, engine = _surroundings(engine, python, stack)
+    where, engine = _surroundings(engine, python)
     engine = engine_for(engine, options)
-    if stack is not None:
-        from vramprobe.predict.stack import on_stack
-
-        if sharding is not None or engine == "recipe":
-            given = "sharding" if sharding is not None else "engine recipe"
-            raise SpecError(f"stack is by arithmetic, of one GPU: drop {given}, or stack")
-        spec, engine = on_stack(spec, stack), "formula"
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
     beyond = shipped_fit(spec.device, card, of_one_card=not replays) if fit is None else model
     if spec.num_gpus == 1:
@@ -156,7 +147,7 @@ def predict(
     if open_words is not None:
         from vramprobe.predict.unknowns import unknowns
 
-        told = {"loop": options.get("loop"), "stack": stack or where}
+        told = {"loop": options.get("loop"), "versions": where}
         given = [name for name, value in told.items() if value is not None]
         by_formula = words | {"engine": "formula"}
         open_words += unknowns(spec, found, card, given, lambda one: predicted(one, model, **by_formula))
@@ -166,12 +157,12 @@ def predict(
     return found.model_copy(update={"warnings": [*found.warnings, *said]}) if said else found
 
 
-def _surroundings(engine: str, python: str | Path | None, stack: str | None) -> tuple[Surroundings | None, Any]:
+def _surroundings(engine: str, python: str | Path | None) -> tuple[Surroundings | None, Any]:
     """(the libraries and the GPU to record with where they are not the usual ones, the engine). Raises SpecError."""
     if python is None and engine != "measured":
         return None, engine
-    if python is not None and (given := "stack" if stack is not None else engine) not in ("auto", "recipe"):
-        raise SpecError(f"python is an interpreter to record with, and {given} was given beside it; drop one of them")
+    if python is not None and engine not in ("auto", "recipe"):
+        raise SpecError(f"python is an interpreter to record with, and {engine} was given beside it; drop one of them")
     from vramprobe.recipe.recorder import Surroundings
 
     return Surroundings(python=python and Path(python).absolute(), measured=engine == "measured"), "recipe"

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from vramprobe.architecture import Architecture, UnsupportedArchitecture
+from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.kernels.chip import chip_like
 from vramprobe.predict.one_gpu import without_flash
 from vramprobe.predict.prediction import HasKernels, Interval, Prediction
@@ -23,7 +24,6 @@ from vramprobe.terms import Moment, batch_bytes, course_of
 from vramprobe.terms.cell import optimizer, parameters
 from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.cell.setup import Setup
-from vramprobe.terms.step.versions import libraries_of
 from vramprobe.terms.step.walk import Walk, one_of_each_kind, walk_layers
 from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
 from vramprobe.terms.tape.graph import ITEMSIZE_BYTES, Place
@@ -65,7 +65,7 @@ def near(spec: CellSpec, gpu: HasKernels | None = None) -> Prediction:
             *([load_note(load)] if load > peak.total_bytes else []),
             *without_flash(spec, gpu),
         ],
-        libraries=libraries_of(spec),
+        libraries=dict(pinned_libraries()),
         num_gpus=spec.num_gpus,
         sharding=spec.sharding,
     )

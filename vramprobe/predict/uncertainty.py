@@ -35,10 +35,8 @@ def with_fit(
     gpu: HasKernels | None,
     *,
     num_params: int | None,
-    also_outside: Sequence[str] = (),
 ) -> Prediction:
-    """Return ``found``, which rests on no fit, with what ``model`` learnt of the card; ``also_outside``: further
-    reasons why no record is like this cell.
+    """Return ``found``, which rests on no fit, with what ``model`` learnt of the card.
 
     Allocated and reserved memory are multiplied by the fit's ratios where both are what these were learnt from: on the
     CPU, and where the allocator was replayed. Else only reserved memory is added, by the fit's share of allocated. Of
@@ -53,7 +51,7 @@ def with_fit(
         return found.model_copy(
             update={"device_bytes": _device_tier(found.reserved_bytes, gaps.device_over_reserved_bytes)}
         )
-    beyond = [*model.outside(spec, num_params, card), *also_outside]
+    beyond = model.outside(spec, num_params, card)
     allocated, reserved = found.peak_allocated_bytes, found.reserved_bytes
     if reserved is not None or spec.device == "cpu":
         allocated = _times(allocated.value, gaps.allocated_of(spec.method), spec.device, is_outside=bool(beyond))

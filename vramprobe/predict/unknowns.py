@@ -33,14 +33,13 @@ VERSIONS: Share = (0.014, 0.099)
 FRAGMENTATION = 0.067
 _TELLS: dict[Name, str] = {
     "loop": "--loop names yours",
-    "versions": "--stack names your transformers",
+    "versions": "--python records with your libraries",
     "kernel": "sdpa takes another attention kernel where keys are repeated, as for batches with a mask",
     "fragmentation": "a real run's blocks are not all where the replay has them",
 }
-#: The same on several GPUs, where these two options are not taken.
+#: The same on several GPUs, where this option is not taken.
 _TELLS_OF_RANKS: dict[Name, str] = {
     "loop": "as your loop keeps its outputs or not",
-    "versions": "--python records with your libraries",
 }
 #: Terms of a peak that no attention kernel changes.
 _STATES = ("weights", "gradients", "optimizer_state")
@@ -73,7 +72,7 @@ def unknowns(
     if "loop" not in given:
         kept = other_loop_bytes(spec)
         ends["loop"] = (0, kept), (0, kept)
-    if "stack" not in given and not spec.uses_trl and spec.other_head == "":
+    if "versions" not in given and not spec.uses_trl and spec.other_head == "":
         ends["versions"] = _share(VERSIONS, allocated), _share(VERSIONS, reserved)
     if again is not None and found.num_gpus == 1 and _may_repeat_keys(spec, gpu):
         with suppress(UnsupportedArchitecture):

@@ -20,6 +20,7 @@ except ImportError:  # before 5
 __all__ = [
     "CALL_OPTIONS",
     "DTYPE",
+    "HAS_MASK",
     "adapters_in_fp32",
     "enable_checkpointing",
     "no_init_weights",
@@ -33,6 +34,9 @@ _IS_FOURTH = Version("5.0.0.dev0") > _RELEASE
 DTYPE = "dtype" if Version("4.56") <= _RELEASE else "torch_dtype"
 #: What a model is called with beside its batch: 5's Trainer switches the cache off, 4's leaves it as the config has it.
 CALL_OPTIONS: dict[str, Any] = {} if _IS_FOURTH else {"use_cache": False}
+#: Rows that are not padded have a mask of ones, as every collator makes it: without one, 4.53 to 4.57 look for packed
+#: rows, and hand sdpa a mask of all pairs of tokens.
+HAS_MASK = _IS_FOURTH
 
 
 def enable_checkpointing(model: Any, *, trains_inputs: bool) -> None:

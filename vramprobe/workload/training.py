@@ -22,7 +22,7 @@ from vramprobe.workload.fused_loss import fuse_loss
 from vramprobe.workload.images import add_images, is_vision, text_tokens
 from vramprobe.workload.loss import options_of
 from vramprobe.workload.model import TORCH_DTYPES
-from vramprobe.workload.releases import CALL_OPTIONS, vocab_size
+from vramprobe.workload.releases import CALL_OPTIONS, HAS_MASK, vocab_size
 from vramprobe.workload.stepper import Stepper
 from vramprobe.workload.storages import Storages, storages_of
 from vramprobe.workload.trainer import reference_storages
@@ -203,7 +203,7 @@ def _make_batch(spec: CellSpec, model: nn.Module) -> dict[str, torch.Tensor]:
     batch = {"input_ids": input_ids, "labels": input_ids.clone()}
     if spec.images:
         add_images(spec, model.config, batch)
-    if spec.cp_size > 1 and spec.loss == "chunked_nll":
+    if HAS_MASK or (spec.cp_size > 1 and spec.loss == "chunked_nll"):
         # As TRL's collator. Without one, transformers takes the gap between a rank's two parts of a row for the border
         # of two packed rows, and makes a mask of all pairs of tokens.
         batch["attention_mask"] = torch.ones_like(input_ids)

@@ -219,12 +219,8 @@ def buffers_bytes(arch: Architecture, dtype: str) -> int:
 
 def buffer_parts(arch: Architecture, dtype: str) -> list[int]:
     """The rotary embedding's ``inv_freq`` and ``original_inv_freq``, fp32, once for the model or for each kind of
-    layer; the number that scales embeddings, in the dtype the model is made in, and so are older releases' tables of
-    cosines and sines in every layer.
+    layer; the number that scales embeddings, in the dtype the model is made in.
     """
-    if arch.habits.rotary_positions:
-        table = arch.habits.rotary_positions * arch.rotary_size * ITEMSIZE_BYTES[dtype]
-        return arch.num_layers * [table, table, arch.rotary_size // 2 * 4]
     frequencies = [4 * (arch.rotary_size // 2)] * (2 * arch.num_rotary_tables)
     return frequencies + ([ITEMSIZE_BYTES[dtype]] if arch.scales_embedding else [])
 
@@ -244,3 +240,17 @@ def quantised_parts(tensor: Tensor, quant: str) -> list[int]:
         return [*packed, 4 * blocks]
     # Each block's absmax in 8 bits; absmax of the absmax, its code, the offset.
     return [*packed, blocks, 4 * -(-blocks // NESTED_BLOCK), CODE_8BIT_BYTES, 4]
+
+
+def less_as_linears_bytes(spec: CellSpec, arch: Architecture) -> int:
+    """Bytes that a quantised mixture's weights would take less, were its experts and routers linear layers, as
+    transformers 4 has them; 0 where they were one tensor then, too (gpt-oss)."""
+    by_name = {tensor.name: tensor for tensor in tensors(spec, arch)}
+    less = 0
+    for wrapped in arch.wrapped:
+        whole = by_name[wrapped.name]
+        shape = wrapped.num_out // len(wrapped.targets), wrapped.num_in
+        linear = whole._replace(shape=shape, quantised=True)
+        num_linears = wrapped.num_experts * len(wrapped.targets)
+        less += whole.num_copies * (whole.num_bytes - num_linears * quantised_bytes(linear, spec.quant))
+    return less

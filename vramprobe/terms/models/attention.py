@@ -28,10 +28,9 @@ def kernel(setup: Setup, dtype: str, *, masked: bool = False) -> Kernel:
     if setup.attn == "eager":
         return "eager"
     is_grouped = arch.num_kv_heads != arch.num_heads
-    is_repeated = masked or repeats_heads(setup)
     if setup.device == "cpu":
         return "math" if arch.attention_dropout > 0 else "fused"
-    found = _chosen(setup, dtype, is_grouped=is_grouped and not is_repeated, masked=masked)
+    found = _chosen(setup, dtype, is_grouped=is_grouped and not masked, masked=masked)
     return "math" if found == "math" else "fused"
 
 
@@ -49,12 +48,6 @@ def _chosen(setup: Setup, dtype: str, *, masked: bool, is_grouped: bool = False)
     )
 
 
-def repeats_heads(setup: Setup) -> bool:
-    """Whether grouped heads are repeated though there is no mask, as older releases do."""
-    habits = setup.arch.habits
-    return habits.flash_repeats_heads if setup.attn == "flash_attention_2" else habits.repeats_heads
-
-
 def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | None) -> tuple[Value, Value | None]:
     """The attention of one layer, and its weights, which the eager path hands out and the layer's code holds.
 
@@ -62,10 +55,8 @@ def attend(setup: Setup, query: Value, key: Value, value: Value, mask: Value | N
     """
     if setup.attn == "eager":
         return _eager(setup, query, key, value, mask)
-    if mask is not None or repeats_heads(setup):
+    if mask is not None:
         key, value = _repeated(query, key, value, as_view=setup.arch.num_kv_heads == 1)
-    if setup.arch.habits.copies_heads and setup.attn != "flash_attention_2":
-        query, key, value = (layout.copied_by_heads(x) for x in (query, key, value))
     return layout.contiguous(_sdpa(setup, query, key, value, is_masked=mask is not None)), None
 
 

@@ -27,24 +27,18 @@ class Routing(NamedTuple):
 
 def mixture(model: Model, prefix: str, hidden: Value) -> Value:
     """Mixtral's and Qwen3's sparse block; ``prefix`` ends in ``mlp.``."""
-    routed = softmax_router(model, f"{prefix}gate", hidden)
-    if model.arch.habits.experts_are_linear:
-        return linear_experts(model, f"{prefix}experts.", hidden, routed)
-    return grouped_experts(model, f"{prefix}experts.", hidden, routed)
+    return grouped_experts(model, f"{prefix}experts.", hidden, softmax_router(model, f"{prefix}gate", hidden))
 
 
 def softmax_router(model: Model, name: str, hidden: Value) -> Routing:
     """The softmax of all experts' logits in fp32, then the best of them."""
     experts, num_tokens = model.arch.experts, model.num_tokens
-    are_linear = model.arch.habits.experts_are_linear
-    logits = model.linear(name, hidden) if are_linear else router_logits(model, name, hidden)
+    logits = router_logits(model, name, hidden)
     scores = op.elementwise(op.cast(logits, "fp32"), saves="output")
     scores, chosen = routing.top_k(scores, num_tokens * experts.per_token)
     if experts.renormalised:
         scores = routing.divided_by_row_sums(scores, num_tokens)
-    if are_linear:
-        scores = op.cast(scores, hidden.dtype)
-    elif model.arch.model_type == "qwen3_moe":
+    if model.arch.model_type == "qwen3_moe":
         scores = op.cast(scores, logits.dtype)
     return Routing(logits, scores, chosen)
 
@@ -137,25 +131,3 @@ def grouped_experts(model: Model, prefix: str, hidden: Value, routed: Routing) -
     summed = routing.summed_groups(weighted, hidden.numel, "fp32" if in_fp32 else weighted.dtype)
     del expert_ids, counted, counts
     return op.cast(summed, hidden.dtype)
-
-
-def linear_experts(model: Model, prefix: str, hidden: Value, routed: Routing) -> Value:
-    """transformers 4's loop over its experts (modeling_mixtral.py, MixtralSparseMoeBlock), each with as many tokens as
-    the others.
-    """
-    tape, experts, num_tokens = model.tape, model.arch.experts, model.num_tokens
-    num_pairs, width = routed.scores.numel, hidden.numel // num_tokens
-    out = op.value_like(hidden)
-    mask = tape.new(num_pairs * experts.num, "int64")
-    for number in range(experts.num):
-        # Whole multiples of the tokens, which are left open: rounded up, where they are a share of a few bytes.
-        places = tape.new(num_tokens * -(-16 * experts.per_token // experts.num), "int8")
-        rows = routing.gathered(hidden, places, num_pairs * width // experts.num)
-        inner = model.activation(model.linear(f"{prefix}{number}.w1", rows))
-        inner = op.mul(inner, model.linear(f"{prefix}{number}.w3", rows))
-        inner = model.linear(f"{prefix}{number}.w2", inner)
-        scores = routing.gathered(routed.scores, places, num_tokens * -(-experts.per_token // experts.num))
-        inner = op.cast(op.mul(inner, scores), hidden.dtype)
-        out = routing.added_at(out, inner, places)
-    del mask
-    return out

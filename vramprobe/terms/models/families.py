@@ -36,11 +36,8 @@ def forward(model: Model) -> Value:
         elif model.setup.loss == "liger":
             loss = fused_linear_cross_entropy(model, hidden)
         else:
-            logits, put = model.logits(hidden), model.arch.habits.logits
-            if put == "shifted copy":
-                logits = op.cast(logits, "fp32")  # the model's own forward does that, and drops those of 16 bits
-            shifts = put != "labels padded"
-            loss = op.cross_entropy(logits, model.setup.batch_size, model.setup.seq_len, shifts_logits=shifts)
+            logits = model.logits(hidden)
+            loss = op.cross_entropy(logits, model.setup.batch_size, model.setup.seq_len)
     model.leave_autocast()
     if model.setup.loss == "nll":  # others make no logits
         outputs = logits
@@ -49,7 +46,6 @@ def forward(model: Model) -> Value:
         if tape.keeps_outputs:
             tape.kept = [loss, outputs, *model.inputs]  # and what was kept before goes
         del outputs
-    model.cache.clear()
     return op.scaled(loss) if model.setup.accumulates else loss
 
 
@@ -100,7 +96,7 @@ def layer_place(arch: Architecture, layer: int) -> str:
 
 
 def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
-    """``torch.utils.checkpoint``, in older releases with re-entry: keep the layer's input, run it again in backward."""
+    """``torch.utils.checkpoint`` without re-entry: keep the layer's input, run it again in backward."""
     tape, index, tables, shared = model.tape, model.layer, model.tables, model.shared
     with tape.cause("checkpoint_store"):
         # The CPU's random state is kept to repeat dropout; CUDA's is copied to the host.
@@ -118,7 +114,7 @@ def _checkpointed(model: Model, layer: Layer, hidden: Value) -> Value:
             model.end_of_layers()
             model.leave_autocast()
 
-    checkpoint = Checkpoint(tape, run_again, reenters=model.arch.habits.reenters)
+    checkpoint = Checkpoint(tape, run_again)
     with tape.checkpointed(checkpoint), tape.cause(TEMPORARY, saved="checkpoint_store"):
         return layer(model, hidden)
 

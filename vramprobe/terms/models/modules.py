@@ -13,7 +13,7 @@ from vramprobe.terms.cell.setup import Setup
 from vramprobe.terms.models import adapters, norms, quantized
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.activations import gelu_new
-from vramprobe.terms.models.attention import attend, repeats_heads
+from vramprobe.terms.models.attention import attend
 from vramprobe.terms.models.weights import Weights
 from vramprobe.terms.tape.graph import Value
 from vramprobe.terms.tape.tape import Tape
@@ -32,7 +32,6 @@ class Model(Weights):
         self._masks: dict[bool, Value] = {}  # by whether the layer slides
         self.held_in_layer: Value | None = None  # the attention's weights, which a layer's code has in a variable
         self.held: list[Value] = []  # what the model's own forward keeps in a variable until its layers are done
-        self.cache: list[Value] = []  # keys and values that the model's own forward returns with its output
 
     # -- modules ----------------------------------------------------------------------------------------------------
 
@@ -163,10 +162,7 @@ class Model(Weights):
         return self.shared[1] if len(self.shared) > 1 else None
 
     def attend(self, query: Value, key: Value, value: Value) -> Value:
-        """The layer's attention. Heads that are repeated come from a cache, which training fills, too, unless it has
-        checkpoints."""
-        if repeats_heads(self.setup) and not self.setup.gradient_checkpointing:
-            self.cache += [key, value]
+        """The layer's attention."""
         out, self.held_in_layer = attend(self.setup, query, key, value, self.mask)
         return out
 

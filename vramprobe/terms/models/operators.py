@@ -341,17 +341,10 @@ def shifted_labels(tape: Tape, batch_size: int, seq_len: int) -> list[Value]:
     return [padded, tape.new(batch_size * seq_len, "int64")] if batch_size > 1 else [padded]
 
 
-def cross_entropy(logits: Value, batch_size: int, seq_len: int, *, shifts_logits: bool = False) -> Value:
-    """transformers' ForCausalLMLoss: fp32 logits, shifted labels, log-softmax (saved), mean over the tokens.
-
-    ``shifts_logits``: of a copy of the logits, as releases before 4.49 have it; they leave out each row's last token,
-    which is counted here.
-    """
+def cross_entropy(logits: Value, batch_size: int, seq_len: int) -> Value:
+    """transformers' ForCausalLMLoss: fp32 logits, shifted labels, log-softmax (saved), mean over the tokens."""
     tape = logits.tape
-    logits = whole = cast(logits, "fp32")
-    if shifts_logits:
-        logits = tape.new_like(whole)
-        tape.record([whole], [logits], [], lambda grads: [value_like(grads[0])])
+    logits = cast(logits, "fp32")
     labels = shifted_labels(tape, batch_size, seq_len)[-1:]
     logs = tape.new_like(logits)
     tape.record([logits], [logs], [logs], lambda grads: [value_like(grads[0])])

@@ -17,9 +17,8 @@ def linear(model: Weights, name: str, value: Value, tensor: Tensor) -> Value:
     tape, eight_bit, autocast = model.tape, model.setup.quant == "int8", model.setup.autocast
     if eight_bit and model.device == "cuda":
         return _in_8_bit(model, name, value, tensor)
-    habits = model.arch.habits
     model.weight(f"{name}.weight")  # is in use
-    given = value if eight_bit or habits.computes_in_fp32 else op.cast(value, tensor.dtype)
+    given = value if eight_bit else op.cast(value, tensor.dtype)
     num_out, numel, before = model.num_out(name), given.numel, given.dtype
     whole = dequantized(model, tensor, given.dtype, is_forward=True)
     # The product is an F.linear within bitsandbytes' own: autocast casts what is wider, the whole weight included.
@@ -38,7 +37,7 @@ def linear(model: Weights, name: str, value: Value, tensor: Tensor) -> Value:
 
     # MatMul8bitFp and MatMul8bitLt keep the input as an attribute of ctx, not by save_for_backward: a checkpoint
     # cannot drop it, nor does its own backward.
-    tape.record([given], [out], [], backward, kept=[given] if eight_bit or habits.keeps_inputs else [])
+    tape.record([given], [out], [], backward, kept=[given] if eight_bit else [])
     return out if eight_bit else op.cast(out, value.dtype)
 
 

@@ -83,20 +83,6 @@ def summed_groups(value: Value, numel: int, dtype: str) -> Value:
     return out
 
 
-def added_at(value: Value, rows: Value, places: Value) -> Value:
-    """``value.index_add_(0, places, rows)``: in place; saves the places and, for its shape alone, ``rows``; backward
-    copies their gradients out."""
-    tape, numel = value.tape, rows.numel
-    out, dtype, value_needs = tape.view(value), rows.dtype, value.needs_grad
-    tape.record(
-        [value, rows],
-        [out],
-        [places, rows],
-        lambda grads: [tape.view(grads[0]) if value_needs else None, tape.new(numel, dtype)],
-    )
-    return out
-
-
 def stacked(value: Value) -> Value:
     """An adapter's B as one matrix per expert: a permuted view, whose gradient is copied back into B's own order."""
     out = value.tape.view(value)

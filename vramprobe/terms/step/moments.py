@@ -170,8 +170,7 @@ def _idle_terms(spec: CellSpec, arch: Architecture, tensors: Sequence[Tensor], s
 def kept_outputs_bytes(spec: CellSpec, arch: Architecture, loop: str | None = None) -> int:
     """Bytes of the logits that ``loop`` keeps, the cell's own by default: of one forward, as the old ones go where the
     new ones have come."""
-    in_fp32 = arch.habits.logits == "shifted copy"
-    return outputs_bytes(spec, LOOPS[loop or spec.loop], arch.num_outputs, logits_are_fp32=in_fp32)
+    return outputs_bytes(spec, LOOPS[loop or spec.loop], arch.num_outputs)
 
 
 def old_outputs_stand(spec: CellSpec) -> bool:

@@ -149,13 +149,11 @@ class Checkpoint:
     """A stretch of forward whose saved values are dropped and made again when backward first asks for one.
 
     As torch.utils.checkpoint without re-entry does it: the graph of the first run stays, without what it saved; the
-    second run fills it in. With re-entry the second run comes before all of the stretch's backward and goes to its end,
-    and its output stays as long as its graph.
+    second run fills it in.
     """
 
-    def __init__(self, tape: Tape, run_again: Callable[[], Value], *, reenters: bool = False) -> None:
-        self.tape, self.run_again, self.reenters = tape, run_again, reenters
-        self.output: Value | None = None
+    def __init__(self, tape: Tape, run_again: Callable[[], Value]) -> None:
+        self.tape, self.run_again = tape, run_again
         self.nodes: list[Node] = []
         self.again: list[Node] | None = None  # null in the first run
 
@@ -166,7 +164,7 @@ class Checkpoint:
             self.nodes.append(node)
             return
         self.again.append(node)
-        if len(self.again) == len(self.nodes) and not self.reenters:
+        if len(self.again) == len(self.nodes):
             raise Recomputed
 
     def fill(self) -> None:
@@ -175,9 +173,7 @@ class Checkpoint:
             return
         self.again = []
         with self.tape.checkpointed(self), self.tape.cause(TEMPORARY, saved="recomputed_layer"), suppress(Recomputed):
-            output = self.run_again()
-            self.output = output if self.reenters else None
-            del output
+            self.run_again()
         for node, made_again in zip(self.nodes, self.again, strict=True):
             node.saved, made_again.saved = made_again.saved, ()
         self.nodes, self.again = [], []

@@ -103,16 +103,6 @@ def by_heads(value: Value, batch_size: int) -> Value:
     return out
 
 
-def copied_by_heads(value: Value) -> Value:
-    """``value.contiguous()`` of heads: a copy laid out by them, unless it is one."""
-    if not value.contiguous:
-        return value
-    out = value.tape.new(value.numel, value.dtype)
-    out.contiguous = False
-    value.tape.record([value], [out], [], _passed_on)
-    return out
-
-
 def _passed_on(grads: list[Value]) -> list[Value | None]:
     """The same gradient, seen through a view."""
     return [as_view(grads[0].tape.view(grads[0]))]

@@ -265,9 +265,7 @@ class Tape:
         first_run = checkpoint is None or checkpoint.again is None
         if first_run:  # of a second run, what it saves is all that is used
             self._nodes.append(node)
-            if checkpoint is not None and checkpoint.reenters:
-                node.checkpoint = checkpoint  # whose backward begins with the second run, whatever comes first
-        if kept and not (first_run and checkpoint is not None and checkpoint.reenters):  # that run has no graph
+        if kept:
             node.kept = self._held(kept)
         if saved:
             dropped = checkpoint is not None and recomputable

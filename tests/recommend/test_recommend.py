@@ -356,3 +356,17 @@ def test_records_of_a_card_replace_its_estimate(tmp_path: Path) -> None:
     file.write_text(record_of("Some CPU", 1.0).to_json_line() + "\n")
     with pytest.raises(SpecError, match="no step time that was measured on a GPU"):
         asked(records=file)
+
+
+def test_an_answer_on_one_gpu_has_predicts_verdict() -> None:
+    """Of the cheapest and the fastest, under a Trainer's loop: with room for other releases, the setting may change."""
+    found = asked(method="lora", max_gpus=1, gpus=["RTX-4090", "A100-80GB-SXM", "RTX-A6000"])
+    options = [one.option for one in found.answers if one.option is not None]
+    assert options
+    for one in options:
+        words = {"model": found.model, "method": one.method, "seq_len": found.seq_len} | one.setting.words()
+        said = api.predict(widen=True, gpu=one.gpu, loop="trainer", **words)
+        assert (said.verdict.verdict, said.verdict.needed_bytes) == (
+            one.setting.verdict.verdict,
+            one.setting.verdict.needed_bytes,
+        )

@@ -25,8 +25,8 @@ from vramprobe.units import few_digits, format_hours, format_usd
 #: Of predict's warnings, those that hold for every answer here.
 _SAID_OF_ALL = ("arithmetic alone", "one rank of", "reserved memory by the allocator")
 _REPLAYED = (
-    "memory on one GPU: of the answers, and of each method's cheapest and fastest option, by the allocator's replay; "
-    "of the others by arithmetic: ask predict before you rent one"
+    "memory on one GPU: of the answers, and of each method's cheapest and fastest option, as predict judges them "
+    "under a Trainer's loop; of the others by arithmetic: ask predict before you rent one"
 )
 _NEAR = (
     "memory on several GPUs is near (docs/ranks.md says how near); vramprobe predict --num-gpus N --sharding KIND "

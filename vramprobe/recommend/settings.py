@@ -19,7 +19,7 @@ from vramprobe.choices import Sharding
 from vramprobe.kernels.chip import chip_like
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import Verdict, verdict
-from vramprobe.recommend.memory import fit_name, predict_on, replayed_on
+from vramprobe.recommend.memory import fit_name, judged_on, predict_on, replayed_on
 from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.rules.not_sharded import cannot_shard
 from vramprobe.rules.sharding import SHARDINGS
@@ -100,7 +100,7 @@ class SettingsSearch:
             prediction = self._prediction(candidate, gpu, num_gpus)
             if prediction is None:
                 continue
-            judged = verdict(prediction, gpu)
+            judged = self._judged(candidate, prediction, gpu, num_gpus)
             if judged.verdict == "fits":
                 return self._setting(candidate, gpu, num_gpus, judged, prediction.warnings)
             tried.append((candidate, judged, prediction.warnings))
@@ -143,7 +143,14 @@ class SettingsSearch:
         prediction = self._prediction(candidate, gpu, num_gpus)
         if prediction is None:
             return None
-        return self._setting(candidate, gpu, num_gpus, verdict(prediction, gpu), prediction.warnings)
+        judged = self._judged(candidate, prediction, gpu, num_gpus)
+        return self._setting(candidate, gpu, num_gpus, judged, prediction.warnings)
+
+    def _judged(self, candidate: Candidate, prediction: Prediction, gpu: Gpu, num_gpus: int) -> Verdict:
+        """Judge as predict does where that has answered, else by the interval alone."""
+        if (candidate, gpu.short_name, num_gpus) in self._replayed:
+            return judged_on(self.on_ranks(candidate, gpu, num_gpus), gpu, prediction)
+        return verdict(prediction, gpu)
 
     def _setting(self, candidate: Candidate, gpu: Gpu, num_gpus: int, judged: Verdict, warnings: list[str]) -> Setting:
         return Setting(

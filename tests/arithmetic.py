@@ -13,10 +13,10 @@ from typing import Any
 from factories import make_spec
 
 from vramprobe.architecture import architecture
+from vramprobe.bounds.tensors import tensors
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.terms import ledger_terms, moments
-from vramprobe.terms.cell.parameters import tensors
 from vramprobe.terms.cell.setup import Setup, setup_of
 from vramprobe.terms.tape.sizes import OpenSizes
 

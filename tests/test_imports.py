@@ -70,7 +70,7 @@ def graph() -> dict[str, set[str]]:
 #: The rooms from the ground up, each above all that it may import. Modules at the top are rooms of their own.
 FLOORS = (
     "errors", "units", "optimizers", "trainers", "choices", "options", "allocator", "architecture", "catalog",
-    "kernels", "rules", "spec", "terms", "records", "log", "workload", "emulate", "measure", "recipe",
+    "kernels", "rules", "spec", "bounds", "terms", "records", "log", "workload", "emulate", "measure", "recipe",
     "model", "techniques", "predict", "lengths", "speed", "recommend", "check", "sweep", "literature", "report",
     "profile", "explain", "interop", "api", "cli", "__main__",
 )  # fmt: skip

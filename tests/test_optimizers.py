@@ -6,10 +6,10 @@ import pytest
 from transformers.training_args import OptimizerNames
 
 from vramprobe.architecture import architecture
+from vramprobe.bounds.states import allocated_state_parts
+from vramprobe.bounds.tensors import tensors
 from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
 from vramprobe.spec import resolve
-from vramprobe.terms.cell.optimizer import allocated_state_parts
-from vramprobe.terms.cell.parameters import tensors
 
 
 def test_names_are_transformers_own() -> None:

@@ -1,7 +1,7 @@
 """Optimizers: what each needs, in one row that specs, arithmetic, workload, speed and the page read.
 
 In: nothing. Out: frozen rows by transformers' names. Sizes follow ``torch.optim``, transformers' Adafactor and
-``bitsandbytes.optim``; the rules that turn a row into bytes stand in terms/cell/optimizer.py. A new optimizer that
+``bitsandbytes.optim``; the rules that turn a row into bytes stand in bounds/states.py. A new optimizer that
 follows one of these libraries' rules is a row here. Imports none of them.
 """
 

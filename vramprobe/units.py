@@ -14,6 +14,8 @@ from vramprobe.errors import SpecError
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
+#: Bytes of an element.
+ITEMSIZE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int8": 1, "bool": 1, "int32": 4}
 #: Significant digits of a published number. Between processors (OpenBLAS's kernels for AVX-512, AVX2 and SSE2) the
 #: fits' covariances and the constants' standard errors differ by up to 1.5e-10 of themselves; nobody reads a seventh.
 NUM_PUBLISHED_DIGITS = 6

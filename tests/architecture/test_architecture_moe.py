@@ -8,8 +8,8 @@ import pytest
 from mixtures import FAMILIES, moe_cell
 
 from vramprobe.architecture import RunFails, architecture
+from vramprobe.bounds.tensors import Tensor, lora_targets, tensors
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.terms.cell.parameters import Tensor, lora_targets, tensors
 
 
 def prepared(family: str, **words: Any) -> dict[str, Tensor]:

@@ -112,8 +112,8 @@ def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal(script: Sc
 
 def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5_held(script: Script) -> None:
     from vramprobe.architecture import architecture
+    from vramprobe.bounds.tensors import less_as_linears_bytes
     from vramprobe.spec import resolve
-    from vramprobe.terms.cell.parameters import less_as_linears_bytes
 
     versions, base = script("versions.versions"), {}
     for entry in versions.current(versions.JOURNAL):

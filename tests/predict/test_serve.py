@@ -11,13 +11,13 @@ import pytest
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_model
 from vramprobe.errors import SpecError, UnknownName
+from vramprobe.predict import serving_memory
 from vramprobe.predict.serve import serve
-from vramprobe.terms import serving
 from vramprobe.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
 H100 = {"gpu": "H100-SXM", "gpu_memory_utilization": 0.95, "max_model_len": 8192}
-SPEC = serving.ServeSpec(max_model_len=8192, max_num_batched_tokens=8192, max_num_seqs=1024)
+SPEC = serving_memory.ServeSpec(max_model_len=8192, max_num_batched_tokens=8192, max_num_seqs=1024)
 
 
 def test_a_kv_cache_of_chunks_is_refused() -> None:
@@ -35,17 +35,17 @@ def test_weights_of_a_tiny_llama_by_hand() -> None:
     norms = 2 * 64 * 2 + 64
     embeddings, rotary = 2 * 128 * 64, 512 * 16  # the vocabulary in whole multiples of 64
     arch = architecture(config)
-    assert serving.weight_bytes(arch, config, SPEC) == 2 * (2 * layer + norms + embeddings + rotary)
-    fp8 = serving.ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, quantization="fp8")
-    assert serving.weight_bytes(arch, config, fp8) == 2 * layer + 2 * (norms + embeddings + rotary)
-    halves = serving.ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, tensor_parallel_size=2)
-    assert serving.weight_bytes(arch, config, halves) == 2 * layer + embeddings + 2 * (norms + rotary)
+    assert serving_memory.weight_bytes(arch, config, SPEC) == 2 * (2 * layer + norms + embeddings + rotary)
+    fp8 = serving_memory.ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, quantization="fp8")
+    assert serving_memory.weight_bytes(arch, config, fp8) == 2 * layer + 2 * (norms + embeddings + rotary)
+    halves = serving_memory.ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, tensor_parallel_size=2)
+    assert serving_memory.weight_bytes(arch, config, halves) == 2 * layer + embeddings + 2 * (norms + rotary)
 
 
 def test_a_large_block_keeps_what_the_allocator_does_not_split() -> None:
-    assert serving._allocated(259 * MIB) == 260 * MIB  # 1 MiB is left of its segment: too little to be split off
-    assert serving._allocated(49 * MIB // 2) == 49 * MIB // 2  # 1.5 MiB are left: another block's
-    assert serving._allocated(8 * MIB) == 8 * MIB
+    assert serving_memory._allocated(259 * MIB) == 260 * MIB  # 1 MiB is left of its segment: too little to be split off
+    assert serving_memory._allocated(49 * MIB // 2) == 49 * MIB // 2  # 1.5 MiB are left: another block's
+    assert serving_memory._allocated(8 * MIB) == 8 * MIB
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_large_block_keeps_what_the_allocator_does_not_split() -> None:
 )
 def test_pages_of_full_sliding_and_latent_attention(model, page_bytes, layers, windows, num_blocks) -> None:
     config = find_model(model).config
-    found = serving.pages(architecture(config), config, SPEC)
+    found = serving_memory.pages(architecture(config), config, SPEC)
     assert found == (page_bytes, layers, windows)
     assert found.num_blocks_of(8192, 8192) == num_blocks
 
@@ -67,7 +67,7 @@ def test_pages_of_full_sliding_and_latent_attention(model, page_bytes, layers, w
 def test_the_sampler_takes_fourteen_bytes_per_logit() -> None:
     """As an emulated run of vLLM 0.19 has them: 296.75, three times 593.5 and 76.51 MiB of 151,936 tokens."""
     arch = architecture(find_model("qwen2.5-0.5b").config)
-    found = serving.activation_bytes(arch, SPEC, num_sms=132, compiles=True, blas_workspace_bytes=32 * MIB)
+    found = serving_memory.activation_bytes(arch, SPEC, num_sms=132, compiles=True, blas_workspace_bytes=32 * MIB)
     hidden = (8192 + 2 * 1024) * 896 * 2
     assert found - hidden - 32 * MIB == (1024 * 14 + 132 * 4) * 151936
     assert (found - hidden - 32 * MIB) / MIB == pytest.approx(296.75 + 3 * 593.5 + 76.51, abs=0.01)

@@ -6,9 +6,9 @@ import pytest
 from mixtures import moe_cell
 
 from vramprobe.architecture import architecture
+from vramprobe.bounds.tensors import less_as_linears_bytes
 from vramprobe.predict.predict import predict
 from vramprobe.spec import CellSpec
-from vramprobe.terms.cell.parameters import less_as_linears_bytes
 from vramprobe.units import format_bytes
 
 

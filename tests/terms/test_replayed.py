@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.bounds import tensors as parameters
 from vramprobe.catalog import find_gpu
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.terms.cell import parameters
 from vramprobe.terms.cell.remainders import remainder
 from vramprobe.terms.replayed import Replayed, replayed
 from vramprobe.terms.step.requests import Run

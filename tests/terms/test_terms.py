@@ -14,10 +14,10 @@ from grids import grid
 
 from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.bounds.tensors import quantised_bytes, tensors
 from vramprobe.errors import SpecError
 from vramprobe.spec import CellSpec, resolve
 from vramprobe.terms import ledger_terms, moments
-from vramprobe.terms.cell.parameters import quantised_bytes, tensors
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.step.walk import walk_layers, walk_of
 from vramprobe.terms.tape.account import Account

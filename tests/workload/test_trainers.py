@@ -13,8 +13,8 @@ from grids import exhaustive
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.bounds.tensors import tensors
 from vramprobe.errors import MissingDependency, SpecError
-from vramprobe.terms.cell.parameters import tensors
 from vramprobe.trainers import TRAINERS
 
 OF_TRL = [name for name, row in TRAINERS.items() if row.trl]

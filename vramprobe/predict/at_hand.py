@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from vramprobe import catalog
 from vramprobe.allocator.config import parse_alloc_conf
+from vramprobe.bounds.tensors import require_adapters
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.emulate.toolchain import BuildError, NoCompiler
 from vramprobe.errors import SpecError, VramprobeError
@@ -24,7 +25,6 @@ from vramprobe.recipe.shipped import Shipped, shipped_recipe
 from vramprobe.rules.cell import not_quantized
 from vramprobe.rules.not_sharded import reasons_not_run
 from vramprobe.spec import CellSpec
-from vramprobe.terms.cell.parameters import require_adapters
 
 #: The card whose kernels a cell meets where none is named, as in the arithmetic.
 DEFAULT_CARD = "A100-80GB-SXM"

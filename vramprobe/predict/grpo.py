@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from vramprobe.architecture import architecture
+from vramprobe.bounds.tensors import quantised_bytes, tensors
 from vramprobe.catalog import gpu_or_size
 from vramprobe.errors import SpecError
 from vramprobe.kernels.chip import chip_like
@@ -19,7 +20,6 @@ from vramprobe.predict.serve import GRAPHS, Served, serve
 from vramprobe.predict.verdict import TIGHT_SHARE, set_aside, usable_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
-from vramprobe.terms.cell.parameters import quantised_bytes, tensors
 from vramprobe.terms.cell.setup import TOKENS
 from vramprobe.terms.models.chunked_nll import WORDS
 

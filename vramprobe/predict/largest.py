@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.bounds.floor import least_weight_bytes
 from vramprobe.catalog import find_model
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.prediction import Frozen, Prediction
@@ -217,13 +218,6 @@ def _record_larger(
             not_judged[name] = str(error)
         else:
             del not_judged[name]
-
-
-def least_weight_bytes(spec: CellSpec, num_params: int) -> int:
-    """Bytes that one GPU's share of the weights takes at least, with their gradients where all are trained."""
-    whole = {"none": 4.0 if spec.dtype == "fp32" else 2.0, "int8": 1.0}
-    each = whole.get(spec.quant, 0.5)  # every other format has 4 bits
-    return int(num_params * each * (2 if spec.method == "full" else 1)) // spec.num_gpus
 
 
 def _answer(value: int | str, judged: Callable[[int | str], Judged]) -> LargestAnswer:

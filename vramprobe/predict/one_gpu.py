@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from vramprobe.architecture import architecture
+from vramprobe.bounds.tensors import less_as_linears_bytes
 from vramprobe.kernels.attention import flash_trains
 from vramprobe.kernels.chip import A100, chip_like
 from vramprobe.predict.prediction import HasKernels
 from vramprobe.rules.cell import not_quantized
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, moments
-from vramprobe.terms.cell.parameters import less_as_linears_bytes
 from vramprobe.units import format_bytes
 
 

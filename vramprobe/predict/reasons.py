@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vramprobe.architecture import Architecture, architecture
+from vramprobe.bounds.tensors import DOUBLE_QUANTISED, quantised_bytes, tensors
 from vramprobe.catalog import text_config
 from vramprobe.catalog.models import shipped_model
 from vramprobe.catalog.names import split_quantized
 from vramprobe.rules.cell import NO_SDPA
 from vramprobe.spec import CellSpec
-from vramprobe.terms.cell.parameters import DOUBLE_QUANTISED, quantised_bytes, tensors
 from vramprobe.units import format_bytes
 
 #: Below this share of the peak nothing is explained.

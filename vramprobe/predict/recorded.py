@@ -13,6 +13,7 @@ from typing import Any, Literal
 from vramprobe import catalog
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.bounds.floor import require_above_floor
 from vramprobe.errors import VramprobeError
 from vramprobe.log.micro_steps import NoSecond
 from vramprobe.model.card_fit import CardFit
@@ -211,6 +212,7 @@ def _reasons(spec: CellSpec, found: Prediction) -> list[str]:
 
 
 def _predicted(replay: Replay, spec: CellSpec, model: CardFit | None, gpu: catalog.Gpu | None) -> Prediction:
+    require_above_floor(spec, replay.peak.allocated_bytes, replay.num_params)
     found = replay.prediction(spec.cell_id, [*_of_rank(spec), replay.provenance, *replay.notes])
     loads = (
         replay.peak.load_allocated_bytes if spec.num_gpus > 1 else 0

@@ -1,6 +1,6 @@
 """An inference engine alone on a GPU, by arithmetic: what is left for the KV cache, in tokens and requests.
 
-In: a model, a GPU and vLLM's options. Out: a Served. What torch allocates is counted (terms/serving.py); what the
+In: a model, a GPU and vLLM's options. Out: a Served. What torch allocates is counted (serving_memory.py); what the
 driver takes besides is learnt from published logs (data/serving_charges.csv), and said to be.
 """
 
@@ -17,9 +17,9 @@ from vramprobe.catalog.shipped import csv_rows
 from vramprobe.choices import meant
 from vramprobe.emulate.cards import CardProperties, card_properties
 from vramprobe.errors import SpecError
+from vramprobe.predict import serving_memory
 from vramprobe.predict.bisection import bisected
 from vramprobe.predict.prediction import Frozen
-from vramprobe.terms import serving
 from vramprobe.units import GIB, MIB
 
 #: Releases whose formulas these are → (the engine, gpu_memory_utilization by default).
@@ -95,7 +95,7 @@ def serve(
         )
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
     is_large = card.total_bytes >= _LARGE_GPU_BYTES and "A100" not in card.name
-    spec = serving.ServeSpec(
+    spec = serving_memory.ServeSpec(
         max_model_len=(positions or 2048) if max_model_len is None else max_model_len,
         max_num_batched_tokens=(8192 if is_large else 2048)
         if max_num_batched_tokens is None
@@ -111,30 +111,30 @@ def serve(
         raise SpecError("quantization 'bitsandbytes': vLLM 0.32 no longer has it; choose vllm_release 0.19, or awq")
     non_torch, notes = _non_torch(card, tensor_parallel_size)
     left_out = _left_out(entry, arch, spec)
-    weights = serving.weight_bytes(arch, config, spec)
+    weights = serving_memory.weight_bytes(arch, config, spec)
     graphs = 0 if enforce_eager else _graphs(arch.num_layers, spec)
     workspace, buffers, inside = card.gpu.blas_workspace_bytes, 0, 0
     compiles = not enforce_eager and not finds_caches
     if vllm_release == "0.19":
-        activation = serving.activation_bytes(
+        activation = serving_memory.activation_bytes(
             arch, spec, num_sms=card.sm_count, compiles=compiles, blas_workspace_bytes=workspace
         )
     else:
-        buffers = serving.buffer_bytes_0_32(arch, spec, blas_workspace_bytes=workspace)
-        activation = serving.activation_bytes_0_32(arch, spec, compiles=compiles, blas_workspace_bytes=workspace)
+        buffers = serving_memory.buffer_bytes_0_32(arch, spec, blas_workspace_bytes=workspace)
+        activation = serving_memory.activation_bytes_0_32(arch, spec, compiles=compiles, blas_workspace_bytes=workspace)
         inside = graphs or 0
         if graphs is None:
             left_out.append(GRAPHS)
     requested = math.ceil(card.total_bytes * utilization)
     cache = requested - weights - buffers - activation - non_torch - inside
-    pages = serving.pages(arch, config, spec)
+    pages = serving_memory.pages(arch, config, spec)
     blocks = max(cache // pages.page_bytes // pages.layers_per_group, 0)
 
     def needed(length: int) -> int:
         return pages.num_blocks_of(length, spec.max_num_batched_tokens)
 
     holds_one = "may fit" if left_out else "fits"
-    longest = bisected(lambda length: needed(length) <= blocks, blocks * serving.BLOCK_TOKENS, least=1)
+    longest = bisected(lambda length: needed(length) <= blocks, blocks * serving_memory.BLOCK_TOKENS, least=1)
     return Served(
         engine=engine,
         model=entry.name,
@@ -150,8 +150,8 @@ def serve(
         activation_bytes=activation,
         non_torch_bytes=non_torch,
         kv_cache_bytes=cache,
-        kv_cache_bytes_per_token=pages.block_bytes * pages.windows.count(None) / serving.BLOCK_TOKENS,
-        kv_cache_tokens=blocks // len(pages.windows) * serving.BLOCK_TOKENS,
+        kv_cache_bytes_per_token=pages.block_bytes * pages.windows.count(None) / serving_memory.BLOCK_TOKENS,
+        kv_cache_tokens=blocks // len(pages.windows) * serving_memory.BLOCK_TOKENS,
         kv_cache_blocks=blocks,
         max_concurrency=blocks / needed(spec.max_model_len),
         longest_request_tokens=longest or 0,
@@ -166,15 +166,15 @@ def serve(
 def _quantization(entry: ModelEntry) -> str:
     """The checkpoint's own. Raises SpecError for one that is not counted."""
     own = entry.quantization or "none"
-    if own not in serving.QUANTIZATIONS:
+    if own not in serving_memory.QUANTIZATIONS:
         raise SpecError(
             f"the checkpoint {entry.name} is quantized by {own}, which is not counted; give the nearest as "
-            f"quantization: {', '.join(serving.QUANTIZATIONS)}"
+            f"quantization: {', '.join(serving_memory.QUANTIZATIONS)}"
         )
     return own
 
 
-def _left_out(entry: ModelEntry, arch: Architecture, spec: serving.ServeSpec) -> list[str]:
+def _left_out(entry: ModelEntry, arch: Architecture, spec: serving_memory.ServeSpec) -> list[str]:
     """Parts of this engine that are not counted."""
     parts = []
     if arch.experts is not None:
@@ -186,15 +186,15 @@ def _left_out(entry: ModelEntry, arch: Architecture, spec: serving.ServeSpec) ->
     return parts
 
 
-def _check(spec: serving.ServeSpec, arch: Any, utilization: float) -> None:
+def _check(spec: serving_memory.ServeSpec, arch: Any, utilization: float) -> None:
     """Raises SpecError for what vLLM would refuse."""
     for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size"):
         if getattr(spec, name) < 1:
             raise SpecError(f"{name} {getattr(spec, name)}: a whole number of 1 or more")
     if not 0 < utilization <= 1:
         raise SpecError(f"gpu_memory_utilization {utilization}: a share of the GPU's memory, above 0 and at most 1")
-    if spec.quantization not in serving.QUANTIZATIONS:
-        raise SpecError(f"quantization {spec.quantization!r}: one of {', '.join(serving.QUANTIZATIONS)}")
+    if spec.quantization not in serving_memory.QUANTIZATIONS:
+        raise SpecError(f"quantization {spec.quantization!r}: one of {', '.join(serving_memory.QUANTIZATIONS)}")
     if spec.dtype not in _DTYPES:
         raise SpecError(f"dtype {spec.dtype!r}: one of {', '.join(_DTYPES)}")
     if spec.kv_cache_dtype not in ("auto", "fp8"):
@@ -229,7 +229,7 @@ def _non_torch(card: CardProperties, tensor_parallel_size: int) -> tuple[int, li
     return round(float(row["mib"]) * MIB), [said]
 
 
-def _graphs(num_layers: int, spec: serving.ServeSpec) -> int | None:
+def _graphs(num_layers: int, spec: serving_memory.ServeSpec) -> int | None:
     """CUDA graphs of vLLM's 51 batch sizes, bytes; None for fewer of them, or on several GPUs."""
     if spec.max_num_seqs < _ALL_GRAPHS_SEQS or spec.tensor_parallel_size > 1:
         return None

@@ -12,6 +12,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from vramprobe.architecture import Architecture, UnsupportedArchitecture
+from vramprobe.bounds import states
+from vramprobe.bounds import tensors as parameters
+from vramprobe.bounds.tensors import Tensor
 from vramprobe.catalog.libraries import pinned_libraries
 from vramprobe.kernels.chip import chip_like
 from vramprobe.predict.one_gpu import without_flash
@@ -21,13 +24,13 @@ from vramprobe.predict.uncertainty import interval_around
 from vramprobe.rules.sharding import rules_of, sharing_ranks, with_group_size
 from vramprobe.spec import CellSpec
 from vramprobe.terms import Moment, batch_bytes, course_of
-from vramprobe.terms.cell import optimizer, parameters
-from vramprobe.terms.cell.parameters import Tensor
+from vramprobe.terms.cell import optimizer
 from vramprobe.terms.cell.setup import Setup
 from vramprobe.terms.step.walk import Walk, one_of_each_kind, walk_layers
 from vramprobe.terms.step.workspaces import with_workspaces, workspaces_bytes
-from vramprobe.terms.tape.graph import ITEMSIZE_BYTES, Place
+from vramprobe.terms.tape.graph import Place
 from vramprobe.terms.tape.tape import Tape
+from vramprobe.units import ITEMSIZE_BYTES
 
 #: DeepSpeed's defaults in elements: reduce_bucket_size; stage3_max_live_parameters and sub_group_size; what is gathered
 #: ahead (stage3_prefetch_bucket_size); the small tensors that ZeRO-3 keeps whole.
@@ -168,7 +171,7 @@ class RankTensors:
         self.embedding = self._unit(lambda one: not one.per_layer and one.role == "embedding")
         self.tail = self._unit(lambda one: not one.per_layer and one.role != "embedding")
         self.is_tied = not any(one.role == "head" for one in self.computed)
-        self.state = optimizer.allocated_state_bytes(spec, self.stepped)
+        self.state = states.allocated_state_bytes(spec, self.stepped)
         self.stepping = optimizer.temporaries_bytes(spec, self.stepped)
 
     def whole_weights(self, tensors: Sequence[Tensor]) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from vramprobe.architecture import architecture
+from vramprobe.bounds.states import state_bytes
+from vramprobe.bounds.tensors import tensors
 from vramprobe.recommend.prices import Offer
 from vramprobe.spec import CellSpec
 from vramprobe.speed.figure import Figure
-from vramprobe.terms.cell.optimizer import state_bytes
-from vramprobe.terms.cell.parameters import tensors
 
 #: Checkpoints that are kept while a run goes on, as a trainer's save_total_limit of 2 keeps.
 _KEPT_CHECKPOINTS = 2

@@ -106,11 +106,11 @@ def _verdicts(
 ) -> list[dict[str, Any]]:
     """A row per card; none without arithmetic for the cell, or where the model has fewer positions than it tokens."""
     from vramprobe.architecture import UnsupportedArchitecture
+    from vramprobe.bounds.tensors import tensors
     from vramprobe.kernels.chip import chip_like
     from vramprobe.predict.predict import predict
     from vramprobe.predict.verdict import verdict
     from vramprobe.rules.arithmetic import counted_architecture
-    from vramprobe.terms.cell.parameters import tensors
 
     try:
         specs = [standard_cell(entry.name, method, gpu) for gpu in cards]

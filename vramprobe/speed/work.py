@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vramprobe.architecture import Architecture, architecture
+from vramprobe.bounds.tensors import Tensor, lora_targets, tensors
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.spec import CellSpec
 from vramprobe.speed.elementwise import (
@@ -21,7 +22,6 @@ from vramprobe.speed.elementwise import (
     elementwise,
     loss_bytes,
 )
-from vramprobe.terms.cell.parameters import Tensor, lora_targets, tensors
 
 #: Per element: a scale, a sum into the base's output; the input is read for the product.
 _ADAPTER_OUT_BYTES = 10

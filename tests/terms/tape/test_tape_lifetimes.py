@@ -15,8 +15,8 @@ import pytest
 from vramprobe import api
 from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.bounds import tensors as parameters
 from vramprobe.spec import resolve
-from vramprobe.terms.cell import parameters
 from vramprobe.terms.cell.setup import setup_of
 from vramprobe.terms.step.requests import Run
 from vramprobe.terms.step.walk import one_of_each_kind, play, walk_layers

@@ -11,11 +11,11 @@ from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from vramprobe.architecture import Architecture
+from vramprobe.bounds import tensors as parameters
+from vramprobe.bounds.tensors import Tensor
 from vramprobe.spec import CellSpec
-from vramprobe.terms.cell import parameters
-from vramprobe.terms.cell.parameters import Tensor
-from vramprobe.terms.tape.graph import ITEMSIZE_BYTES
 from vramprobe.trainers import TRAINERS
+from vramprobe.units import ITEMSIZE_BYTES
 
 #: What weights are filled from: 2^20 numbers in fp32.
 _TILE_BYTES = 4 * 2**20

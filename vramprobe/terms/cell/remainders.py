@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vramprobe.bounds import states
+from vramprobe.bounds import tensors as parameters
+from vramprobe.bounds.tensors import Tensor
 from vramprobe.spec import CellSpec
-from vramprobe.terms.cell import optimizer, parameters
-from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.units import MIB
 
 _ROUNDED_TO = 512
@@ -35,7 +36,7 @@ def of_what_stands(spec: CellSpec, tensors: Sequence[Tensor]) -> int:
     total = 0
     for tensor in tensors:
         parts = parameters.quantised_parts(tensor, spec.quant) if tensor.quantised else [tensor.num_bytes]
-        state = optimizer.allocated_state_parts(spec, tensor) if tensor.trained else []
+        state = states.allocated_state_parts(spec, tensor) if tensor.trained else []
         total += tensor.num_copies * sum(remainder(part) for part in (*parts, *state))
     return total
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vramprobe.architecture import Architecture, UnsupportedArchitecture
+from vramprobe.bounds.tensors import Tensor
 from vramprobe.errors import SpecError
 from vramprobe.kernels.chip import A100, Chip
 from vramprobe.spec import CellSpec
-from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.tape.sizes import OpenSizes, open_sizes
 from vramprobe.trainers import LOOPS
 

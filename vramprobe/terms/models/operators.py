@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vramprobe.terms.tape.graph import ITEMSIZE_BYTES, Value
+from vramprobe.terms.tape.graph import Value
 from vramprobe.terms.tape.layout import as_view, concatenate, part
 from vramprobe.terms.tape.tape import Tape
+from vramprobe.units import ITEMSIZE_BYTES
 
 if TYPE_CHECKING:
     from vramprobe.kernels.attention import Workspaces

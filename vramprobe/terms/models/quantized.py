@@ -6,7 +6,7 @@ whole once more. Never imports torch.
 
 from __future__ import annotations
 
-from vramprobe.terms.cell.parameters import DOUBLE_QUANTISED, NF4_BLOCK, Tensor
+from vramprobe.bounds.tensors import DOUBLE_QUANTISED, NF4_BLOCK, Tensor
 from vramprobe.terms.models import operators as op
 from vramprobe.terms.models.weights import Weights
 from vramprobe.terms.tape.graph import Value

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from vramprobe.architecture import Architecture
+from vramprobe.bounds import states
+from vramprobe.bounds import tensors as parameters
+from vramprobe.bounds.tensors import Tensor
 from vramprobe.kernels.chip import A100, Chip
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.spec import CellSpec
-from vramprobe.terms.cell import optimizer, parameters, remainders
-from vramprobe.terms.cell.parameters import Tensor
+from vramprobe.terms.cell import optimizer, remainders
 from vramprobe.terms.cell.setup import Branch, Setup, branch_of, setup_of
 from vramprobe.terms.step.walk import Walk, walk_of
 from vramprobe.terms.tape.graph import CAUSES, Place
@@ -66,7 +68,7 @@ def ledger_terms(spec: CellSpec, chip: Chip = A100) -> dict[str, int]:
     trained = [tensor for tensor in tensors if tensor.trained]
     walk = walk_of(setup_of(spec, arch, tensors, chip))
     return {
-        **_idle_terms(spec, arch, tensors, optimizer.state_bytes(spec, trained)),
+        **_idle_terms(spec, arch, tensors, states.state_bytes(spec, trained)),
         "gradients": _gradients_bytes(trained),
         "saved_activations": walk.saved_bytes(spec.batch_size, spec.row_tokens),
     }
@@ -114,7 +116,7 @@ def course_of(spec: CellSpec, chip: Chip = A100) -> Course:
     arch = counted_architecture(spec)
     tensors = parameters.tensors(spec, arch)
     trained = [tensor for tensor in tensors if tensor.trained]
-    idle = _idle_terms(spec, arch, tensors, optimizer.allocated_state_bytes(spec, trained))
+    idle = _idle_terms(spec, arch, tensors, states.allocated_state_bytes(spec, trained))
     del idle["batch"]
     step = {"gradients": _gradients_bytes(trained), "optimizer_temporaries": optimizer.temporaries_bytes(spec, trained)}
     left = 0

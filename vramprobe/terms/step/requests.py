@@ -12,12 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from vramprobe.bounds import states
+from vramprobe.bounds import tensors as parameters
+from vramprobe.bounds.tensors import Tensor
 from vramprobe.kernels.chip import Chip, chip_like
 from vramprobe.rules.arithmetic import counted_architecture
 from vramprobe.spec import CellSpec
-from vramprobe.terms.cell import optimizer, parameters
+from vramprobe.terms.cell import optimizer
 from vramprobe.terms.cell.loading import Allocator, load
-from vramprobe.terms.cell.parameters import Tensor
 from vramprobe.terms.cell.setup import Setup, setup_of
 from vramprobe.terms.models import families
 from vramprobe.terms.models.modules import Model
@@ -192,7 +194,7 @@ class Run:
         trained = self._trained_tensors()
         if self._num_steps == 1:
             for name, tensor in trained:
-                for number, size_bytes in enumerate(optimizer.allocated_state_parts(self.spec, tensor)):
+                for number, size_bytes in enumerate(states.allocated_state_parts(self.spec, tensor)):
                     self.allocator.allocate(("state", name, number), size_bytes)
         taken = optimizer.temporary_parts(self.spec, [tensor for _, tensor in trained])
         for number, size_bytes in enumerate(taken):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Protocol
 
+from vramprobe.units import ITEMSIZE_BYTES
+
 if TYPE_CHECKING:
 
     class Tape(Protocol):
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 
         def checkpointed(self, checkpoint: Checkpoint) -> AbstractContextManager[None]: ...
 
-
-ITEMSIZE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int8": 1, "bool": 1, "int32": 4}
 
 #: Every cause a moment's bytes may have, in the order they are shown.
 CAUSES = (

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from vramprobe.terms.tape.graph import (
     CAUSES,
-    ITEMSIZE_BYTES,
     TEMPORARY,
     Backward,
     Checkpoint,
@@ -32,6 +31,7 @@ from vramprobe.terms.tape.graph import (
     Value,
 )
 from vramprobe.terms.tape.lifetimes import OutlivedStep
+from vramprobe.units import ITEMSIZE_BYTES
 
 if TYPE_CHECKING:
     from vramprobe.kernels.attention import Workspaces

@@ -1,4 +1,4 @@
-"""What vLLM puts on each GPU, by arithmetic alone: weights by quantization, the activation peak, KV cache per block.
+"""Bytes that vLLM puts on each GPU, by arithmetic: weights by quantization, the activation peak, KV cache per block.
 
 In: an Architecture, its config and a ServeSpec. Out: bytes per GPU. The formulas are those of vLLM 0.19.0 (V1 engine)
 and, where a name says so, of 0.32 (its second model runner); each function names the file. Never imports torch or vLLM.
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vramprobe.architecture import Architecture, Parameter
-from vramprobe.terms.tape.graph import ITEMSIZE_BYTES
-from vramprobe.units import MIB
+from vramprobe.units import ITEMSIZE_BYTES, MIB
 
 VOCAB_MULTIPLE = 64  # vllm/model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
 BLOCK_TOKENS = 16  # vllm/config/cache.py: the block size of every attention backend that was seen
@@ -50,7 +49,7 @@ QUANTIZATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSpec:
-    """What decides an engine's memory, in vLLM's words; ``dtype`` in ours."""
+    """Options that decide an engine's memory, in vLLM's words; ``dtype`` in ours."""
 
     max_model_len: int
     max_num_batched_tokens: int
@@ -67,7 +66,7 @@ class ServeSpec:
 
 
 class Pages(NamedTuple):
-    """How the KV cache is divided: ``num_groups`` groups of ``layers_per_group`` layers share blocks."""
+    """Division of the KV cache: ``num_groups`` groups of ``layers_per_group`` layers share blocks."""
 
     page_bytes: int  # of a block in one layer
     layers_per_group: int
@@ -154,8 +153,8 @@ _GUMBEL_BLOCK = 1024  # words that one program of gumbel_sample looks at; it lea
 
 
 def buffer_bytes_0_32(arch: Architecture, spec: ServeSpec, *, blas_workspace_bytes: int) -> int:
-    """What 0.32 holds beside the weights once it has profiled itself: per request the counts of all words and two masks
-    (sample/penalties.py, structured_outputs.py), tables, and cuBLAS's workspace."""
+    """Bytes that 0.32 holds beside the weights once it has profiled itself: per request the counts of all words and two
+    masks (sample/penalties.py, structured_outputs.py), tables, and cuBLAS's workspace."""
     words = 4 * arch.vocab_size + 2 * 4 * math.ceil(arch.vocab_size / 32)
     return spec.max_num_seqs * (words + _TABLES_BYTES_0_32) + blas_workspace_bytes
 
@@ -171,14 +170,14 @@ def activation_bytes_0_32(arch: Architecture, spec: ServeSpec, *, compiles: bool
 
 
 def _trial_bytes(arch: Architecture, spec: ServeSpec) -> int:
-    """What torch.compile takes to time the kernel that looks up the embedding (``benchmark_combo_kernel``), before it
-    has a workspace: a table of its own and the states. A start that finds its caches does not."""
+    """Bytes that torch.compile takes to time the kernel that looks up the embedding (``benchmark_combo_kernel``),
+    before it has a workspace: a table of its own and the states. A start that finds its caches does not."""
     table = padded_vocab(arch) // spec.tensor_parallel_size
     return (table + spec.max_num_batched_tokens) * arch.head_width * spec.item_bytes
 
 
 def _mlp_bytes(arch: Architecture, spec: ServeSpec) -> int:
-    """What gate and up projections leave, and their product; nothing of experts, which are not counted."""
+    """Bytes that gate and up projections leave, and their product; nothing of experts, which are not counted."""
     widths = [one.num_out for one in arch.linears if one.name.endswith(("gate_proj", "up_proj", "gate_up_proj"))]
     if not widths or arch.experts is not None:
         return 0
@@ -187,7 +186,7 @@ def _mlp_bytes(arch: Architecture, spec: ServeSpec) -> int:
 
 
 def pages(arch: Architecture, config: Mapping[str, Any], spec: ServeSpec) -> Pages:
-    """How the cache is divided (vllm/v1/core/kv_cache_utils.py: get_kv_cache_groups)."""
+    """Return how the cache is divided (vllm/v1/core/kv_cache_utils.py: get_kv_cache_groups)."""
     item = 1 if spec.kv_cache_dtype.startswith("fp8") else spec.item_bytes
     if latent := config.get("kv_lora_rank"):  # MLA: one latent and one rotary key per token, on every GPU
         elements = int(latent) + arch.rotary_size

@@ -23,7 +23,7 @@ from vramprobe.architecture import (
 from vramprobe.errors import SpecError
 from vramprobe.rules.cell import lora_target_names
 from vramprobe.spec import CellSpec
-from vramprobe.terms.tape.graph import ITEMSIZE_BYTES
+from vramprobe.units import ITEMSIZE_BYTES
 
 NF4_BLOCK = 64  # elements per absmax; bitsandbytes' default for 4 bit
 DOUBLE_QUANTISED = ("nf4",)  # the cells whose absmax is quantised again
@@ -81,7 +81,7 @@ def tensors(spec: CellSpec, arch: Architecture) -> tuple[Tensor, ...]:
 
 
 def _is_vision(name: str) -> bool:
-    """Whether a parameter is a vision tower's or its projector's."""
+    """Return True if a parameter is a vision tower's or its projector's."""
     return name.startswith("visual.")
 
 
@@ -188,7 +188,7 @@ def _adapters(spec: CellSpec, arch: Architecture) -> list[Tensor]:
 
 
 def _wrapped_adapters(spec: CellSpec, wrapped: Wrapped, rank: int, dtype: str, num_copies: int) -> list[Tensor]:
-    """Of a weight that is no linear layer's."""
+    """Return the adapters of a weight that is no linear layer's."""
     if spec.dora:
         raise SpecError(
             "dora: peft has no DoRA on the adapter of a weight that is no linear layer's, such as experts; "
@@ -231,7 +231,7 @@ def quantised_bytes(tensor: Tensor, quant: str) -> int:
 
 
 def quantised_parts(tensor: Tensor, quant: str) -> list[int]:
-    """The same, tensor by tensor."""
+    """Bytes of a quantised weight and of each tensor of its state."""
     if quant == "int8":
         return [tensor.numel, 4 * tensor.shape[0]]  # SCB: fp32 per output row
     blocks = -(-tensor.numel // NF4_BLOCK)

@@ -80,7 +80,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "autocast": get_args(Autocast),
     "attn": get_args(Attention),
     "loss": get_args(Loss),
-    "trainer": (*get_args(Trainer), "grpo"),  # a verb of its own, which says so
+    "trainer": get_args(Trainer),
     "loop": (*get_args(LoopName), TRL),  # the last with TRL's loss, which spec.py resolves
     "weights": get_args(Weights),
     "optim": tuple(OPTIMIZER_NAMES),

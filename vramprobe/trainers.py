@@ -23,6 +23,7 @@ class Trainer:
     inputs: tuple[str, ...] = ("input_ids", "labels")  # int64, one number for each token
     fuses_head: bool = False  # log-probabilities from tiles of the logits, by TRL's Triton kernels
     scores_rows: bool = False  # by a head of one output in place of the vocabulary's
+    scores_first: bool = False  # each batch once without gradients before its forward
     has_reference: bool = False  # a frozen model beside the trained one: a second one, or adapters switched off
 
 
@@ -56,6 +57,13 @@ _ROWS = (
         rows=2,  # chosen and rejected
         inputs=("input_ids", "attention_mask"),
         scores_rows=True,
+    ),
+    Trainer(
+        name="grpo",
+        trl="GRPOTrainer",  # completions that are there: what generates them is beside it (predict/grpo.py)
+        fuses_head=True,
+        scores_first=True,
+        inputs=_MASKED,
     ),
 )
 TRAINERS = {row.name: row for row in _ROWS}

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated import swept
+from emulated import require_emulation, swept
 from factories import make_spec
 from grids import exhaustive
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.bounds.tensors import tensors
+from vramprobe.catalog import find_gpu
 from vramprobe.errors import MissingDependency, SpecError
+from vramprobe.predict import recorded
 from vramprobe.trainers import TRAINERS
+from vramprobe.units import GIB
 
 OF_TRL = [name for name, row in TRAINERS.items() if row.trl]
 DPO: dict[str, Any] = {"model": "llama-3.2-1b", "trainer": "dpo", "device": "cuda"}
@@ -125,3 +128,19 @@ def test_a_cell_without_it_is_the_cell_that_it_was() -> None:
     cell = make_spec(model="llama-3.2-1b")
     assert cell.fingerprint == make_spec(model="llama-3.2-1b", trainer="sft").fingerprint
     assert make_spec(**DPO).cell_id.endswith("_dpo")
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("method", "gib"),
+    [("lora", (15.93, 16.43, 16.76, 15.68)), ("full", (45.21, 45.71, 59.95, 59.93))],
+)
+def test_a_recorded_step_of_grpo_is_what_trl_had_beside_its_engine(method: str, gib: tuple[float, ...]) -> None:
+    """Live GiB of benchmarks/rollouts/grpo.md where the engine sleeps: log_probs, forward, backward, optimizer_step."""
+    require_emulation()
+    words = {"autocast": "bf16", "gradient_checkpointing": True, "batch_size": 8, "seq_len": 16 + 256}
+    one = api.cell(model="llama-3.1-8b", method=method, trainer="grpo", device="cuda", **words)
+    phases = [phase for phase in recorded.replay_of(one, gpu=find_gpu("H100-SXM")).phases if phase.step == 2]
+    assert [phase.name for phase in phases] == ["forward", "forward", "backward", "optimizer_step", "zero_grad"]
+    for phase, seen in zip(phases, gib, strict=False):
+        assert phase.allocated_peak_bytes / GIB == pytest.approx(seen, abs=0.05)

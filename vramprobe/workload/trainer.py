@@ -34,6 +34,9 @@ class LossTrainer(Protocol):
     def take(self, model: nn.Module) -> None:
         """The trained model as it is called from now on: wrapped or divided."""
 
+    def score(self, batch: dict[str, torch.Tensor]) -> None:
+        """Compute what the loss of a micro-batch compares with, where the trainer's row says so (scores_first)."""
+
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Compute the loss of a micro-batch."""
 
@@ -74,6 +77,9 @@ class _OfTrl:
         self._model = model
         if self._trainer.accelerator.distributed_type == "FSDP":  # as transformers' Trainer hands it on
             self._trainer.model = model
+
+    def score(self, batch: dict[str, torch.Tensor]) -> None:
+        """Nothing, but for a trainer that says so."""
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return self._trainer.compute_loss(self._model, dict(batch))
@@ -192,6 +198,58 @@ class Reward(_OfTrl):
         )
 
 
+class GroupRelative(_OfTrl):
+    """``GRPOTrainer`` beside vLLM, with its own defaults and no reference: log-probabilities of the completions by the
+    model as it generated them, then the loss. A row's first token is its prompt, all others are the completion."""
+
+    def __init__(self, spec: CellSpec, model: nn.Module, accelerator: Accelerator) -> None:
+        from trl.trainer.utils import add_fused_lm_head
+
+        add_fused_lm_head(base_of(model), outputs=("log_probs", "entropy"))
+        super().__init__(
+            spec,
+            model,
+            accelerator,
+            args=SimpleNamespace(delta=None, steps_per_generation=spec.grad_accum),
+            beta=0.0,
+            loss_type="dapo",
+            importance_sampling_level="token",
+            epsilon_low=0.2,
+            epsilon_high=0.2,
+            top_entropy_quantile=1.0,
+            off_policy_mask_threshold=None,
+            use_vllm=True,
+            vllm_importance_sampling_correction=True,
+            current_gradient_accumulation_steps=spec.grad_accum,
+            aux_loss_enabled=False,
+            _entropy_bonus_enabled=False,
+            _metrics={"train": defaultdict(list)},
+        )
+        self._old: torch.Tensor | None = None
+        self._advantages = torch.ones(spec.num_rows, device=spec.device)
+
+    def score(self, batch: dict[str, torch.Tensor]) -> None:
+        ids, mask, length = batch["input_ids"], batch["attention_mask"], batch["input_ids"].shape[1] - 1
+        with torch.no_grad():
+            self._old, *_ = self._trainer._get_per_token_logps_and_entropies(self._model, ids, mask, length, len(ids))
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        ids, mask, old, self._old = batch["input_ids"], batch["attention_mask"], self._old, None
+        assert old is not None
+        return super().loss(
+            {
+                "prompt_ids": ids[:, :1],
+                "prompt_mask": mask[:, :1],
+                "completion_ids": ids[:, 1:],
+                "completion_mask": batch["completion_mask"][:, 1:],
+                "advantages": self._advantages,
+                "old_per_token_logps": old,
+                "importance_sampling_ratio": torch.ones_like(old),
+                "num_items_in_batch": batch["completion_mask"].sum(),
+            }
+        )
+
+
 def _reference(spec: CellSpec, accelerator: Accelerator) -> nn.Module:
     """A second model, as DPOTrainer and KTOTrainer load and prepare it: under FSDP divided as one unit, under ZeRO-3
     divided, and else whole on each rank."""
@@ -209,7 +267,7 @@ def _reference(spec: CellSpec, accelerator: Accelerator) -> nn.Module:
     return accelerator.prepare_model(model, device_placement=kind != "NO", evaluation_mode=True)
 
 
-_MADE: dict[str, Any] = {"dpo": Dpo, "kto": Kto, "orpo": Orpo, "reward": Reward}
+_MADE: dict[str, Any] = {"dpo": Dpo, "kto": Kto, "orpo": Orpo, "reward": Reward, "grpo": GroupRelative}
 
 
 def _accelerator(spec: CellSpec) -> Accelerator:

@@ -92,6 +92,9 @@ def train_step(work: Workload, observer: Observer, step: int) -> None:
     is_late = LOOPS[spec.loop].frees_gradients_late
     for micro_step in range(1, spec.grad_accum + 1):
         with stepper.micro_step(work.model, is_last=micro_step == spec.grad_accum), ExitStack() as until_backward_ends:
+            if TRAINERS[spec.trainer].scores_first and stepper.trainer is not None:
+                with observer.phase("forward", step, micro_step):  # a phase of its own: it repeats by itself
+                    stepper.trainer.score(work.batch)
             with observer.phase("forward", step, micro_step):
                 loss = _forward(work, until_backward_ends.enter_context(stepper.inputs(work.model, work.batch)))
             if is_late:

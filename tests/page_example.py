@@ -52,7 +52,6 @@ def example_book() -> bytes:
         page_book.PageRecipe(
             model=model,
             options=chosen,
-            card="A100-80GB-SXM",
             shapes=shapes,
             notes=["as recorded"],
             recipe=recipes[source],

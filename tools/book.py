@@ -1,6 +1,6 @@
 """Record the book of recipes that ships: ``python tools/book.py [SWEEP.yaml]`` (default: configs/book.yaml).
 
-Each cell that the book does not answer yet (``--again``: each) is recorded on an emulated card (``--card``) at a few
+Each cell that the book does not answer yet (``--again``: each) is recorded on an emulated A100 at a few
 lengths, for one row or for several as its batch_size says, so that the recipe answers for any. What is recorded stays
 in the user's cache, and what failed in book-failures.json there: the command goes on where it ended. ``--seconds N``
 ends it after the cell in which they are over. At the end it puts all that the cache has into
@@ -27,7 +27,7 @@ from vramprobe.recipe.recipe import at_shape, pack, unpack
 from vramprobe.recipe.recorder import CannotRecord
 from vramprobe.recipe.shipped import (
     BOOK,
-    CARD_OF_CAPABILITY,
+    LIKE_ALL,
     entry_keys,
     entry_name,
     is_of_one_row,
@@ -106,10 +106,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--again", action="store_true")
-    parser.add_argument("--card", choices=sorted(set(CARD_OF_CAPABILITY.values())), default=CARD_OF_CAPABILITY["8.0"])
     given = parser.parse_args()
     cells, book = load_sweep(given.sweep, device="cuda").cells, data_file(BOOK)
-    card = find_gpu(given.card)
+    card = find_gpu(LIKE_ALL)
     if not given.check:
         open_cells = cells if given.again else [cell for cell in cells if _is_missing(cell, card, book)]
         _record(open_cells, card, book, given.seconds)
@@ -117,7 +116,7 @@ def main() -> None:
     missing = [cell.cell_id for cell in cells if _is_missing(cell, card, book)]
     print(f"{book}: {len(found)} entries, {sum(map(len, found.values())):,} bytes")
     print(
-        f"it answers {len(cells) - len(missing)} of {len(cells)} cells of {given.sweep.name} on {given.card}; not:",
+        f"it answers {len(cells) - len(missing)} of {len(cells)} cells of {given.sweep.name}; not:",
         *missing,
         sep="\n  ",
     )
@@ -145,8 +144,7 @@ def _is_replaced(name: str, cell: CellSpec, gpu: Gpu, new: Collection[str]) -> b
 
 
 def _is_missing(cell: CellSpec, card: Gpu, book: Path) -> bool:
-    found = shipped_recipe(recorded_as(cell), card, book)
-    return found is None or bool(found.recorded_on)
+    return shipped_recipe(recorded_as(cell), card, book) is None
 
 
 def _is_read(name: str, packed: bytes) -> bool:

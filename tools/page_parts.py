@@ -20,7 +20,7 @@ from vramprobe.catalog.shipped import data_file
 from vramprobe.predict.at_hand import notes_of
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.recipe import unpack
-from vramprobe.recipe.shipped import BOOK, CARD_OF_CAPABILITY, entry_keys, read_book, shapes_of
+from vramprobe.recipe.shipped import BOOK, LIKE_ALL, entry_keys, read_book, shapes_of
 from vramprobe.report.page import page_book
 from vramprobe.sweep.definition import load_sweep
 
@@ -73,22 +73,20 @@ def entries() -> Iterator[page_book.PageRecipe]:
     for name in packed:
         by_key.setdefault(name.split()[0], []).append(name)
     for cell in load_sweep(SWEEP, device="cuda").cells:
-        for card in sorted(set(CARD_OF_CAPABILITY.values())):
-            for name in (one for key in entry_keys(recorded_as(cell), card) for one in by_key.get(key, ())):
-                used.add(name.split()[0])
-                if len(shapes_of(name)) == 1 or cell.learned_positions is not None:
-                    continue
-                recipe, words = unpack(packed[name], name), {field: getattr(cell, field) for field in fields}
-                if recipe.rules is not None and cell.lora_r is not None:
-                    recipe = replace(recipe, rules=recipe.rules.at_rank(cell.lora_r))
-                yield page_book.PageRecipe(
-                    model=cell.model,
-                    options=words,
-                    card=card,
-                    shapes=tuple(shape[:2] for shape in shapes_of(name)),
-                    notes=notes_of(recipe, cell),
-                    recipe=recipe,
-                )
+        for name in (one for key in entry_keys(recorded_as(cell), LIKE_ALL) for one in by_key.get(key, ())):
+            used.add(name.split()[0])
+            if len(shapes_of(name)) == 1 or cell.learned_positions is not None:
+                continue
+            recipe, words = unpack(packed[name], name), {field: getattr(cell, field) for field in fields}
+            if recipe.rules is not None and cell.lora_r is not None:
+                recipe = replace(recipe, rules=recipe.rules.at_rank(cell.lora_r))
+            yield page_book.PageRecipe(
+                model=cell.model,
+                options=words,
+                shapes=tuple(shape[:2] for shape in shapes_of(name)),
+                notes=notes_of(recipe, cell),
+                recipe=recipe,
+            )
     for name in (one for key, names in by_key.items() if key not in used for one in names):
         print(f"not in {SWEEP.name}: {name}", file=sys.stderr)
 

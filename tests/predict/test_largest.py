@@ -343,3 +343,16 @@ def test_contradictions_are_clear_errors(words: list[str], code: int, message: s
 def test_where_no_model_could_be_judged_it_says_why() -> None:
     with pytest.raises(VramprobeError, match=r"none of \d+ models could be judged; --engine recipe records"):
         api.largest_model(gpu="T4", method="qlora", batch_size=1, seq_len=512, images=1)
+
+
+def test_a_family_without_arithmetic_is_answered_by_the_recipes_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is recorded: exact around the recorded rows, said to be near beyond; fewer tokens let more rows in."""
+    monkeypatch.setattr(recorded, "find_recipe", None)
+    words = {"model": "qwen3.5-2b", "method": "lora", "gradient_checkpointing": True, "seq_len": 2048}
+    found = api.max_batch_size(gpu="L4", **words)
+    assert found.fits is not None
+    again = api.predict(gpu="L4", batch_size=found.fits.value, **words)
+    assert found.fits.prediction.peak_allocated_bytes == again.peak_allocated_bytes
+    larger = api.max_batch_size(gpu="B200", **words)
+    assert larger.fits.value > 5
+    assert any("near, not exact" in note for note in larger.fits.prediction.warnings)

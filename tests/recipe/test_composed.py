@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from emulated import require_emulation
-from grids import exhaustive, grid
+from grids import grid
 
 from vramprobe import api, catalog
 from vramprobe.allocator.config import AllocatorConfig
-from vramprobe.catalog.shipped import data_file
 from vramprobe.log.depth import Deep
 from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
 from vramprobe.log.micro_steps import NoSecond, two_micro_steps
 from vramprobe.log.pairing import scripts_of
 from vramprobe.log.reserved import reserve
-from vramprobe.log.shapes import Shape
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe, unpack
 from vramprobe.recipe.recorder import close_recorders, record_packed
-from vramprobe.recipe.shipped import BOOK, entry_keys, read_book, shapes_of, shipped_recipe
-from vramprobe.sweep.definition import load_sweep
+from vramprobe.recipe.shipped import shipped_recipe
 
-ROOT = Path(__file__).parents[2]
 CKPT = {"gradient_checkpointing": True}
 #: Cells whose step of two micro-steps was recorded, too.
 ACCUMULATING = [
@@ -45,7 +39,9 @@ ACCUMULATING = [
     ("llama-3.2-1b", {"method": "lora", "fused_linear_cross_entropy": True} | CKPT),
 ]
 #: Cards that no recipe of the book was recorded on, and cells that were recorded there.
-OTHER_CARDS = [(card, method) for card in ("B200", "RTX-5090", "RTX-4090") for method in ("lora", "qlora", "full")]
+OTHER_CARDS = [
+    (card, method) for card in ("H100-SXM", "B200", "RTX-5090", "RTX-4090") for method in ("lora", "qlora", "full")
+]
 A100, H100 = catalog.find_gpu("A100-80GB-SXM"), catalog.find_gpu("H100-SXM")
 
 
@@ -137,63 +133,26 @@ def test_no_second_micro_step_follows_from_gradients_of_the_forward() -> None:
         two_micro_steps(first.marks, scripts_of([first])[0], first)
 
 
-def on_both_cards(models: Collection[str] = ()) -> list[tuple[Recipe, Recipe, tuple[Shape, ...]]]:
-    """Recipes of the book of one cell, from the A100 and from the H100, and the shapes at which both answer."""
-    entries, found = read_book(data_file(BOOK)), {}
-    by_key: dict[str, list[str]] = {}
-    for name in entries:
-        by_key.setdefault(name.split()[0], []).append(name)
-    for one in load_sweep(ROOT / "configs" / "book.yaml", device="cuda").cells:
-        if models and one.model not in models:
-            continue
-        first, second = (
-            [name for key in entry_keys(recorded_as(one), gpu.short_name) for name in by_key.get(key, ())]
-            for gpu in (A100, H100)
-        )
-        for a100, h100 in product(first, second):
-            shapes = tuple(shape for shape in shapes_of(h100) if shape in shapes_of(a100))
-            if shapes:
-                found[a100, h100] = tuple(unpack(entries[name], name) for name in (a100, h100)), shapes
-    return [(*recipes, shapes) for recipes, shapes in found.values()]
-
-
 def on_card(recipe: Recipe, gpu: catalog.Gpu) -> Recipe:
     return replace(recipe, workspace_bytes=(A100.blas_workspace_bytes, gpu.blas_workspace_bytes))
 
 
-def require_alike(a100: Recipe, other: Recipe, gpu: catalog.Gpu, shape: Shape | None = None) -> None:
+def require_alike(a100: Recipe, other: Recipe, gpu: catalog.Gpu) -> None:
     """Allocated to 0.02 %, reserved to 0.3 %: where few blocks make a product, its sums are split in other parts."""
-    (made, seen) = (
-        [max(tier) for tier in zip(*peaks(one.deep(shape)), strict=True)] for one in (on_card(a100, gpu), other)
-    )
+    (made, seen) = ([max(tier) for tier in zip(*peaks(one.deep()), strict=True)] for one in (on_card(a100, gpu), other))
     assert made[0] == pytest.approx(seen[0], rel=2e-4)
     assert made[1] == pytest.approx(seen[1], rel=3e-3)
 
 
-def test_an_a100s_recipe_is_an_h100s_but_for_the_workspaces() -> None:
-    pairs = on_both_cards(["qwen2.5-0.5b", "llama-3.2-1b"])
-    assert len(pairs) >= 3
-    for a100, h100, shapes in pairs:
-        assert peaks(a100.deep(shapes[0])) != peaks(h100.deep(shapes[0]))
-        require_alike(a100, h100, H100, shapes[0])
-
-
-@exhaustive
-def test_every_pair_of_cards_in_the_book_is_alike() -> None:
-    pairs = on_both_cards()
-    assert len(pairs) >= 40
-    for a100, h100, shapes in pairs:
-        for shape in shapes:
-            require_alike(a100, h100, H100, shape)
-
-
-@exhaustive
-@pytest.mark.parametrize(("name", "method"), OTHER_CARDS)
+@pytest.mark.parametrize(("name", "method"), grid(OTHER_CARDS, ("H100-SXM", "lora")))
 def test_an_a100s_recording_is_another_cards_but_for_the_workspaces(name: str, method: str) -> None:
     require_emulation()
     gpu = catalog.find_gpu(name)
     options = {"method": method, "seq_len": 1024, "gradient_checkpointing": method != "full"}
-    require_alike(recorded_cell("smollm2-360m", A100, **options), recorded_cell("smollm2-360m", gpu, **options), gpu)
+    a100, other = (recorded_cell("smollm2-135m", one, **options) for one in (A100, gpu))
+    if gpu.blas_workspace_bytes != A100.blas_workspace_bytes:
+        assert peaks(a100.deep()) != peaks(other.deep())
+    require_alike(a100, other, gpu)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.predict import at_hand, recorded
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict
-from vramprobe.recipe.shipped import CARD_OF_CAPABILITY, Shipped
+from vramprobe.recipe.shipped import LIKE_ALL, Shipped, answers_for
 from vramprobe.report.page import page_book
 from vramprobe.units import format_bytes
 
@@ -34,11 +34,11 @@ _spec.loader.exec_module(page_parts)
 SHAPES = ((1, 2048), (2, 512), (3, 1500), (5, 4096), (16, 8192))
 
 #: In the page: what it says of each question's cell, by card and on each GPU.
-ASK = """(questions) => questions.map(([cell, card]) => {
-  const found = vramprobe.predict(cell, card);
+ASK = """(questions) => questions.map(([cell, workspace]) => {
+  const found = vramprobe.predict(cell, workspace);
   return found && {
     allocated: found.allocated, reserved: found.reserved, label: found.label, terms: Object.fromEntries(found.terms()), notes: found.notes,
-    verdicts: Object.fromEntries(vramprobe.gpus.filter((gpu) => gpu.recorded === card && gpu.usable_bytes).map((gpu) => {
+    verdicts: Object.fromEntries(vramprobe.gpus.filter((gpu) => gpu.workspace_bytes === workspace && gpu.usable_bytes).map((gpu) => {
       const { verdict, usable_bytes, basis, amounts } = vramprobe.verdict(found, gpu);
       return [gpu.slug, [verdict, usable_bytes, `${basis}: ${amounts}`]];
     })),
@@ -52,13 +52,17 @@ def shipped_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("shipped"), content(book=page_book.BOOK.read_bytes()))
 
 
-def by_python(entry: page_book.PageRecipe, shape: tuple[int, int]) -> dict[str, Any]:
-    """Python's answer from an entry's recipe."""
+def by_python(entry: page_book.PageRecipe, shape: tuple[int, int], workspace_bytes: int) -> dict[str, Any]:
+    """Python's answer from an entry's recipe, for GPUs with these workspaces."""
     cell = spec.resolve(model=entry.model, device="cuda", batch_size=shape[0], seq_len=shape[1], **dict(entry.options))
-    replay = at_hand.replayed(entry.recipe, cell, shape)
-    notes = (*replay.notes, *Shipped(entry.recipe, tuple(entry.shapes)).notes(shape))
+    a100 = catalog.find_gpu(LIKE_ALL)
+    is_other = workspace_bytes != a100.blas_workspace_bytes
+    recipe = dataclasses.replace(entry.recipe, workspace_bytes=(a100.blas_workspace_bytes, workspace_bytes))
+    replay = at_hand.replayed(recipe, cell, shape)
+    shipped = Shipped(recipe, tuple(entry.shapes), recorded_on=a100.name if is_other else "")
+    notes = (*replay.notes, *shipped.notes(shape))
     found = recorded._predicted(dataclasses.replace(replay, notes=notes), cell, None, None)
-    gpus = [gpu for gpu in catalog.list_gpus() if CARD_OF_CAPABILITY.get(gpu.compute_capability) == entry.card]
+    gpus = [gpu for gpu in catalog.list_gpus() if answers_for(gpu) and gpu.blas_workspace_bytes == workspace_bytes]
     assert len(gpus) > 5
     return {
         "allocated": found.peak_allocated_bytes.model_dump(),
@@ -77,8 +81,9 @@ def by_python(entry: page_book.PageRecipe, shape: tuple[int, int]) -> dict[str, 
 
 def holds(opened: Any, path: Path, *, most: int) -> None:
     entries = sorted(page_parts.entries(), key=page_book.order)
+    workspaces = [catalog.find_gpu(name).blas_workspace_bytes for name in (LIKE_ALL, "H100-SXM")]
     asked = [
-        (entry, shape)
+        (entry, shape, workspaces[shape[0] % 2])
         for entry in entries[:: max(len(entries) // most, 1)]
         for shape in SHAPES
         if (max(rows for rows, _ in entry.shapes) == 1) == (shape[0] == 1)
@@ -86,12 +91,12 @@ def holds(opened: Any, path: Path, *, most: int) -> None:
     ]
     assert asked
     questions = [
-        [entry.options | {"model": entry.model, "batch_size": rows, "seq_len": length}, entry.card]
-        for entry, (rows, length) in asked
+        [entry.options | {"model": entry.model, "batch_size": rows, "seq_len": length}, workspace]
+        for entry, (rows, length), workspace in asked
     ]
     said = opened(path=path).tab.evaluate(ASK, questions)
-    for (entry, shape), answer in zip(asked, said, strict=True):
-        assert answer == by_python(entry, shape), (
+    for (entry, shape, workspace), answer in zip(asked, said, strict=True):
+        assert answer == by_python(entry, shape, workspace), (
             f"{entry.model} {shape}; if the notes differ: python tools/page_parts.py"
         )
 
@@ -150,7 +155,7 @@ def test_a_click_through_the_calculator(opened: Any) -> None:
     tab.uncheck("#card-H100-SXM")
     assert one.fragment == f"#m={MODELS[1]}&b=5&s=1024&g=RTX-4090,RTX-A6000,L4,A100-80GB-SXM"
     cell = {"model": MODELS[1], "method": "lora", "gradient_checkpointing": True, "batch_size": 5, "seq_len": 1024}
-    (said,) = tab.evaluate(ASK, [[cell, "A100-80GB-SXM"]])
+    (said,) = tab.evaluate(ASK, [[cell, catalog.find_gpu(LIKE_ALL).blas_workspace_bytes]])
     assert one.text("#peak") == format_bytes(said["allocated"]["value"])
     assert one.text("#interval") == " to ".join(format_bytes(said["allocated"][end]) for end in ("low", "high"))
     names = [row.split("\n")[0] for row in tab.locator("#terms tbody tr").all_inner_texts()]
@@ -223,8 +228,8 @@ def test_recipes_of_one_length_answer_for_that_alone(opened: Any) -> None:
 
 
 def test_a_gpu_that_no_recipe_answers_for_is_named(opened: Any) -> None:
-    one, unknown = opened("#g=B200,MI300X,RTX-4090"), catalog.find_gpu("B200").name
-    assert one.text("#verdicts [data-gpu=B200] .reason") == f"No recipe is recorded for GPUs like {unknown}."
+    one, unknown = opened("#g=T4,MI300X,RTX-4090"), catalog.find_gpu("T4").name
+    assert one.text("#verdicts [data-gpu=T4] .reason") == f"No recipe is recorded for GPUs like {unknown}."
     assert "is not NVIDIA's" in one.text("#verdicts [data-gpu=MI300X] .reason")
     assert "on GPUs like A100-80GB-SXM, in " in one.text("#where")
     assert one.text("#command").endswith("--gpu RTX-4090")

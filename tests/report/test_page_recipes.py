@@ -231,6 +231,4 @@ def test_recipes_of_one_structure_share_it() -> None:
 
 
 def entry_of(recipe: Recipe, model: str = "one") -> page_book.PageRecipe:
-    return page_book.PageRecipe(
-        model=model, options={}, card="A100-80GB-SXM", shapes=((2, 100),), notes=(), recipe=recipe
-    )
+    return page_book.PageRecipe(model=model, options={}, shapes=((2, 100),), notes=(), recipe=recipe)

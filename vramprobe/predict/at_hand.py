@@ -52,6 +52,17 @@ def replay_at_hand(spec: CellSpec, *, gpu: catalog.Gpu | None = None) -> Replay 
     return None
 
 
+def replay_shipped_near(spec: CellSpec, *, gpu: catalog.Gpu) -> Replay | None:
+    """The nearest recipe that ships, also where it was not recorded around the cell's shape; None without any."""
+    require_recordable(spec, gpu)
+    for recorded, accumulates in cells_that_answer(spec):
+        shipped = shipped_recipe(recorded_as(recorded), card_of(gpu))
+        if shipped is not None:
+            with suppress(NoSecond):
+                return replayed_shipped(shipped, spec, accumulates=accumulates)
+    return None
+
+
 def launches_at_hand(spec: CellSpec, *, gpu: catalog.Gpu) -> Launches | None:
     """Return the launches of :func:`predict_and_count` where nothing need be recorded for them; else None."""
     try:

@@ -191,12 +191,37 @@ def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: 
     one = cell_on_ranks(**asked.words)
     if engine == "auto" and _engine_of(one) == "recipe":
         engine, asked = "recipe", _asked(gpu, options, engine="recipe")
+        if (found := _largest_shipped(question, one, catalog.gpu_or_size(gpu), asked, least)) is not None:
+            return found
     if engine == "recipe":
         say, patient = options.get("say", lambda words: None), options.get("patient", True)
         return _largest_recorded(question, one, gpu, asked, say, patient=patient)
     if asked.replay is not None:
         return largest.largest_replayed(question, one, asked.replay, asked.judge, least=least)
     return largest.largest_count(question, one, asked.judge, least=least)
+
+
+def _largest_shipped(
+    question: Literal["batch_size", "seq_len"], one: spec.CellSpec, card: catalog.Gpu, asked: _Asked, least: int
+) -> Largest | None:
+    """By recipes that ship, exact at the shapes around which they were recorded and near elsewhere; None without."""
+    from vramprobe.predict import largest
+    from vramprobe.predict.at_hand import NoRecipe, replay_shipped_near
+    from vramprobe.predict.recorded import predict_replay
+
+    def judge(other: spec.CellSpec) -> Judged:
+        replay = replay_shipped_near(other, gpu=card)
+        if replay is None:
+            raise NoRecipe(f"no recipe of {other.cell_id} ships")
+        return asked.judged(other, predict_replay(replay, other, gpu=card, model=asked.model))
+
+    for first in dict.fromkeys((least, 2 if question == "batch_size" else least)):
+        try:
+            judge(one.model_copy(update={question: first}))
+            return largest.largest_count(question, one, judge, least=first)
+        except NoRecipe:
+            continue
+    return None
 
 
 def _largest_recorded(

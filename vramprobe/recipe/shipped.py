@@ -27,10 +27,8 @@ from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec
 
 BOOK = "recipes.zip"
-#: The card that is recorded for others whose logs were equal (docs/recipes.md), by compute capability.
-CARD_OF_CAPABILITY = {**dict.fromkeys(("8.0", "8.6", "8.9"), "A100-80GB-SXM"), "9.0": "H100-SXM"}
 #: The card whose recipes answer, with a card's own cuBLAS workspaces, for all from Ampere on (docs/recipes.md).
-LIKE_ALL, LEAST_CAPABILITY = "A100-80GB-SXM", (8, 0)
+LIKE_ALL, _LEAST_CAPABILITY = "A100-80GB-SXM", (8, 0)
 #: What decides no allocation, or is open in a shipped recipe.
 _OPEN = {"model", "batch_size", "seq_len"}
 #: Those that are open, too, where several ranks were recorded; ``lora_alpha`` follows the rank where it is not given.
@@ -98,10 +96,12 @@ def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shippe
 
 def _cards(gpu: Gpu) -> list[str]:
     """Return the cards whose recipes answer for ``gpu``, the nearest first."""
-    like_all = [LIKE_ALL] if (gpu.capability or (0, 0)) >= LEAST_CAPABILITY else []
-    return list(
-        dict.fromkeys([gpu.short_name, *filter(None, [CARD_OF_CAPABILITY.get(gpu.compute_capability)]), *like_all])
-    )
+    return list(dict.fromkeys([gpu.short_name, *([LIKE_ALL] if answers_for(gpu) else [])]))
+
+
+def answers_for(gpu: Gpu) -> bool:
+    """Return True if the recipes that ship answer for ``gpu``: its kernels ask for what an A100's do."""
+    return (gpu.capability or (0, 0)) >= _LEAST_CAPABILITY
 
 
 def own_book() -> Path:

@@ -9,13 +9,12 @@ const vramprobe = (() => {
     [book, allocator] = await Promise.all([openBook(text("book")), openAllocator(text("allocator"))]);
     Object.assign(axes, book.axes);
   }
-
   const shapeOf = ({ batch_size: rows, seq_len: length }) => [rows, length];
   const lengthsOf = (shapes) => [...new Set(shapes.map(([, length]) => length))];
   /** The cell's recipes of one row, or of several: the libraries take other branches. */
-  function ofCell(cell, card, isOne) {
+  function ofCell(cell, isOne) {
     const option = book.options.findIndex((one) => Object.entries(one).every(([name, value]) => cell[name] === value));
-    const same = book.entries.map(([...own], number) => ({ number, own, shapes: own[3] })).filter(({ own }) => own[0] === cell.model && own[1] === option && own[2] === card);
+    const same = book.entries.map(([...own], number) => ({ number, own, shapes: own[2] })).filter(({ own }) => own[0] === cell.model && own[1] === option);
     return same.filter(({ shapes }) => shapes.every(([rows]) => rows === 1) === isOne);
   }
 
@@ -29,9 +28,9 @@ const vramprobe = (() => {
   }
 
   /** The recipe that is nearest to the cell's shape; null where none answers. */
-  function entryOf(cell, card) {
+  function entryOf(cell) {
     const shape = shapeOf(cell), isFor = (lengths) => lengths.length > 1 || lengths[0] === cell.seq_len;
-    const able = ofCell(cell, card, cell.batch_size === 1).filter(({ shapes }) => isFor(lengthsOf(shapes)));
+    const able = ofCell(cell, cell.batch_size === 1).filter(({ shapes }) => isFor(lengthsOf(shapes)));
     return able.reduce((best, one) => (best && distance(best.shapes, shape) <= distance(one.shapes, shape) ? best : one), null);
   }
 
@@ -40,34 +39,34 @@ const vramprobe = (() => {
     return value - below === 0.5 ? below + (below % 2) : Math.round(value);
   }
   const around = (value, [low, high]) => ({ value, low: even(value * low), high: even(value * high) });
-
-  /** The peaks of a cell on cards like `card`, their causes and notes; null where no recipe answers. */
-  function predict(cell, card) {
-    const entry = card && entryOf(cell, card);
+  /** The peaks of a cell on GPUs with such workspaces, their causes and notes; null where no recipe answers. */
+  function predict(cell, workspaceBytes) {
+    const entry = workspaceBytes && entryOf(cell);
     if (!entry) return null;
-    const shape = shapeOf(cell), key = `${entry.number} ${shape}`;
-    if (!kept.has(key)) kept.set(key, predicted(entry, shape, card));
+    const shape = shapeOf(cell), key = `${entry.number} ${shape} ${workspaceBytes}`;
+    if (!kept.has(key)) kept.set(key, predicted(entry, shape, workspaceBytes));
     return kept.get(key);
   }
 
-  function predicted({ number, shapes }, shape, card) {
-    const recipe = book.recipe(number), { allocated, reserved, load, peak, causes } = replayed(book, allocator, recipe, shape);
+  function predicted({ number, shapes }, shape, workspaceBytes) {
+    const recipe = book.recipe(number), { allocated, reserved, load, peak, causes } = replayed(book, allocator, recipe, shape, { workspaceBytes });
     return {
       allocated: around(allocated, data.ratios.allocated), reserved: around(reserved, data.ratios.reserved),
-      card, phase: peak.name, label: `${peak.name} of step ${peak.step}`,
+      card: data.like[workspaceBytes], phase: peak.name, label: `${peak.name} of step ${peak.step}`,
       terms: () => {
         const alive = Object.entries(causes()).filter(([, size]) => size);
         const left = allocated - alive.reduce((sum, [, size]) => sum + size, 0);
         return left > 0 ? [...alive, ["block_remainders", left]] : alive;
       },
-      notes: [...recipe.notes, ...shapeNotes(shapes, shape), ...(load > allocated ? [`loading allocates the most, ${words.bytes(load)}`] : [])],
+      notes: [...recipe.notes, ...shapeNotes(shapes, shape, workspaceBytes), ...(load > allocated ? [`loading allocates the most, ${words.bytes(load)}`] : [])],
     };
   }
 
-  function shapeNotes(shapes, shape) {
-    const [first, last, own] = [shapes[0], shapes.at(-1), shape].map(([rows, length]) => `${rows} x ${words.count(length)}`);
+  function shapeNotes(shapes, shape, workspaceBytes) {
+    const [first, last, here] = [shapes[0], shapes.at(-1), shape].map(([rows, length]) => `${rows} x ${words.count(length)}`);
     const ships = `a recipe that ships with vramprobe, of ${first} to ${last} tokens; --engine recipe records this very cell`;
-    return [ships, ...(distance(shapes, shape) > 0 ? [`${own} tokens lie outside: near, not exact`] : [])];
+    const cards = workspaceBytes === book.workspace_bytes ? [] : [`recorded on ${data.recorded_on}, with this GPU's cuBLAS workspaces in place of its own (docs/recipes.md)`];
+    return [ships, ...cards, ...(distance(shapes, shape) > 0 ? [`${here} tokens lie outside: near, not exact`] : [])];
   }
 
   /** Whether the reserved memory fits: {verdict, needed, usable_bytes, basis, amounts}; null without a prediction. */
@@ -77,12 +76,12 @@ const vramprobe = (() => {
     const said = needed.value > usable ? "does not fit" : needed.high <= data.ratios.tight * usable ? "fits" : "tight";
     return { verdict: said, needed, usable_bytes: usable, basis, amounts: `${words.bytes(needed.value)}${upTo} of ${words.bytes(usable)}` };
   }
-  const judge = (cell, gpu) => verdict(predict(cell, gpu.recorded), gpu);
+  const judge = (cell, gpu) => verdict(predict(cell, gpu.workspace_bytes), gpu);
 
   /** Counts that are looked through, as a function of 1, 2, …: lengths go by 128, or are those that were recorded. */
   function counts(cell, gpu, name) {
-    if (name === "batch_size") return { at: (step) => step + Number(!predict({ ...cell, batch_size: 1 }, gpu.recorded)), most: MOST[name] };
-    const same = ofCell(cell, gpu.recorded, cell.batch_size === 1), lengths = same.flatMap(({ shapes }) => lengthsOf(shapes)).sort((one, other) => one - other);
+    if (name === "batch_size") return { at: (step) => step + Number(!predict({ ...cell, batch_size: 1 }, gpu.workspace_bytes)), most: MOST[name] };
+    const same = ofCell(cell, cell.batch_size === 1), lengths = same.flatMap(({ shapes }) => lengthsOf(shapes)).sort((one, other) => one - other);
     const isAny = same.some(({ shapes }) => lengthsOf(shapes).length > 1);
     return isAny ? { at: (step) => step * LENGTH_STEP, most: MOST[name] } : { at: (step) => lengths[step - 1], most: lengths.length };
   }
@@ -117,13 +116,13 @@ const vramprobe = (() => {
   /** Why no recipe answers, in one line. */
   function missing(cell, gpu) {
     if (gpu && !gpu.is_nvidia) return `No recipe: they are recorded with CUDA, and ${gpu.name} is not NVIDIA's.`;
-    if (gpu && !gpu.recorded) return `No recipe is recorded for GPUs like ${gpu.name}.`;
-    const lengths = ofCell(cell, gpu?.recorded ?? cards()[0], cell.batch_size === 1).flatMap(({ shapes }) => lengthsOf(shapes));
+    if (gpu && !gpu.workspace_bytes) return `No recipe is recorded for GPUs like ${gpu.name}.`;
+    const lengths = ofCell(cell, cell.batch_size === 1).flatMap(({ shapes }) => lengthsOf(shapes));
     if (lengths.length) return `Of this cell, recipes of ${lengths.map(words.count).join(", ")} tokens are here, not of ${words.count(cell.seq_len)}.`;
     const options = Object.keys(axes).map((name) => (typeof cell[name] === "boolean" ? `${cell[name] ? "with" : "without"} ${words.plain(name)}` : cell[name]));
     return `No recipe of ${cell.model} (${[...options, cell.batch_size === 1 ? "one row" : "several rows"].join(", ")}) is in this page.`;
   }
 
-  const cards = () => [...new Set(book.entries.map(([, , card]) => card))], models = () => new Set(book.entries.map(([model]) => model));
-  return { ...data, axes, open, predict, verdict, judge, largest, command, missing, cards, models, options: () => book.options };
+  return { ...data, axes, open, predict, verdict, judge, largest, command, missing, models: () => new Set(book.entries.map(([model]) => model)),
+    workspaceBytes: () => book.workspace_bytes, options: () => book.options };
 })();

@@ -14,7 +14,7 @@ async function openBook(base64) {
   const structureOf = (number) => (structures[number] ??= structure(JSON.parse(lines[numPhases + number]), lines));
   return { ...index, recipe: (number) => {
     const [times, notes, rules] = JSON.parse(lines[numPhases + numStructures + number]);
-    return (recipes[number] ??= { notes, rules, features: index.features, ...structureOf(index.entries[number][4]), times });
+    return (recipes[number] ??= { notes, rules, features: index.features, ...structureOf(index.entries[number][3]), times });
   } };
 }
 
@@ -93,13 +93,13 @@ const FEATURES = {
 const feature = (name, rows, length, number = Number(name.split(" ").at(-1))) => FEATURES[name]?.(rows, length) ?? rows
   * (name.startsWith("staged") ? Math.max(Math.floor(200 / (rows * number)), 1) : Math.ceil(length / number) * number);
 
-/** Bytes of each slot at a shape (shapes.py, ShapeRules.sizes). */
-function sizesAt({ rules, groups, features }, rows, length) {
+/** Bytes of each slot at a shape (shapes.py, ShapeRules.sizes), with a card's own workspaces (recipe.py, _on_card). */
+function sizesAt({ rules, groups, causes, features }, rows, length, [workspaces, recorded, own]) {
   const sizes = rules.map(([rule, ...factors]) => {
     const names = features[rule], sum = names.reduce((all, name, at) => all + factors[at] * feature(name, rows, length), 0);
     return Math.trunc(sum / (factors[names.length] ?? 1));
   });
-  return Float64Array.from(groups, (group) => sizes[group]);
+  return Float64Array.from(groups, (group, slot) => (causes[slot] === workspaces && sizes[group] === recorded ? own : sizes[group]));
 }
 
 /** The allocator in WebAssembly: a function of a recipe, its sizes, the phases of training, and the allocator's settings,
@@ -147,8 +147,9 @@ function causesAt({ causes, log: { codes, stops } }, sizes, phase, numCauses) {
 }
 
 /** The peaks of a recipe at a shape, and what is alive there (recipe_replay.py, replay_recipe; observation.py, peak_of). */
-function replayed(book, allocator, recipe, [rows, length], options = {}) {
-  const sizes = sizesAt(recipe, rows, length), { retries, phases } = allocator(recipe, sizes, book.training, options);
+function replayed(book, allocator, recipe, [rows, length], { workspaceBytes: own = book.workspace_bytes, ...options } = {}) {
+  const sizes = sizesAt(recipe, rows, length, [book.causes.indexOf("workspaces"), book.workspace_bytes, own]);
+  const { retries, phases } = allocator(recipe, sizes, book.training, options);
   const named = phases.map((phase, at) => ({ ...phase, name: recipe.marks[at][0], step: recipe.marks[at][1], at }));
   const training = named.filter(({ name }) => book.training.includes(name));
   const highest = (list) => list.reduce((best, one) => (one.allocated > best.allocated ? one : best));

@@ -64,14 +64,14 @@
     const wrong = form.follow(now);
     if (wrong) return { cell, message: wrong, isWrong: true };
     const gpus = vramprobe.gpus.filter(({ slug, usable_bytes: usable }) => usable && chosen.includes(slug)).sort((one, other) => one.memory_bytes - other.memory_bytes);
-    const verdicts = gpus.map((gpu) => ({ gpu, prediction: vramprobe.predict(cell, gpu.recorded), verdict: vramprobe.judge(cell, gpu) }));
+    const verdicts = gpus.map((gpu) => ({ gpu, prediction: vramprobe.predict(cell, gpu.workspace_bytes), verdict: vramprobe.judge(cell, gpu) }));
     const prediction = verdicts.find((one) => one.prediction)?.prediction ?? onAny(cell);
     const gpu = (verdicts.find(({ verdict }) => verdict) ?? verdicts[0])?.gpu;
-    return prediction ? { cell, gpu, prediction, verdicts } : { cell, gpu, message: vramprobe.missing(cell, gpus.find(({ recorded }) => recorded)) };
+    return prediction ? { cell, gpu, prediction, verdicts } : { cell, gpu, message: vramprobe.missing(cell, gpus.find((one) => one.workspace_bytes)) };
   }
 
-  /** Predicted on this card, or without one on any that recipes were recorded on. */
-  const onAny = (cell, gpu) => (gpu ? [gpu.recorded] : vramprobe.cards()).map((card) => vramprobe.predict(cell, card)).find(Boolean);
+  /** Predicted on this GPU, or without one on that of the recipes. */
+  const onAny = (cell, gpu) => vramprobe.predict(cell, gpu ? gpu.workspace_bytes : vramprobe.workspaceBytes());
 
   /** The same model under the book's other options, for the smallest card that it does not fit, or the smallest. */
   function* changes({ cell, prediction, verdicts = [] }) {

@@ -19,10 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from vramprobe.catalog import find_gpu
 from vramprobe.log.depth import Growth
 from vramprobe.log.log import ALL_CAUSES
 from vramprobe.log.shapes import RULES, Shape
 from vramprobe.recipe.recipe import Recipe
+from vramprobe.recipe.shipped import LIKE_ALL
 from vramprobe.records.record import TRAINING_PHASES
 
 #: What tools/page_parts.py makes: the allocator as WebAssembly, and the recipes that ship (:func:`packed_book`).
@@ -35,11 +37,10 @@ _Sizes = list[tuple[int, list[Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class PageRecipe:
-    """A recipe, and what it answers: a model under ``options``, on the cards that ``card`` is recorded for."""
+    """A recipe, and what it answers: a model under ``options``."""
 
     model: str
     options: dict[str, Any]
-    card: str
     shapes: Sequence[Shape]
     notes: Sequence[str]
     recipe: Recipe
@@ -67,6 +68,7 @@ def packed_book(entries: Iterable[PageRecipe], axes: Mapping[str, Sequence[Any]]
     options = [text for text, _ in Counter(json.dumps(entry.options) for entry, _, _ in made).most_common()]
     index = {
         "digest": digest,
+        "workspace_bytes": find_gpu(LIKE_ALL).blas_workspace_bytes,
         "causes": ALL_CAUSES,
         "training": TRAINING_PHASES,
         "features": RULES,
@@ -74,8 +76,7 @@ def packed_book(entries: Iterable[PageRecipe], axes: Mapping[str, Sequence[Any]]
         "options": [json.loads(text) for text in options],
         "counts": [len(phases), len(structures)],
         "entries": [
-            [entry.model, options.index(json.dumps(entry.options)), entry.card, entry.shapes, number]
-            for entry, number, _ in made
+            [entry.model, options.index(json.dumps(entry.options)), entry.shapes, number] for entry, number, _ in made
         ],
     }
     lines = [_line(index), *(f"[{text},{_line(groups[place][0])}]" for text, place in phases.items()), *structures]
@@ -87,7 +88,7 @@ def packed_book(entries: Iterable[PageRecipe], axes: Mapping[str, Sequence[Any]]
 
 def order(entry: PageRecipe) -> tuple[Any, ...]:
     """Return the place of an entry in a book: next to what is most like it."""
-    return json.dumps(entry.options), entry.model, entry.card, tuple(entry.shapes)
+    return json.dumps(entry.options), entry.model, tuple(entry.shapes)
 
 
 def index_of(packed: bytes) -> dict[str, Any]:

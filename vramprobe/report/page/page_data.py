@@ -12,25 +12,27 @@ from vramprobe import catalog
 from vramprobe.log.meanings import MEANINGS
 from vramprobe.predict.recipe_replay import ALLOCATED_RATIOS, RESERVED_RATIOS
 from vramprobe.predict.verdict import TIGHT_SHARE, basis_of_verdict, usable_bytes
-from vramprobe.recipe.shipped import CARD_OF_CAPABILITY
+from vramprobe.recipe.shipped import LIKE_ALL, answers_for
 from vramprobe.report.page import page_book
 
 
 def predictor() -> str:
     """Describe the basis of the page's predictions in a few words."""
     entries = page_book.index_of(page_book.BOOK.read_bytes())["entries"]
-    models, cards = len({entry[0] for entry in entries}), sorted({entry[2] for entry in entries})
+    models = len({entry[0] for entry in entries})
     return (
-        f"vramprobe {vramprobe.__version__}, recipes of {models} models recorded on an emulated "
-        f"{' and '.join(cards)}, replayed through torch's caching allocator"
+        f"vramprobe {vramprobe.__version__}, recipes of {models} models recorded on an emulated {LIKE_ALL}, replayed "
+        "through torch's caching allocator"
     )
 
 
 def data() -> dict[str, Any]:
-    """Return models, GPUs, the card that stands for others, ratios of intervals, and the causes' meanings."""
+    """Return models, GPUs, one for each size of workspaces, ratios of intervals, and the causes' meanings."""
     return {
         "catalog": [_model(entry) for entry in catalog.list_models()],
         "gpus": [_gpu(gpu) for gpu in catalog.list_gpus()],
+        "recorded_on": catalog.find_gpu(LIKE_ALL).name,
+        "like": {catalog.find_gpu(name).blas_workspace_bytes: name for name in (LIKE_ALL, "H100-SXM")},
         "ratios": {"allocated": ALLOCATED_RATIOS, "reserved": RESERVED_RATIOS, "tight": TIGHT_SHARE},
         "meanings": MEANINGS,
     }
@@ -46,7 +48,7 @@ def _model(entry: catalog.ModelEntry) -> dict[str, Any]:
 
 
 def _gpu(gpu: catalog.Gpu) -> dict[str, Any]:
-    """``recorded``: the card whose recipes answer; null where none does. ``basis``: of a verdict, in words."""
+    """``workspace_bytes``: of its cuBLAS; null where no recipe answers. ``basis``: of a verdict, in words."""
     cheapest = min(catalog.list_prices(gpu.short_name), key=lambda price: price.usd_per_gpu_hour, default=None)
     is_known = gpu.total_bytes is not None
     return {
@@ -55,7 +57,7 @@ def _gpu(gpu: catalog.Gpu) -> dict[str, Any]:
         "memory_bytes": gpu.total_bytes,
         "usable_bytes": usable_bytes(gpu, device_is_known=False) if is_known else None,
         "basis": basis_of_verdict(gpu, "reserved") if is_known else None,
-        "recorded": CARD_OF_CAPABILITY.get(gpu.compute_capability),
+        "workspace_bytes": gpu.blas_workspace_bytes if answers_for(gpu) else None,
         "is_nvidia": gpu.is_nvidia,
         "price": cheapest
         and {

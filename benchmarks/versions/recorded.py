@@ -25,7 +25,7 @@ from vramprobe.spec import CellSpec, resolve
 TABLE, RUNS = Path(__file__).with_suffix(".csv"), Path(__file__).with_name("versions.csv")
 _BATCH_SIZE, _SEQ_LEN = 4, 1024  # train.py has the same
 #: Packages that a recording needs beside those of a stack.
-NEEDED = ("pydantic", "pyelftools", "typer", "nvidia-ml-py")
+NEEDED = ("pydantic", "nvidia-ml-py")
 
 
 def python_of(stack: str) -> Path:

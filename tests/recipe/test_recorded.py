@@ -233,6 +233,14 @@ def test_an_interpreter_needs_transformers_4_42(version: str | None, words: str)
         recorder._require_transformers(version, Path("python"))
 
 
+@pytest.mark.parametrize(
+    ("module", "packages"), [("pynvml", "numpy psutil pydantic nvidia-ml-py"), ("requests.sessions", "requests")]
+)
+def test_an_interpreter_that_lacks_a_package_is_told_all_that_a_recording_needs(module: str, packages: str) -> None:
+    said = recorder._ended_with(1, f"ModuleNotFoundError: No module named '{module}'", Path("python"))
+    assert said.endswith(f"which a recording needs: python -m pip install {packages}")
+
+
 def _with_cache(folder: Path) -> Any:
     from vramprobe.recipe import book
 

@@ -35,6 +35,8 @@ Say = Callable[[str], None]
 _ENDING_SECONDS = 10.0
 #: The oldest that the workload was run with.
 _LEAST_TRANSFORMERS = "4.42"
+#: Modules that a recording imports beside a training environment's own → their packages.
+_BESIDE = {"numpy": "numpy", "psutil": "psutil", "pydantic": "pydantic", "pynvml": "nvidia-ml-py"}
 #: Libraries whose versions tell one recording from another.
 _LIBRARIES = (
     "torch", "transformers", "peft", "bitsandbytes", "accelerate", "trl", "liger-kernel", "deepspeed", "triton",
@@ -209,7 +211,8 @@ def _ended_with(status: int, last: str, python: Path) -> str:
     """Describe a recording's process that ended by itself: its status and its last words."""
     if last.startswith("ModuleNotFoundError: No module named "):
         name = last.split("'")[1].split(".")[0]
-        return f"{python} has no {name}, which a recording needs: {python} -m pip install {name}"
+        missing = " ".join(_BESIDE.values()) if name in _BESIDE else name
+        return f"{python} has no {name}, which a recording needs: {python} -m pip install {missing}"
     return f"the recording's process ended with {status}: {last[:300]}"
 
 

@@ -43,6 +43,7 @@ CELLS = [
     ("smollm2-135m", {"method": "qlora"}),
     ("smollm2-135m", {"method": "full", "optim": "adamw-8bit", "grad_accum": 2}),
     ("qwen2.5-0.5b", {"method": "lora", "trainer": "dpo"}),
+    ("smollm2-135m", {"method": "lora", "trainer": "grpo", "gradient_checkpointing": True}),
     ("qwen2.5-0.5b", {"method": "full", "recipe": "mixed"}),
     ("olmoe-1b-7b", {"method": "lora", "gradient_checkpointing": True}),
     ("qwen3.5-27b", {"method": "lora", "gradient_checkpointing": True}),

@@ -121,7 +121,8 @@ def _places(log: Log, kind_of_layer: Callable[[int], int]) -> np.ndarray:
             for mark in layers
         ]
     )
-    number = np.where(at[segment, 0] < 0, 0, positions - starts[segment])
+    made_before = np.concatenate([[0], np.cumsum(log.size_bytes > 0)])  # not frees: what autocast casts goes at once
+    number = np.where(at[segment, 0] < 0, 0, made_before[positions] - made_before[starts[segment]])
     made = np.column_stack([np.abs(log.size_bytes), log.causes, log.each_stream(), at[segment], number]).astype(
         np.int64
     )

@@ -18,11 +18,14 @@ from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
 from vramprobe.log.micro_steps import NoSecond, two_micro_steps
 from vramprobe.log.pairing import scripts_of
 from vramprobe.log.reserved import reserve
+from vramprobe.log.shapes import Shape
+from vramprobe.predict import recorded
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe, unpack
 from vramprobe.recipe.recorder import close_recorders, record_packed
 from vramprobe.recipe.shipped import shipped_recipe
+from vramprobe.spec import CellSpec
 
 CKPT = {"gradient_checkpointing": True}
 #: Cells whose step of two micro-steps was recorded, too.
@@ -163,3 +166,26 @@ def test_a_recipe_answers_for_cards_from_ampere_on(name: str, recorded_on: str |
     found = shipped_recipe(spec, catalog.find_gpu(name))
     assert (found and found.recorded_on) == recorded_on
     assert recorded_on is None or any("cuBLAS" in note for note in found.notes((4, 1024))) == bool(recorded_on)
+
+
+def test_where_no_second_micro_step_follows_two_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused loss of full training makes the head's gradient in forward; its rows are looked through all the same."""
+    asked: list[int] = []
+
+    class OfForward:
+        origin, launches = None, None
+
+        def deep(self, shape: Shape | None = None, *, accumulates: bool = False) -> str:
+            if accumulates:
+                raise NoSecond("gradients are made in forward")
+            return "deep"
+
+    def find(spec: CellSpec, *words: Any, **more: Any) -> OfForward:
+        asked.append(spec.grad_accum)
+        return OfForward()
+
+    monkeypatch.setattr(recorded, "find_recipe", find)
+    spec = api.cell(model="qwen3-0.6b", method="full", device="cuda", batch_size=2, seq_len=64, grad_accum=2, **CKPT)
+    recipe, accumulates = recorded._recipe_over(spec, "batch_size", A100, lambda words: None)
+    assert (asked, accumulates) == ([1, 2], False)
+    assert isinstance(recipe, OfForward)

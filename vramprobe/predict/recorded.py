@@ -23,6 +23,7 @@ from vramprobe.predict.at_hand import (
     cells_that_answer,
     counted_shipped,
     is_composed,
+    replay_shipped_near,
     replayed,
     replayed_shipped,
     require_launches,
@@ -32,11 +33,11 @@ from vramprobe.predict.at_hand import (
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.recipe_replay import COMPILED_RATIOS, RESERVED_RATIOS, Replay, with_retries
 from vramprobe.predict.uncertainty import interval_around, with_fit
-from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
+from vramprobe.recipe.book import find_recipe, kept_recipe
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe, shape_of
 from vramprobe.recipe.recorder import USUAL, Surroundings, measured_gpu
-from vramprobe.recipe.shipped import labels_of, shipped_recipe
+from vramprobe.recipe.shipped import labels_of
 from vramprobe.spec import CellSpec
 
 #: What is recorded to answer for others: the first at several depths.
@@ -98,10 +99,9 @@ def replay_of(
     except CANNOT_EMULATE as error:
         if where != USUAL:
             raise
-        shipped = shipped_recipe(recorded_as(spec), card)
-        if shipped is None:
+        if (shipped := replay_shipped_near(spec, gpu=card)) is None:
             raise type(error)(f"{error} {_what_ships(spec)}") from None
-    return replayed_shipped(shipped, spec)
+        return shipped
 
 
 def _recorded(spec: CellSpec, card: catalog.Gpu, say: Callable[[str], None], where: Surroundings) -> Replay:
@@ -148,8 +148,8 @@ def over_shapes(
     Near, not exact: another value may be in another branch, so that its own recording decides. Raises as
     :func:`predict`, and CannotRecord where already the recorded shapes are in two branches.
     """
-    recorded, accumulates = cells_that_answer(spec)[-1]
-    return _over(_recipe_over(recorded, question, gpu, say), model, gpu, accumulates=accumulates)
+    recipe, accumulates = _recipe_over(spec, question, gpu, say)
+    return _over(recipe, model, gpu, accumulates=accumulates)
 
 
 def over_rows(
@@ -160,10 +160,10 @@ def over_rows(
     most, fewest, *_ = _COUNTS["batch_size"]
     recorded, accumulates = cells_that_answer(spec)[-1]
     shipped = counted_shipped(recorded.model_copy(update={"batch_size": fewest}), gpu)
-    if shipped is not None:
+    if shipped is not None and shipped.recipe.launch_rules is not None:
         recipe, most = shipped.recipe, max(rows for rows, *_ in shipped.shapes)
     else:
-        recipe = _recipe_over(recorded, "batch_size", gpu, say, counted=True)
+        recipe, accumulates = _recipe_over(spec, "batch_size", gpu, say, counted=True)
     predicted = _over(recipe, None, gpu, accumulates=accumulates)
 
     def both(one: CellSpec) -> tuple[Prediction, Launches]:
@@ -175,8 +175,20 @@ def over_rows(
 
 def _recipe_over(
     spec: CellSpec, question: str, gpu: catalog.Gpu, say: Callable[[str], None], *, counted: bool = False
-) -> Recipe:
+) -> tuple[Recipe, bool]:
+    """The recipe of a few shapes that answers for ``spec``, and whether a second micro-step is then composed."""
     require_recordable(spec, gpu)
+    for recorded, accumulates in reversed(cells_that_answer(spec)):
+        with suppress(NoSecond):
+            recipe = _recorded_over(recorded, question, gpu, say, counted=counted)
+            recipe.deep(accumulates=accumulates)
+            return recipe, accumulates
+    raise AssertionError("a cell's own recipe composes nothing")
+
+
+def _recorded_over(
+    spec: CellSpec, question: str, gpu: catalog.Gpu, say: Callable[[str], None], *, counted: bool
+) -> Recipe:
     counts = _COUNTS[question]
     if question == "seq_len" and (most := spec.learned_positions) is not None:
         counts = tuple(min(count, most * count // counts[-1]) for count in counts)

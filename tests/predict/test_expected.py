@@ -9,7 +9,7 @@ from vramprobe.catalog import find_gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.model.card_fit import Gaps, Ratio
 from vramprobe.model.fit import Expected, fit
-from vramprobe.predict import recorded
+from vramprobe.predict import at_hand, recorded
 from vramprobe.predict.at_hand import replay_at_hand
 from vramprobe.predict.expected import expected
 from vramprobe.predict.predict import predict
@@ -32,7 +32,7 @@ def on_a100(spec: CellSpec) -> RunRecord:
 @pytest.fixture(autouse=True)
 def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """No recipe that this machine recorded, and none that it could record."""
-    monkeypatch.setattr(recorded, "kept_recipe", lambda *given: None)
+    monkeypatch.setattr(at_hand, "kept_recipe", lambda *given: None)
     monkeypatch.setattr(recorded, "find_recipe", lambda *given, **more: pytest.fail("recorded"))
 
 

@@ -15,7 +15,7 @@ from vramprobe import api
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.model.card_fit import CardFit
-from vramprobe.predict import questions, recorded
+from vramprobe.predict import at_hand, questions, recorded
 from vramprobe.predict.expected import fit_records
 from vramprobe.predict.largest import Largest, _last, _near
 from vramprobe.predict.predict import predict
@@ -75,7 +75,10 @@ def test_the_next_larger_does_not_fit(gpu: str, words: dict[str, Any]) -> None:
     [("RTX-4090", 640, QLORA_8B), ("T4", 512, {"model": "pythia-410m", "method": "full"})],
     ids=lambda value: str(value)[:9],
 )
-def test_by_replay_the_next_larger_does_not_fit(gpu: str, length: int, words: dict[str, Any]) -> None:
+def test_by_replay_the_next_larger_does_not_fit(
+    gpu: str, length: int, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(at_hand, "kept_recipe", lambda *given, **more: None)  # another test may record one meanwhile
     card = find_gpu(gpu)
 
     def replayed(**more: int) -> str:

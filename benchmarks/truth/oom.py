@@ -1,8 +1,8 @@
 """Out-of-memory errors of public issues, explained and repeated: ``python benchmarks/truth/oom.py`` writes oom.md.
 
-``explain`` reads each report of oom/reports.toml. Its run, where the thread tells it, is repeated without a GPU, by
-arithmetic: its requests go through the allocator's replay on a card that has exactly what the message leaves to
-PyTorch, reserved and free. Nothing is fitted; ``--check`` writes nothing.
+``explain`` reads each report of oom/reports.toml. Its run, where the thread tells it, is repeated without a GPU: the
+log of its recipe, at hand or recorded now, goes through the allocator's replay on a card that has exactly what the
+message leaves to PyTorch, reserved and free. Nothing is fitted; ``--check`` writes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import io
 import logging
 import sys
 import tomllib
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +27,13 @@ from vramprobe.allocator.ledger import Device
 from vramprobe.allocator.ledger import OutOfMemory as Full
 from vramprobe.explain.messages import OomMessage
 from vramprobe.explain.report import report_of
-from vramprobe.kernels.chip import A100
-from vramprobe.predict.predict import predict
+from vramprobe.log.reserved import player
+from vramprobe.predict import recorded
+from vramprobe.predict.at_hand import replay_at_hand
+from vramprobe.predict.recipe_replay import Replay
 from vramprobe.predict.shares import near
+from vramprobe.records.record import TRAINING_PHASES
 from vramprobe.spec import CellSpec, resolve
-from vramprobe.terms.step.requests import Run
-from vramprobe.terms.step.workspaces import BLAS_WORKSPACE_BYTES
 from vramprobe.units import GIB, format_bytes
 
 FOLDER = Path(__file__).with_suffix("")
@@ -80,27 +80,31 @@ def repeated(report: Mapping[str, Any], room: int) -> Repeated:
     if spec.num_gpus > 1:  # whose order of requests is not known
         peak = near(spec).peak_allocated_bytes.value
         return Repeated("fits" if peak <= room else "does not fit", None, peak, None, peak)
-    peak = _played(spec, Device())[2]
-    return Repeated(*_played(spec, device), peak)
+    replay = replay_of(spec)
+    peak = max(replay.peak.allocated_bytes, replay.peak.load_allocated_bytes)
+    return Repeated(*_played(replay, device), peak)
 
 
-def _played(spec: CellSpec, device: Device) -> tuple[str, int | None, int, int]:
+def replay_of(spec: CellSpec) -> Replay:
+    """The run's log on an A100, from a recipe at hand or one that is recorded now."""
+    return replay_at_hand(spec) or recorded.replay_of(spec)
+
+
+def _played(replay: Replay, device: Device) -> tuple[str, int | None, int, int]:
     """Phase, request, allocated and reserved where it ends; where it fits, its peaks."""
     allocator = counting_allocator(None, device)
-    run = Run(spec, allocator, workspace_bytes=BLAS_WORKSPACE_BYTES, chip=A100)
-    loaded = 0
+    play, is_set_up = player(replay.log, allocator), False
     try:
-        run.load()
-        loaded = allocator.ledger.peak().allocated_bytes
-        allocator.empty_cache()
-        for _ in range(2):
-            run.step()
+        for mark in replay.log.marks:
+            if mark.name in TRAINING_PHASES and not is_set_up:
+                allocator.empty_cache()
+                is_set_up = True
+            phase = mark.name
+            play(slice(mark.events.start, mark.events.stop))
     except Full as full:
-        inside = {frame.name for frame in traceback.extract_tb(full.__traceback__)}
-        phase = "load" if "load" in inside else "optimizer_step" if "_optimize" in inside else "forward or backward"
         return phase, full.segment_bytes, full.usage.allocated_bytes, full.usage.reserved_bytes
     peak = allocator.ledger.peak()
-    return "fits", None, max(peak.allocated_bytes, loaded), peak.reserved_bytes
+    return "fits", None, peak.allocated_bytes, peak.reserved_bytes
 
 
 def compared(report: Mapping[str, Any]) -> Row:
@@ -124,9 +128,7 @@ def compared(report: Mapping[str, Any]) -> Row:
         row |= {
             f"repeated_{name}_bytes": getattr(again, name) for name in ("requested", "allocated", "reserved", "peak")
         }
-        spec = spec_of(report)
-        predicted = near(spec) if spec.num_gpus > 1 else predict(spec)
-        row["predicted_peak_bytes"] = predicted.peak_allocated_bytes.value
+        row["predicted_peak_bytes"] = again.peak
         half_unit = max(oom.requested_half_unit, 1)
         row["is_same_request"] = again.requested is not None and abs(again.requested - oom.requested) <= half_unit
     return row | {name: report.get(name, "") for name in ("tensor", "assumed", "why")}

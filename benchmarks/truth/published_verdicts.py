@@ -129,10 +129,14 @@ def _verdict(run: PublishedRun) -> Verdict:
 
 
 def predicted_on(spec: CellSpec, gpu: Gpu, *, retries: bool = False) -> Prediction:
-    """``predict`` of a cell, with what ships; of several GPUs near."""
+    """``predict`` of a cell, with what ships, recorded where there is no arithmetic; of several GPUs near."""
     if spec.num_gpus > 1:
         return near(spec, gpu)
-    return predicted(spec, shipped_fit("cuda", gpu), engine="formula", gpu=gpu, replays=True, retries=retries)
+    asked = {"gpu": gpu, "replays": True, "retries": retries}
+    try:
+        return predicted(spec, shipped_fit("cuda", gpu), engine="formula", **asked)
+    except UnsupportedArchitecture:
+        return predicted(spec, shipped_fit("cuda", gpu), engine="auto", **asked)
 
 
 def section(found: Sequence[Judged]) -> list[str]:

@@ -15,7 +15,7 @@ from vramprobe.catalog.shipped import data_file
 from vramprobe.predict import at_hand, recorded
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.recipe import at_shape, unpack
-from vramprobe.recipe.shipped import BOOK, entry_keys, read_book, shapes_of
+from vramprobe.recipe.shipped import BOOK, LIKE_ALL, entry_keys, read_book, shapes_of
 from vramprobe.sweep.definition import load_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,16 +23,13 @@ sys.path.insert(0, str(ROOT))
 
 from tests.oracles import oracles  # noqa: E402
 
-CARDS = ("A100-80GB-SXM", "H100-SXM")
-
 
 def of_the_book(every: int) -> list[float]:
     """Peaks of steady steps as parts of the floor, at the smallest and the largest shape of every so many recipes."""
     cells = {
         key: cell
         for cell in load_sweep(ROOT / "configs" / "book.yaml", device="cuda").cells
-        for card in CARDS
-        for key in entry_keys(recorded_as(cell), card)
+        for key in entry_keys(recorded_as(cell), LIKE_ALL)
     }
     found = []
     for name, packed in sorted(read_book(data_file(BOOK)).items())[::every]:
@@ -47,7 +44,7 @@ def of_the_book(every: int) -> list[float]:
 @pytest.mark.parametrize("every", [20, pytest.param(1, marks=exhaustive)])
 def test_no_recipe_of_the_book_lies_below_the_floor(every: int) -> None:
     found = of_the_book(every)
-    assert len(found) >= 1500 // every
+    assert len(found) >= 1300 // every
     assert min(found) >= 1
     assert min(found) < 1.01  # of a full fine-tuning with recomputed layers: the floor is no formality
 

@@ -37,7 +37,10 @@ def stands_in(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Pat
     [
         ("kill -9 $$", "the recording's process ended with -9"),
         ("echo no memory left >&2; exit 3", "ended with 3: no memory left"),
-        ("echo \"ModuleNotFoundError: No module named 'pydantic'\" >&2; exit 1", "python -m pip install pydantic"),
+        (
+            "echo \"ModuleNotFoundError: No module named 'pydantic'\" >&2; exit 1",
+            "has no pydantic, which a recording needs: .*pip install .*pydantic",
+        ),
         ("""echo '{"error": "peft has no layer for it"}'; cat > /dev/null""", "peft has no layer for it"),
     ],
 )

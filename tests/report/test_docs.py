@@ -89,6 +89,11 @@ HOW = {
     "vramprobe emulate setup": Way(
         elsewhere="tests/emulate/test_build_environment.py", why="it downloads a CUDA build of torch"
     ),
+    "vramprobe emulate setup --torch 2.6.0 --package transformers==4.50.3 --package tokenizers==0.21.1 "
+    "--package huggingface_hub==0.30.1 --package peft==0.15.1 --package requests --package urllib3 --package certifi "
+    "--package charset-normalizer": Way(
+        elsewhere="tests/emulate/test_build_environment.py", why="it downloads a CUDA build of torch"
+    ),
     "vramprobe profile --emulate RTX-4090 --empty-weights --baseline memory.jsonl --max-growth 2% --summary summary.md "
     "-- python train.py": Way(elsewhere="tests/profile/test_profile_limits.py", why="it needs a command, a baseline"),
     "python benchmarks/truth/operators.py": Way(more="--check", why="it runs for ten minutes on an emulated GPU"),

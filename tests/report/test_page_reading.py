@@ -113,7 +113,7 @@ def test_no_width_scrolls_sideways_and_the_answer_stays_in_sight(opened: Any, wi
         assert one.text("#bar-peak") == one.text("#peak")
         assert one.text("#bar-verdict") == "fits RTX A6000"
         one.tab.fill("#batch_size", "999")
-        assert one.text("#bar-verdict") == "does not fit the 3 chosen"
+        assert one.text("#bar-verdict") == "does not fit the 4 chosen"
 
 
 def test_nothing_moves_while_the_page_opens(browser: Any, with_tables: Path) -> None:

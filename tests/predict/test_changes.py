@@ -162,6 +162,20 @@ def test_a_cell_that_is_recorded_gets_its_changes_from_recordings_on_one_gpu(mon
     assert {one.num_gpus for one in recorded} == {1}
 
 
+def test_what_would_take_a_recording_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a family without arithmetic, where nothing was recorded: rows and length follow from recipes."""
+    monkeypatch.setattr("vramprobe.predict.at_hand.kept_recipe", lambda *words, **more: None)
+    monkeypatch.setattr("vramprobe.predict.recorded.find_recipe", None)
+    cell = {"model": "qwen3.5-9b", "method": "lora", "gradient_checkpointing": True, "batch_size": 4, "seq_len": 2048}
+    left_out: list[dict[str, Any]] = []
+    found = api.changes(gpu="RTX-5090", left_out=left_out, **cell)
+    assert {"seq_len": 1024} in [one.options for one in found]
+    assert {"optim": "adafactor"} in left_out
+    assert {"attn": "sdpa"} not in left_out, "it has that"
+    shown = run(*words_of(cell), "--gpu", "RTX-5090")
+    assert f"{len(left_out)} other options would each take a recording: --changes makes them" in shown
+
+
 def test_a_change_says_how_much_longer_a_token_takes_and_what_trl_calls_it() -> None:
     """By the estimate of both cells; half the rows are half the tokens of a step."""
     cell, gpu = LARGE | {"model": "llama-3.1-8b", "batch_size": 4}, "RTX-4090"

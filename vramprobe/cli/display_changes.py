@@ -22,9 +22,16 @@ _LEAST_SHARE = 0.03
 _STYLES = {"fits": "green", "tight": "yellow", "does not fit": "red", None: ""}
 
 
-def print_changes(changes: Sequence[Change], *, is_near: bool = False) -> None:
-    """Those that save most, with what is needed then; whether none is enough, and whether all of it is near."""
+def print_changes(changes: Sequence[Change], *, is_near: bool = False, num_left_out: int = 0) -> None:
+    """Those that save most, with what is needed then; whether none is enough, whether all of it is near, and how many
+    would take a recording."""
     console = Console(highlight=False)
+    _print_most(console, changes, is_near=is_near)
+    if num_left_out:
+        console.print(f"{num_left_out} other options would each take a recording: --changes makes them")
+
+
+def _print_most(console: Console, changes: Sequence[Change], *, is_near: bool) -> None:
     if not changes:
         console.print("no other option that was tried saves more")
         return

@@ -345,15 +345,15 @@ def _show(
     prediction = api.predict(widen=True, engine=engine, say=say, gpu=gpu, **ranks, **cell)
     if varied is not None:  # its steps are not all like that of the worst batch
         prediction = prediction.model_copy(update={"step": None})
-    judged, others = prediction.verdict, None
+    judged, others, left_out = prediction.verdict, None, []
     if changes or (judged and judged.verdict != "fits" and "python" not in cell):
-        others = _changes(gpu, ranks | cell, is_asked=changes)
+        others = _changes(gpu, ranks | cell, left_out, is_asked=changes)
     if as_json:
         _print_as_json(prediction, others, varied)
     else:
         if varied is not None:
             lengths_option.print_lengths(varied)
-        _print_as_text(prediction, judged, others, explain=explain)
+        _print_as_text(prediction, judged, others, num_left_out=len(left_out), explain=explain)
         if meant("dtype", cell.get("dtype")) == "fp16" and not {"autocast", "recipe"} & {*cell}:
             chosen = "no autocast" if cell["method"] == "full" else "autocast fp16 and fp32 adapters"
             print(f"--dtype fp16: {chosen}; --autocast says otherwise.")
@@ -373,7 +373,12 @@ def _print_as_json(
 
 
 def _print_as_text(
-    prediction: JudgedPrediction, judged: Verdict | None, others: list[Change] | None, *, explain: bool
+    prediction: JudgedPrediction,
+    judged: Verdict | None,
+    others: list[Change] | None,
+    *,
+    num_left_out: int,
+    explain: bool,
 ) -> None:
     from vramprobe.cli import display
 
@@ -386,19 +391,22 @@ def _print_as_text(
     if others is not None:
         from vramprobe.cli import display_changes
 
-        display_changes.print_changes(others, is_near=prediction.num_gpus > 1)
+        is_near = prediction.num_gpus > 1
+        display_changes.print_changes(others, is_near=is_near, num_left_out=num_left_out)
 
 
-def _changes(gpu: str | None, cell: dict[str, Any], *, is_asked: bool) -> list[Change] | None:
-    """Return the savings of other options, on several GPUs near; None where they are not asked for and there is no
-    arithmetic: each recording takes seconds.
+def _changes(
+    gpu: str | None, cell: dict[str, Any], left_out: list[dict[str, Any]], *, is_asked: bool
+) -> list[Change] | None:
+    """Return the savings of other options, on several GPUs near; None where the cell itself would be recorded. Unless
+    they are asked for, ``left_out`` takes the options that would be.
     """
     from vramprobe import api
     from vramprobe.architecture import UnsupportedArchitecture
     from vramprobe.cli.emulate import say
 
     try:
-        return api.changes(gpu=gpu, records=is_asked, say=say, **cell)
+        return api.changes(gpu=gpu, records=is_asked, say=say, left_out=left_out, **cell)
     except UnsupportedArchitecture:
         if is_asked:
             raise

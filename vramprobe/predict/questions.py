@@ -188,15 +188,16 @@ def changes(
     engine: Literal["auto", "recipe"] = "auto",
     records: bool = False,
     say: Callable[[str], None] = lambda words: None,
+    left_out: list[Options] | None = None,
     **options: Any,
 ) -> list[Change]:
     """Return what other options of a cell would save, and whether it fits ``gpu`` then.
 
     Each by itself, the one that saves most first; before them several together, where none is enough. The options are
     those of :func:`predict`. Of one GPU as predict answers; what would take a recording is left out unless ``records``
-    (``engine`` recipe: each is recorded, seconds each, of which ``say`` hears). Of several GPUs near
-    (predict/shares.py), other numbers of them and other kinds of sharding included. Raises UnsupportedArchitecture
-    where the cell itself would take one.
+    (``engine`` recipe: each is recorded, seconds each, of which ``say`` hears); ``left_out`` takes those options. Of
+    several GPUs near (predict/shares.py), other numbers of them and other kinds of sharding included. Raises
+    UnsupportedArchitecture where the cell itself would take one.
     """
     from vramprobe.predict.changes import candidates, smaller_images, what_would_save
 
@@ -210,7 +211,12 @@ def changes(
         if own["records"] and others in tried:
             words_of = ", ".join(f"{name} {value}" for name, value in others.items())
             say(f"trying {words_of}, {tried.index(others) + 1} of {len(tried)}")
-        return predict(**own, engine=engine, **words | others)
+        try:
+            return predict(**own, engine=engine, **words | others)
+        except UnsupportedArchitecture as error:
+            if left_out is not None and others in tried and not isinstance(error, RunFails):
+                left_out.append(others)
+            raise
 
     alone = {name: value for name, value in options.items() if name not in _RANKS}
     spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus})

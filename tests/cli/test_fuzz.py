@@ -171,7 +171,7 @@ PLAIN = {
             *("--max-prompt-length=64", "--max-completion-length=64"),
         ],
     ),
-    "lengths": ("predict", [*_CELL, "--gpu=T4", "--lengths=p50=10 p99=20 max=30", "--replay-steps=3"]),
+    "lengths": ("predict", [*_CELL, "--gpu=T4", "--lengths=p50=10 p99=20 max=30"]),
 }
 #: Tried of every numeric option beside a plain cell, in every run of the tests.
 _EXTREME = ["99999999999999999999", "0"]

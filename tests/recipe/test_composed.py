@@ -189,3 +189,14 @@ def test_where_no_second_micro_step_follows_two_are_recorded(monkeypatch: pytest
     recipe, accumulates = recorded._recipe_over(spec, "batch_size", A100, lambda words: None)
     assert (asked, accumulates) == ([1, 2], False)
     assert isinstance(recipe, OfForward)
+
+
+def test_three_micro_steps_are_recorded_as_two_where_they_repeat() -> None:
+    """fsdp1-shard-grad-op, and a function that takes a step, ask otherwise in the third."""
+    words = {"model": "smollm2-135m", "method": "full", "device": "cuda", "batch_size": 1, "seq_len": 64}
+    three = api.cell(grad_accum=3, **words)
+    assert recorded_as(three).grad_accum == 2
+    assert recorded_as(three) == recorded_as(api.cell(grad_accum=8, **words))
+    ranks = three.model_copy(update={"num_gpus": 2, "sharding": "fsdp1-shard-grad-op"})
+    for one in (ranks, api.cell(grad_accum=3, loop="step-function", **words)):
+        assert recorded_as(one).grad_accum == 3

@@ -18,7 +18,7 @@ from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.micro_steps import NoSecond
 from vramprobe.log.shapes import Shape
 from vramprobe.predict.recipe_replay import Replay, replay_recipe
-from vramprobe.recipe.book import kept_recipe, recorded_as
+from vramprobe.recipe.book import kept_recipe, recorded_as, repeats_micro_steps
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe, shape_of
 from vramprobe.recipe.shipped import Shipped, shipped_recipe
@@ -100,10 +100,8 @@ def cells_that_answer(spec: CellSpec) -> list[tuple[CellSpec, bool]]:
 
 
 def is_composed(spec: CellSpec) -> bool:
-    """Return True if a step of several micro-steps follows from one of one (log/micro_steps.py): a function that takes
-    a step frees what it returns at its end, and a compiled model plans blocks over the whole step."""
-    has_one_order = spec.loop != "step-function" and not spec.torch_compile
-    return spec.grad_accum > 1 and spec.num_gpus == 1 and has_one_order
+    """Return True if the cell's step of several micro-steps follows from one of one (log/micro_steps.py)."""
+    return spec.grad_accum > 1 and repeats_micro_steps(spec)
 
 
 def counted_shipped(spec: CellSpec, gpu: catalog.Gpu) -> Shipped | None:

@@ -23,7 +23,7 @@ from vramprobe.records.whole_file import replacing
 from vramprobe.rules.sharding import with_group_size
 from vramprobe.spec import CellSpec
 
-#: Of a step that is recorded.
+#: Of a step that is recorded, where they repeat.
 MOST_MICRO_STEPS = 2
 
 
@@ -90,15 +90,22 @@ def _read(path: Path, say: Say) -> Recipe | None:
 
 def recorded_as(spec: CellSpec) -> CellSpec:
     """The cell as it is recorded: what decides no allocation is left at its default, a model of the catalog's shape has
-    the catalog's configuration; of ranks the first runs alone, unless another is asked for; more than two micro-steps
-    are like the second."""
+    the catalog's configuration; of ranks the first runs alone, unless another is asked for; where micro-steps repeat, two of
+    them."""
     if not is_slug(spec.model):
         config = as_in_catalog(spec.architecture, learns_positions=spec.learned_positions is not None)
         spec = spec.model_copy(update={"architecture": config})
     whole = {"weights": "random", "limit_vram": None, "alloc_conf": None, "timing_steps": 1}
-    whole["grad_accum"] = min(spec.grad_accum, MOST_MICRO_STEPS)
+    alone = {"grad_accum": min(spec.grad_accum, MOST_MICRO_STEPS)} if repeats_micro_steps(spec) else {}
     rank = {"only_rank": spec.only_rank or 0} if spec.num_gpus > 1 else {}
-    return with_group_size(spec).model_copy(update=whole | rank)
+    return with_group_size(spec).model_copy(update=whole | alone | rank)
+
+
+def repeats_micro_steps(spec: CellSpec) -> bool:
+    """Return True if each micro-step of a step after the first is like the second: not under sharding, not in a
+    function that takes a step and frees what it returns at its end, not of a compiled model, which plans blocks over
+    the whole step."""
+    return spec.num_gpus == 1 and spec.loop != "step-function" and not spec.torch_compile
 
 
 def _path(

@@ -90,8 +90,8 @@ def _read(path: Path, say: Say) -> Recipe | None:
 
 def recorded_as(spec: CellSpec) -> CellSpec:
     """The cell as it is recorded: what decides no allocation is left at its default, a model of the catalog's shape has
-    the catalog's configuration; of ranks the first runs alone, unless another is asked for; where micro-steps repeat, two of
-    them."""
+    the catalog's configuration; of ranks the first runs alone, unless another is asked for; where micro-steps repeat,
+    two of them."""
     if not is_slug(spec.model):
         config = as_in_catalog(spec.architecture, learns_positions=spec.learned_positions is not None)
         spec = spec.model_copy(update={"architecture": config})

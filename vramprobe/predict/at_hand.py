@@ -21,13 +21,13 @@ from vramprobe.predict.recipe_replay import Replay, replay_recipe
 from vramprobe.recipe.book import kept_recipe, recorded_as, repeats_micro_steps
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe, shape_of
-from vramprobe.recipe.shipped import Shipped, shipped_recipe
+from vramprobe.recipe.shipped import LIKE_ALL, Shipped, shipped_recipe
 from vramprobe.rules.cell import not_quantized
 from vramprobe.rules.not_sharded import reasons_not_run
 from vramprobe.spec import CellSpec
 
 #: The card whose kernels a cell meets where none is named, as in the arithmetic.
-DEFAULT_CARD = "A100-80GB-SXM"
+DEFAULT_CARD = LIKE_ALL
 #: Why nothing is recorded on this machine.
 CANNOT_EMULATE = (NotEmulatable, NoCompiler, BuildError)
 

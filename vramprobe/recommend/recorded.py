@@ -17,6 +17,7 @@ from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.recorded import over_rows, predict_and_count
 from vramprobe.predict.verdict import verdict
 from vramprobe.recipe.book import MOST_MICRO_STEPS
+from vramprobe.recipe.shipped import answers_for
 from vramprobe.recommend.answer import Recommendation, answers_of, judged, old_dates, price_notes, what_it_lacks
 from vramprobe.recommend.money import cheapest, hours_of, offers_of
 from vramprobe.recommend.options import COUNTS, Option, Question, nearest, words_of
@@ -28,9 +29,6 @@ from vramprobe.speed.rates import GPUS_PER_MACHINE
 from vramprobe.speed.raw_count import count_of
 from vramprobe.speed.scaled import counted_estimate
 
-#: Kernels of cards from Ampere on are alike but for cuBLAS's workspace: one recording answers for all that are not
-#: named.
-_LEAST_CAPABILITY = (8, 0)
 _NOTES = (
     "no arithmetic for this run: each method was recorded on an emulated GPU, with gradient checkpointing and without "
     "and with 1 to 8 rows a micro-batch unless you say which; several GPUs with --sharding, of one row",
@@ -156,9 +154,7 @@ def _cards(question: Question, offers: Sequence[Offer], count: int) -> list[Gpu]
     return [
         gpu
         for gpu in list_gpus()
-        if (gpu.capability or (0, 0)) >= _LEAST_CAPABILITY
-        and gpu.total_bytes is not None
-        and offers_of(offers, gpu.short_name, count)
+        if answers_for(gpu) and gpu.total_bytes is not None and offers_of(offers, gpu.short_name, count)
     ]
 
 

@@ -1,9 +1,9 @@
-# make demo   sets itself up and runs the main job: measure → fit → predict → report (on the GPU if there is one)
+# make demo   sets itself up and runs the main job: run, predict, report (on a GPU it measures and fits, too)
 # make test   sets itself up and passes the tests: every behavior, in about 10 minutes on two cores
 # make test-all  the same, then the exhaustive grids: every case of what a few stand for in make test
 # make truth  repeats ten published runs by their own libraries on an emulated GPU and rebuilds their table
 # make docs   builds the documentation site, links checked: out/site/html/index.html
-# make readme rebuilds what is published: fits, reports, the generated blocks of README.md, docs/ and the sweep files
+# make readme rebuilds what is published: reports, the generated blocks of README.md, docs/ and the sweep files
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -11,26 +11,30 @@ DEMO   ?= out/demo
 # Tests start hundreds of interpreters: what these compile is kept, whatever the machine's default (a sixth of the time).
 TESTS  := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath $(VENV))/pycache $(BIN)/python -m pytest
 
-.PHONY: demo demo-emulated demo-here test test-all test-exhaustive truth test-gpu readme docs wheels lint clean
+.PHONY: demo demo-emulated demo-gpu demo-here test test-all test-exhaustive truth test-gpu readme docs wheels lint clean
 
 # On the GPU if there is one; else on an emulated one, at real sizes; else (no compiler, not Linux) on the CPU, small.
 demo: $(VENV)/.ready
-	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then $(MAKE) --no-print-directory demo-here; \
+	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then $(MAKE) --no-print-directory demo-gpu; \
 	elif $(BIN)/vramprobe emulate setup; then $(MAKE) --no-print-directory demo-emulated; \
 	else echo "no GPU can be emulated here (above): the small cells run on the CPU"; $(MAKE) --no-print-directory demo-here; fi
 
 demo-emulated: $(VENV)/.ready
 	$(BIN)/vramprobe run configs/sweeps/emulated.yaml --emulate H200 --out $(DEMO)-emulated
-	$(BIN)/vramprobe fit $(DEMO)-emulated --out $(DEMO)-emulated/fit.json
 	$(BIN)/vramprobe predict --model llama-3.1-70b --method qlora --gradient-checkpointing --batch-size 1 --seq-len 4096 \
-	  --device cuda --fit $(DEMO)-emulated/fit.json
-	$(BIN)/vramprobe report $(DEMO)-emulated --fit $(DEMO)-emulated/fit.json --out $(DEMO)-emulated/report
+	  --gpu H200
+	$(BIN)/vramprobe report $(DEMO)-emulated --out $(DEMO)-emulated/report
 
-demo-here: $(VENV)/.ready
-	$(BIN)/vramprobe run configs/sweeps/quickstart.yaml --out $(DEMO)
+demo-gpu: $(VENV)/.ready
+	$(BIN)/vramprobe run configs/sweeps/calibrate-gpu.yaml --out $(DEMO)
 	$(BIN)/vramprobe fit $(DEMO) --out $(DEMO)/fit.json
-	$(BIN)/vramprobe predict --model smollm2-360m --method qlora --batch-size 1 --seq-len 128 --fit $(DEMO)/fit.json
+	$(BIN)/vramprobe predict --model smollm2-360m --method qlora --batch-size 2 --seq-len 2048 --fit $(DEMO)/fit.json
 	$(BIN)/vramprobe report $(DEMO) --fit $(DEMO)/fit.json --out $(DEMO)/report
+
+# The CPU is measured and not predicted.
+demo-here: $(VENV)/.ready
+	$(BIN)/vramprobe run configs/sweeps/quickstart.yaml --device cpu --out $(DEMO)-cpu
+	$(BIN)/vramprobe report $(DEMO)-cpu --out $(DEMO)-cpu/report
 
 # With what an emulated GPU needs, where it can be had: without it its tests are skipped, and say so.
 test: $(VENV)/.ready

@@ -54,7 +54,7 @@ def profiled(
 
 
 class Limited(NamedTuple):
-    """What came of a command: its profile, None where it made none, what it printed, and whether it took too long."""
+    """Outcome of a command: its profile, None where it made none, what it printed, and whether it took too long."""
 
     record: ProfileRecord | None
     said: str

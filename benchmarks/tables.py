@@ -48,7 +48,7 @@ def as_markdown(head: Sequence[str], align: str, rows: Iterable[Sequence[Any]]) 
 
 
 def as_table(rows: Sequence[Mapping[str, Any]], align: str) -> list[str]:
-    """The same of rows by the name of their column, all with the same names."""
+    """Return the lines of a Markdown table of rows by the name of their column, all with the same names."""
     return as_markdown(list(rows[0]), align, (list(row.values()) for row in rows))
 
 

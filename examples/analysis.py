@@ -6,7 +6,7 @@ import vramprobe
 
 GIB = 1024**3
 
-records = vramprobe.load("results/cpu/sizes").query("outcome == 'ok'")
+records = vramprobe.load("results/cpu/quickstart").query("outcome == 'ok'")
 records["bytes_per_param"] = records.peak_allocated_bytes / records.num_params
 
 # Group: bytes per parameter at the peak, by method.
@@ -17,7 +17,7 @@ peaks = records.pivot_table("peak_allocated_bytes", index=["num_params", "model_
 print(peaks.droplevel("num_params").round(2).to_markdown())
 
 # Phases: the median peak of each phase of the second step.
-phases = vramprobe.load("results/cpu/sizes", of="phases")
+phases = vramprobe.load("results/cpu/quickstart", of="phases")
 steady = phases[phases.step == 2].groupby(["method", "phase"])["allocated_peak_bytes"].median() / GIB
 print(steady.unstack().round(2).to_markdown())
 

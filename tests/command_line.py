@@ -37,7 +37,7 @@ def vramprobe(*words: str, cwd: Path | None = None, env: dict[str, str] | None =
 
 
 def within(main: Callable[[], object], argv: Sequence[str], folder: Path) -> subprocess.CompletedProcess:
-    """How ``main`` ends with this ``argv`` in this folder, as a process of its own would say it."""
+    """Run ``main`` with this ``argv`` in this folder; return how it ends, as a process of its own would say it."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     with (

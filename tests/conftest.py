@@ -1,4 +1,4 @@
-"""What every test gets: no network, fixed seeds, and nobody it started outlives it.
+"""Fixtures of every test: no network, fixed seeds, and no process that it started outlives it.
 
 Synthetic cells and records are in factories.py. The summary says how many tests of the page were skipped for want of
 a browser. Where VRAMPROBE_TESTS_UNTIL names a time (seconds since 1970), tests that would begin later are skipped.
@@ -60,7 +60,7 @@ def _seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def _libraries_are_no_garbage() -> None:
-    """What torch and transformers made as they were loaded: each collection of a cell would look through all of it."""
+    """Freeze what torch and transformers made as they were loaded: each collection of a cell would look through it."""
     global _num_frozen
     if len(sys.modules) >= _num_frozen + _NUM_MODULES:
         _num_frozen = len(sys.modules)
@@ -87,7 +87,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
-    """What a test has started goes when it has failed, before the next one begins."""
+    """End what a test has started when it has failed, before the next one begins."""
     report = yield
     item.stash[_FAILED] = report.failed or item.stash.get(_FAILED, False)
     if report.when == "teardown" and item.stash[_FAILED]:

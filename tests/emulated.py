@@ -30,6 +30,16 @@ def swept(folder: Path, sweep: str, *, cards: str) -> list[RunRecord]:
     return store.read(folder / "out").records
 
 
+def measured(folder: Path, cards: str, **options: object) -> RunRecord:
+    """The record of a cell on emulated cards; its options by their names, ``True`` for a flag."""
+    require_emulation()
+    given = [(f"--{name.replace('_', '-')}", value) for name, value in options.items()]
+    words = [word for name, value in given for word in ((name,) if value is True else (name, str(value)))]
+    done = vramprobe("measure", "--emulate", cards, *words, "--json", cwd=folder)
+    assert done.stdout, done.stderr
+    return RunRecord.model_validate_json(done.stdout)
+
+
 def counted(rank: RankRecord) -> list[dict]:
-    """What the allocator counted, phase by phase; the host's and the whole card's are not one rank's alone."""
+    """Return the allocator's counters, phase by phase; the host's and the whole card's are not one rank's alone."""
     return [phase.model_dump(exclude={"rss_end_bytes", "device_used_bytes"}) for phase in rank.phases]

@@ -13,27 +13,17 @@ from typing import Any
 
 from vramprobe.predict.expected import expected
 from vramprobe.records.outcomes import Contaminated, Error, Interrupted, Invalid, Ok, Oom, OomHost, Skipped, Timeout
-from vramprobe.records.record import (
-    Composition,
-    Environment,
-    MemoryLedger,
-    ModelFacts,
-    Peak,
-    PhaseMemory,
-    RunRecord,
-    Started,
-    Timing,
-)
-from vramprobe.spec import CellSpec, resolve
-from vramprobe.terms import moments
-from vramprobe.terms.step.workspaces import highest_moment
+from vramprobe.records.phase_memory import Composition, MemoryLedger, Peak, PhaseMemory
+from vramprobe.records.record import Environment, ModelFacts, RunRecord, Started, Timing
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 
 TINY_LLAMA_PATH = Path(__file__).parent / "data" / "tiny-llama"
 TINY_LLAMA: dict[str, Any] = json.loads((TINY_LLAMA_PATH / "config.json").read_text())
 #: By hand: embedding and head 2·256·64, last norm 64, two layers: q, o 2·64·64, k, v 2·64·32, MLP 3·64·176, norms 2·64.
 TINY_LLAMA_PARAMS = 2 * 256 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176 + 2 * 64)
-#: Of the small sweep that fits are made of, and what its synthetic records have over what is predicted.
-MODELS = ("pythia-70m", "smollm2-135m", "opt-125m")
+#: Of the small sweep that fits are made of, whose recipes ship, and what its records have over what is predicted.
+MODELS = ("smollm2-135m", "smollm2-360m", "qwen2.5-0.5b")
 TRUE = 1.06
 
 
@@ -166,26 +156,36 @@ def make_oom(spec: CellSpec, *, phase: str = "backward", **overrides: Any) -> Ru
     return make_record(spec, outcome=outcome, environment=environment, **overrides)
 
 
-def specs(device: str = "cpu", models: tuple[str, ...] = MODELS) -> list[CellSpec]:
-    """A small sweep over models, methods and lengths."""
+def specs(models: tuple[str, ...] = MODELS) -> list[CellSpec]:
+    """A small sweep over models, methods and lengths, for CUDA."""
     return [
-        resolve(model=model, method=method, device=device, batch_size=2, seq_len=seq_len, gradient_checkpointing=on)
+        resolve(model=model, method=method, device="cuda", batch_size=2, seq_len=seq_len, gradient_checkpointing=on)
         for model in models
         for method in ("full", "lora", "qlora")
-        for seq_len in (128, 512, 2048)
+        for seq_len in (2048, 4096)
         for on in (False, True)
-        if model != "opt-125m" or seq_len < 2048
     ]
 
 
 def synthetic(spec: CellSpec, ratio: float = 1.0, **overrides: Any) -> RunRecord:
-    """A record whose peak is ``ratio`` times what is predicted of it without a fit."""
-    moment = highest_moment(moments(spec))
+    """A record that seems measured on an H100: its peak is ``ratio`` times what a recipe that ships says."""
     peak = overrides.pop("peak", {})
-    values: dict[str, Any] = {"phase": moment.phase, "step": 2, "allocated_bytes": 1, "load_allocated_bytes": 1}
-    made = make_record(spec, **({"peak": Peak(**(values | peak))} | overrides))
-    size = {"allocated_bytes": round(ratio * expected(made).allocated_bytes)}
-    return made.model_copy(update={"peak": Peak(**(values | size | peak))})
+    machine = make_environment(device_name="NVIDIA H100 80GB HBM3")
+    made = make_record(spec, **({"instrument": "cuda", "environment": machine} | overrides))
+    found = expected(made)
+    values = {
+        "phase": found.peak_phase,
+        "step": 2,
+        "allocated_bytes": round(ratio * found.peak_allocated_bytes.value),
+        "reserved_bytes": round(ratio * found.reserved_bytes.value),
+        "load_allocated_bytes": 1,
+    }
+    own = {
+        "peak": Peak(**(values | peak)),
+        "facts": made.facts.model_copy(update={"num_params": spec.num_params}),
+        "ledger": made.ledger.model_copy(update={"at_peak": None}),  # a tiny llama's
+    }
+    return made.model_copy(update=own)
 
 
 def unpadded(markdown: str) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from arithmetic import cell
-from factories import TINY_LLAMA
+from factories import TINY_LLAMA, make_spec
 
 from vramprobe.spec import CellSpec
 
@@ -43,4 +42,5 @@ def moe_cell(family: str, **words: Any) -> CellSpec:
     only: dict[str, Any] = {"attn": "eager"} if family == "gpt_oss" else {}
     if config["model_type"] == "llama4_text" and words.get("method", "full") != "full":
         only = {"lora_targets": "q_proj,k_proj,v_proj,o_proj"} if "lora_targets" not in words else {}
-    return cell(config, **({"batch_size": 3, "seq_len": 48, "timing_steps": 0} | words | only))
+    options = {"batch_size": 3, "seq_len": 48, "timing_steps": 0} | words | only
+    return CellSpec(**(make_spec(**options).model_dump() | {"architecture": config}))

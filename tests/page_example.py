@@ -15,10 +15,10 @@ from typing import Any
 from page_browser import CHROMIUM
 
 from vramprobe.catalog.shipped import data_file
-from vramprobe.recipe.recipe import unpack
+from vramprobe.recipe.recipe import Recipe, unpack
 from vramprobe.recipe.shipped import BOOK, read_book
 from vramprobe.report import page as page_builder
-from vramprobe.report.page import page_book, page_data
+from vramprobe.report.page import page_book
 
 ROOT = Path(__file__).parent.parent
 MODELS = ("ernie-4.5-0.3b", "granite-4.0-micro", "glm-4-9b")
@@ -34,15 +34,24 @@ FLAGS = [
 ]
 
 
+def _at_rank_16(recipe: Recipe) -> Recipe:
+    """As tools/page_parts.py packs one that was recorded at several ranks."""
+    return recipe if recipe.rules is None else dataclasses.replace(recipe, rules=recipe.rules.at_rank(16))
+
+
 @cache
 def example_book() -> bytes:
     """Recipes of three models that ship, the first's as those of other methods, too, and of one length alone."""
     packed = read_book(data_file(BOOK))
     names = {
-        model: next(name for name in packed if f" {model}_lora" in name and not name.split()[1].startswith("1x"))
+        model: next(
+            name
+            for name in packed
+            if f" {model}_lora" in name and "_grpo" not in name and not name.split()[1].startswith("1x")
+        )
         for model in MODELS
     }
-    recipes = {model: unpack(packed[name], name) for model, name in names.items()}
+    recipes = {model: _at_rank_16(unpack(packed[name], name)) for model, name in names.items()}
     several, options = ((2, 512), (3, 1024), (5, 2048), (8, 8192)), {"gradient_checkpointing": True, "method": "lora"}
     rows = [(model, options, several, model) for model in MODELS]
     rows += [(MODELS[0], options, ((1, 1024), (1, 8192)), MODELS[0])]
@@ -64,9 +73,7 @@ def example_book() -> bytes:
 def content(**overrides: Any) -> page_builder.Content:
     """The page of a few words, for tests of the calculator."""
     plain = page_builder.Content(
-        data=page_data.data(),
         book=example_book(),
-        predictor=page_data.predictor(),
         chapters=[],
         plots=[],
         provenance=["nothing"],
@@ -78,25 +85,17 @@ def content(**overrides: Any) -> page_builder.Content:
 @cache
 def published() -> page_builder.Content:
     """The page of the quickstart and the claims as they are published."""
-    from vramprobe.model.card_fit import load_fit
     from vramprobe.records.whole import read_whole
-    from vramprobe.report import documents, drawings
-    from vramprobe.report import gather as material_of
     from vramprobe.report.page import gather
+    from vramprobe.report.publish import documents, drawings
+    from vramprobe.report.publish import gather as material_of
 
     folder = ROOT / "results" / "cpu" / "quickstart"
-    material = material_of(read_whole(folder), folder, "vramprobe report", load_fit(folder / "fit.json"))
-    plain = content()
-    return gather.content_of(
-        documents(material),
-        drawings(material),
-        gather.read_claims(ROOT / "results" / "claims" / "claims.csv"),
-        data=plain.data,
-        book=plain.book,
-        predictor=plain.predictor,
-        provenance=material.origin,
-        command=plain.command,
-    )
+    material = material_of(read_whole(folder), folder, "vramprobe report", None)
+    claims = gather.read_claims(ROOT / "results" / "claims" / "claims.csv")
+    shown = documents(material), drawings(material), claims
+    found = gather.content_of(*shown, material.origin, "vramprobe report results -o out")
+    return dataclasses.replace(found, book=example_book())
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def command_line(process: psutil.Process) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs; a zombie does not, whose parent may never bury it."""
+    """Tell whether a process runs; a zombie does not, whose parent may never bury it."""
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -54,7 +54,7 @@ def children(word: str) -> list[psutil.Process]:
 
 
 def _comes_true(condition: Callable[[psutil.Process], bool], process: psutil.Process) -> bool:
-    """Whether it is true of the process within a few seconds, or the process is gone."""
+    """Tell whether the condition is true of the process within a few seconds, or the process is gone."""
     for _ in range(500):
         with suppress(psutil.Error):
             if not is_alive(process) or condition(process):

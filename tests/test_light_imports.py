@@ -5,42 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("torch", "transformers", "peft", "bitsandbytes", "huggingface_hub", "pandas", "matplotlib", "scipy", "yaml")
-LIGHT = (
-    "catalog",
-    "spec",
-    "api",
-    "interop.questions",
-    "interop.training_file",
-    "interop.watch",
-    "interop.callback",
-    "sweep.definition",
-    "records.record",
-    "records.outcomes",
-    "records.store",
-    "records.table",
-    "check",
-    "report",
-    "report.timeline_file",
-    "sweep.resume",
-    "sweep.duration",
-    "sweep.skip",
-    "sweep.plan",
-    "literature.formulas",
-    "literature.calibrate",
-    "literature.claims",
-    "literature.figures",
-    "literature.readings",
+LIGHT = """
+    catalog spec api interop.questions interop.training_file interop.watch interop.callback sweep.definition
+    records.record records.outcomes records.store records.table check report report.timeline_file sweep.resume
+    sweep.duration sweep.skip sweep.plan literature.formulas literature.calibrate literature.claims literature.figures
+    literature.readings measure.doctor
+""".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [(LIGHT, HEAVY), (["architecture", "model.fit", "predict.prediction"], ("numpy", *HEAVY))],
+    ids=["light", "without numpy"],
 )
-
-
-def test_importing_loads_nothing_heavy() -> None:
+def test_importing_loads_nothing_heavy(modules: list[str], heavy: tuple[str, ...]) -> None:
     """One after the other: the first that loads it is named."""
     code = (
         "import importlib, sys\n"
-        f"for module in {LIGHT}:\n"
+        f"for module in {modules}:\n"
         "    importlib.import_module(f'vramprobe.{module}')\n"
-        f"    heavy = [name for name in {HEAVY} if name in sys.modules]\n"
+        f"    heavy = [name for name in {heavy} if name in sys.modules]\n"
         "    if heavy: sys.exit(f'{module} loads {heavy}')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -6,10 +6,10 @@ import pytest
 from transformers.training_args import OptimizerNames
 
 from vramprobe.architecture import architecture
-from vramprobe.bounds.states import allocated_state_parts
+from vramprobe.bounds.states import allocated_state_bytes
 from vramprobe.bounds.tensors import tensors
 from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
-from vramprobe.spec import resolve
+from vramprobe.resolve import resolve
 
 
 def test_names_are_transformers_own() -> None:
@@ -24,4 +24,4 @@ def test_state_tensors_of_bitsandbytes(name: str, copies: list[int]) -> None:
     spec = resolve(model="smollm2-135m", method="full", device="cuda", optim=name, batch_size=1, seq_len=8)
     weight = tensors(spec, architecture(spec.architecture))[0]
     assert OPTIMIZERS[name].needs_bitsandbytes
-    assert allocated_state_parts(spec, weight) == [4 * weight.numel * number for number in copies]
+    assert allocated_state_bytes(spec, [weight]) == 4 * weight.numel * sum(copies)

@@ -1,4 +1,4 @@
-"""What conftest.py promises of every test: a failed one leaves no process, also where SIGINT and SIGHUP are ignored."""
+"""Promise of conftest.py to every test: a failed one leaves no process, also where SIGINT and SIGHUP are ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets who installs the wheel, without torch and far from the repository: every verb, and all its data.
+"""Wheel as a user installs it, without torch and far from the repository: every verb, and all its data.
 
 The core answers; a verb that needs an extra says which in one line, and answers once it is there.
 
@@ -46,35 +46,21 @@ OUT_OF_MEMORY = (
 #: How a compiled module's file ends.
 BUILT = (".so", ".pyd")
 ANSWERS: list[tuple[list[str], str]] = [
-    (["fit", str(RECORDS), "--out", "own.json"], "own.json"),
     (["--help"], "Usage: vramprobe"),
     (["plan", "--help"], "or the name of one that ships: 24gb"),
     (["models"], "llama-3.1-8b"),
     (["gpus"], "RTX 4090"),
     (["recipes", "list"], "ships"),
     (["predict", *CELL, "--gpu", "RTX-4090"], "predicted, not measured"),
-    (
-        [
-            "predict",
-            "--model",
-            "smollm2-135m",
-            "--method",
-            "lora",
-            "--batch-size",
-            "1",
-            "--seq-len",
-            "64",
-            "--device",
-            "cpu",
-        ],
-        "predicted, not measured",
-    ),
     (["recommend", *CELL[:4], "--seq-len", "2048", "--tokens", "50M"], "cheapest"),
-    (["plan", "24gb", "--gpu", "RTX-4090", "--engine", "formula"], "112 cells"),
+    (["plan", "24gb", "--gpu", "RTX-4090"], "112 cells"),
     (["check", str(RECORDS)], "records"),
     (["techniques", "--kind", "optimizer"], "GaLore"),
     (["serve", "--model", "llama-3.1-8b", "--gpu", "RTX-4090"], "KV cache"),
-    (["grpo", *CELL[:2], "--method", "lora", "--gpu", "H100-SXM"], "KV cache"),
+    (
+        ["grpo", "--model", "qwen2.5-1.5b", "--method", "lora", "--gradient-checkpointing", "--gpu", "H100-SXM"],
+        "KV cache",
+    ),
     (["explain", "oom.txt"], "1.96 GiB requested"),
     (["merge", str(RECORDS), "--out", "merged.jsonl"], "records"),
     (["contribute", str(RECORDS), "--out", "contribution.jsonl"], "contribution.jsonl"),
@@ -86,14 +72,12 @@ FEW = [pair for pair in ANSWERS if pair[0][0] in ("recommend", "plan")]
 #: With the extra ``report``, in this order.
 REPORTS: list[tuple[list[str], str]] = [
     (["claims", "--id", "L1-12"], "L1-12"),
-    (["fit", str(RECORDS), "--out", "fit.json"], "fit.json"),
-    (["evaluate", str(RECORDS), "--fit", "fit.json"], "lora"),
     (["calibrate", str(RECORDS)], "lora"),
     (["report", str(RECORDS), "--out", "report"], "index.html"),
 ]
 #: A command, and the extra that it needs.
 NEEDS_EXTRA: list[tuple[list[str], str]] = [
-    *((words, "report") for words, _ in REPORTS if words[0] != "fit"),  # which needs none
+    *((words, "report") for words, _ in REPORTS),
     (["techniques", "--out", "techniques"], "report"),
     (["predict", *CELL, "--timeline", "memory.png"], "report"),
     (["calibrate-gpu", "--no-doctor"], "report"),
@@ -110,7 +94,7 @@ NEEDS_EXTRA: list[tuple[list[str], str]] = [
 #: One for each extra; what is said is made in one place.
 ONE_OF_EACH = list({extra: (words, extra) for words, extra in NEEDS_EXTRA}.values())
 #: Verbs that need a machine, a job or a command of the user's, each tried by the tests of its own.
-NEEDS_MORE = {"doctor", "profile", "diff", "status", "collect"}
+NEEDS_MORE = {"doctor", "profile", "diff", "status", "collect", "fit", "evaluate"}
 
 
 @pytest.fixture(scope="module")
@@ -125,20 +109,8 @@ def built_wheel(folder: Path, **variables: str) -> Path:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "vramprobe", source / "vramprobe", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-build-isolation",
-        "--disable-pip-version-check",
-        "--wheel-dir",
-        str(out),
-        str(source),
-    ]
+    options = shlex.split("--quiet --no-deps --no-index --no-build-isolation --disable-pip-version-check")
+    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(out), str(source)]
     subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | variables)
     return next(out.glob("*.whl"))
 
@@ -158,19 +130,8 @@ def reporting(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed_in(home: Path, wheel: Path, extra: str = "") -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     python = home / "bin" / "python"
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(python),
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--disable-pip-version-check",
-        str(wheel),
-    ]
+    options = shlex.split("--quiet --no-deps --no-index --disable-pip-version-check")
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", *options, str(wheel)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(home), "platbase": str(home)}))
     (own,) = site.glob("vramprobe-*.dist-info")
@@ -246,15 +207,8 @@ def test_the_repository_shows_the_sweeps_and_campaigns_that_ship() -> None:
 
 def test_nothing_heavy_is_installed(installed: Path, empty_folder: Path) -> None:
     code = "import importlib.util as u, vramprobe; print(vramprobe.__file__, [n for n in %r if u.find_spec(n)])"
-    heavy = [
-        "torch",
-        "transformers",
-        "peft",
-        "bitsandbytes",
-        "accelerate",
-        "pytest",
-        *itertools.chain(*EXTRAS.values()),
-    ]
+    heavy = ["torch", "transformers", "peft", "bitsandbytes", "accelerate", "pytest"]
+    heavy += itertools.chain(*EXTRAS.values())
     python = installed.with_name("python")
     done = subprocess.run([python, "-I", "-c", code % heavy], cwd=empty_folder, capture_output=True, text=True)
     assert done.stdout.startswith(str(installed.parents[1])), done.stderr
@@ -368,7 +322,7 @@ def test_a_sweep_that_is_not_there_names_those_that_are(installed: Path, empty_f
     for name in catalog.list_sweeps():
         assert name in done.stderr
     (empty_folder / "24gb").write_text("cells:\n  - {model: gpt2, method: lora, batch_size: 1, seq_len: 64}\n")
-    words = ["plan", "24GB", "--gpu", "RTX-4090", "--engine", "formula", "--json"]
+    words = ["plan", "24GB", "--gpu", "RTX-4090", "--json"]
     by_name = json.loads(run(installed, empty_folder, *words).stdout)
     by_path = json.loads(run(installed, empty_folder, "plan", "./24gb", "--gpu", "RTX-4090", "--json").stdout)
     assert len(by_path["cells"]) == 1 < len(by_name["cells"])

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vramprobe.catalog import Gpu, find_gpu
+from vramprobe.catalog.own import cache_folder
 from vramprobe.catalog.shipped import data_file
-from vramprobe.emulate.build import cache_folder
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
 from vramprobe.optimizers import OPTIMIZERS
@@ -148,7 +148,7 @@ def _is_missing(cell: CellSpec, card: Gpu, book: Path) -> bool:
 
 
 def _is_read(name: str, packed: bytes) -> bool:
-    """Whether an entry is of this vramprobe's format."""
+    """Tell whether an entry is of this vramprobe's format."""
     try:
         unpack(packed, name)
     except StoreError:

@@ -139,7 +139,7 @@ def _median(values: np.ndarray) -> float:
 
 
 def _without_holes(grid: np.ndarray) -> list[float]:
-    """What was not measured is its neighbour's, by one n or k less."""
+    """Fill what was not measured with the mean of its neighbors by one n and by one k less."""
     for at in np.argwhere(np.isnan(grid)):
         a, b, c = at
         grid[a, b, c] = np.nanmean([grid[a, b - 1, c], grid[a, b, c - 1]])

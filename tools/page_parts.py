@@ -22,11 +22,15 @@ from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.recipe import unpack
 from vramprobe.recipe.shipped import BOOK, LIKE_ALL, entry_keys, read_book, shapes_of
 from vramprobe.report.page import page_book
+from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
+from vramprobe.trainers import TRAINERS
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN = ROOT / "vramprobe" / "allocator" / "plain"
 SWEEP = ROOT / "configs" / "book.yaml"
+#: Fields of the sweep that are numbers on the page, or of cells that it does not answer for.
+_NOT_CHOSEN = {"model", "batch_size", "seq_len", "device", "trainer", "autocast"}
 _WORDS = (
     "-std=c11",
     "-O2",
@@ -59,10 +63,16 @@ def compiled(to: Path) -> bytes:
 
 def axes() -> dict[str, list[Any]]:
     """The fields in which the book's cells differ, beside model, batch and length: their values, a flag's both."""
-    words, cells = yaml.safe_load(SWEEP.read_text()), load_sweep(SWEEP, device="cuda").cells
-    fields = sorted(set(words["defaults"]).union(*words["cells"]) - {"model", "batch_size", "seq_len", "device"})
+    words = yaml.safe_load(SWEEP.read_text())
+    cells = [cell for cell in load_sweep(SWEEP, device="cuda").cells if _is_shown(cell)]
+    fields = sorted(set(words["defaults"]).union(*words["cells"]) - _NOT_CHOSEN)
     found = {field: list(dict.fromkeys(getattr(cell, field) for cell in cells)) for field in fields}
     return {field: [True, False] if isinstance(values[0], bool) else values for field, values in found.items()}
+
+
+def _is_shown(cell: CellSpec) -> bool:
+    """Return True for a cell that the page answers for: not a trainer's beside an engine (vramprobe grpo)."""
+    return not TRAINERS[cell.trainer].scores_first
 
 
 def entries() -> Iterator[page_book.PageRecipe]:
@@ -75,7 +85,7 @@ def entries() -> Iterator[page_book.PageRecipe]:
     for cell in load_sweep(SWEEP, device="cuda").cells:
         for name in (one for key in entry_keys(recorded_as(cell), LIKE_ALL) for one in by_key.get(key, ())):
             used.add(name.split()[0])
-            if len(shapes_of(name)) == 1 or cell.learned_positions is not None:
+            if len(shapes_of(name)) == 1 or cell.learned_positions is not None or not _is_shown(cell):
                 continue
             recipe, words = unpack(packed[name], name), {field: getattr(cell, field) for field in fields}
             if recipe.rules is not None and cell.lora_r is not None:

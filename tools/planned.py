@@ -1,32 +1,35 @@
 """Rebuild what each sweep file says it takes and costs: ``python tools/planned.py`` (``make readme``).
 
-A file of configs/sweeps may hold a comment ``# planned: vramprobe plan NAME --gpu GPU --engine formula``; the comment
+A file of configs/sweeps may hold a comment ``# planned: vramprobe plan NAME --gpu GPU``; the comment
 lines under it are what that command ends with, one statement a line. ``--check`` changes nothing and fails when one is
 stale.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 from vramprobe import api
+from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.cli.display_plan import plan_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 _COMMENT = re.compile(
-    r"^# planned: (?P<command>vramprobe plan (?P<name>\S+) --gpu (?P<gpu>\S+) --engine formula)\n(?:#   .*\n)*",
+    r"^# planned: (?P<command>vramprobe plan (?P<name>\S+) --gpu (?P<gpu>\S+))\n(?:#   .*\n)*",
     re.M,
 )
 
 
 def planned(path: Path) -> str:
-    """The file with its comments made anew; planned without a fit and without records."""
+    """The file with its comments made anew; planned by the recipes that ship, without a fit and without records."""
 
     def replace(match: re.Match[str]) -> str:
         assert match["name"] == path.stem, f"{path} speaks of {match['name']}"
-        words = plan_in_words(api.plan(path, gpu=match["gpu"], out=ROOT / "nowhere", engine="formula"))
+        words = plan_in_words(api.plan(path, gpu=match["gpu"], out=ROOT / "nowhere"))
         lines = "".join(f"#   {statement}\n" for statement in words.split("; "))
         return f"# planned: {match['command']}\n{lines}"
 
@@ -34,6 +37,7 @@ def planned(path: Path) -> str:
 
 
 def main() -> None:
+    os.environ[CACHE_VARIABLE] = tempfile.mkdtemp()  # nothing that was recorded here
     stale = []
     for path in sorted((ROOT / "configs" / "sweeps").glob("*.yaml")):
         fresh = planned(path)

@@ -7,19 +7,19 @@ alone.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from vramprobe.catalog.own import CACHE_VARIABLE
+
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = (
-    "fit results/cpu/quickstart --out results/cpu/quickstart/fit.json",
-    "fit results/cpu/sizes --out vramprobe/data/fits/cpu.json",
     "claims --results results -o results/claims",
-    "report results/emulated/records.jsonl.xz -o results/emulated --fit vramprobe/data/fits/emulated.json "
-    "--claims results/claims/claims.csv",
+    "report results/emulated/records.jsonl.xz -o results/emulated --claims results/claims/claims.csv",
     "techniques -o results/techniques",
 )
 
@@ -28,11 +28,7 @@ def main() -> None:
     is_check, failed = "--check" in sys.argv, False
     asked = [word for word in sys.argv[1:] if word != "--check"]
     for command in _chosen(asked):
-        words = shlex.split(command)
-        if is_check and words[0] == "fit":
-            failed = not is_fresh(words) or failed
-            continue
-        code = run([*words, *(["--check"] if is_check else [])])
+        code = run([*shlex.split(command), *(["--check"] if is_check else [])])
         if code and not is_check:
             sys.exit(code)
         failed = failed or bool(code)
@@ -50,22 +46,12 @@ def _chosen(asked: list[str]) -> list[str]:
 
 
 def run(words: list[str]) -> int:
-    """The exit code of this command of vramprobe."""
+    """The exit code of this command of vramprobe, by the recipes that ship alone."""
     print(f"vramprobe {shlex.join(words)}", flush=True)
-    return subprocess.run([sys.executable, "-m", "vramprobe", *words], cwd=ROOT, stdout=subprocess.DEVNULL).returncode
-
-
-def is_fresh(words: list[str]) -> bool:
-    """Whether the records give the fit that ``words`` write, to the byte; says where they do not."""
-    *others, committed = words
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "fit.json"
-        if run([*others, str(made)]):
-            return False
-        if made.read_bytes() == (ROOT / committed).read_bytes():
-            return True
-    print(f"{committed} differs from what the records give", file=sys.stderr)
-    return False
+        own = os.environ | {CACHE_VARIABLE: folder}
+        whole = [sys.executable, "-m", "vramprobe", *words]
+        return subprocess.run(whole, cwd=ROOT, stdout=subprocess.DEVNULL, env=own).returncode
 
 
 if __name__ == "__main__":

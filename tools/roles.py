@@ -49,13 +49,6 @@ def uses() -> list[Use]:
         Use(memory, "context of an A100", "fitted to", _numbers(context), "benchmarks/truth/contexts.md"),
         Use(
             speed,
-            "step times by arithmetic",
-            "fitted to",
-            _lines_of("benchmarks/speed/speed_model.csv"),
-            "benchmarks/speed/speed_model.md",
-        ),
-        Use(
-            speed,
             "step times by count",
             "fitted to",
             counted,

@@ -2,10 +2,9 @@
 
 ``vramprobe.predict(model, args, peft_config, gpu="RTX-4090")`` and the other verbs take transformers' own objects; one
 call per stage is in :mod:`vramprobe.api`, and the command line is ``vramprobe --help``. Each folder is a room on the
-data's way, and says in its first lines what comes in and what goes out. Three lines nobody crosses, and a test says so:
-the torch line (only workload/ and parts of measure/ load torch; importing this does not), the process line
-(runner and worker exchange a spec and a record as JSON, nothing else), the independence line (terms/, arithmetic, and
-workload/, tensors, never import each other: a shared helper would let errors cancel).
+data's way, and says in its first lines what comes in and what goes out. Two lines nobody crosses, and a test says so:
+the torch line (only workload/ and parts of measure/ load torch; importing this does not), and the process line
+(runner and worker exchange a spec and a record as JSON, nothing else).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One call per stage, from doctor to report.
 
-The command line calls nothing else. A cell is named by the words of :func:`vramprobe.spec.option_names`:
+The command line calls nothing else. A cell is named by the words of :func:`vramprobe.resolve.option_names`:
 ``measure(model="gpt2", method="lora", batch_size=1, seq_len=512)``. Importing this loads no torch; measuring loads it
 in the worker's process only. What a stage needs a module of its own for stands in its room.
 """
@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import importlib
 import io
-import os
 import shlex
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramprobe import catalog
-from vramprobe.emulate import require_emulated
-from vramprobe.errors import SpecError, require_extra
+from vramprobe.errors import require_extra
 from vramprobe.interop.questions import changes, predict, recommend, techniques
-from vramprobe.predict.questions import cell, cell_on_ranks, given_fit
+from vramprobe.predict.questions import cell, given_fit
 from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_len, min_gpus, min_gpus_by_sharding
 from vramprobe.sweep.jobs import default_results
 
@@ -40,16 +37,15 @@ if TYPE_CHECKING:
     from vramprobe.predict.grpo import grpo
     from vramprobe.predict.serve import serve
     from vramprobe.profile.command import profile, profiled
-    from vramprobe.profile.diff import Difference
+    from vramprobe.profile.diff import diff
     from vramprobe.recipe.sharing import export_recipes, list_recipes, merge_recipes
     from vramprobe.records.parquet import export
-    from vramprobe.records.profile import ProfileRecord
-    from vramprobe.records.record import RunRecord
     from vramprobe.report.card_truth import card_truth, card_truth_gpu
     from vramprobe.report.receipt import receipts
+    from vramprobe.report.recorded_timeline import timeline
     from vramprobe.sweep.launch import launch_tasks
     from vramprobe.sweep.launch_command import launch_command
-    from vramprobe.sweep.questions import campaign, plan, plan_campaign, run
+    from vramprobe.sweep.questions import campaign, measure, plan, plan_campaign, run
 
 __all__ = [
     "calibrate", "campaign", "card_truth", "card_truth_gpu", "cell", "changes", "check", "claims", "contribute",
@@ -61,40 +57,33 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: What stands in its own room and is loaded when it is asked for: predictions need none of it.
-_IN_THEIR_ROOMS = {
-    "campaign": "vramprobe.sweep.questions",
-    "card_truth": "vramprobe.report.card_truth",
-    "card_truth_gpu": "vramprobe.report.card_truth",
-    "contribute": "vramprobe.check.contribute",
-    "export": "vramprobe.records.parquet",
-    "export_recipes": "vramprobe.recipe.sharing",
-    "frontier": "vramprobe.predict.frontier",
-    "frontier_of_run": "vramprobe.predict.frontier",
-    "grpo": "vramprobe.predict.grpo",
-    "largest_of_run": "vramprobe.predict.from_run",
-    "launch_command": "vramprobe.sweep.launch_command",
-    "launch_tasks": "vramprobe.sweep.launch",
-    "list_recipes": "vramprobe.recipe.sharing",
-    "merge": "vramprobe.check.merge",
-    "merge_recipes": "vramprobe.recipe.sharing",
-    "plan": "vramprobe.sweep.questions",
-    "plan_campaign": "vramprobe.sweep.questions",
-    "predict_run": "vramprobe.predict.from_run",
-    "profile": "vramprobe.profile.command",
-    "profiled": "vramprobe.profile.command",
-    "receipts": "vramprobe.report.receipt",
-    "run_on_gpus": "vramprobe.predict.from_run",
-    "run": "vramprobe.sweep.questions",
-    "serve": "vramprobe.predict.serve",
+#: Module → what stands there and is loaded when it is asked for: predictions need none of it.
+_ROOMS = {
+    "check.contribute": ("contribute",),
+    "check.merge": ("merge",),
+    "predict.from_run": ("largest_of_run", "predict_run", "run_on_gpus"),
+    "predict.frontier": ("frontier", "frontier_of_run"),
+    "predict.grpo": ("grpo",),
+    "predict.serve": ("serve",),
+    "profile.command": ("profile", "profiled"),
+    "profile.diff": ("diff",),
+    "recipe.sharing": ("export_recipes", "list_recipes", "merge_recipes"),
+    "records.parquet": ("export",),
+    "report.card_truth": ("card_truth", "card_truth_gpu"),
+    "report.receipt": ("receipts",),
+    "report.recorded_timeline": ("timeline",),
+    "sweep.launch": ("launch_tasks",),
+    "sweep.launch_command": ("launch_command",),
+    "sweep.questions": ("campaign", "measure", "plan", "plan_campaign", "run"),
 }
+_MODULE_OF = {name: module for module, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A function of ``_IN_THEIR_ROOMS``."""
-    if name not in _IN_THEIR_ROOMS:
+    """A function of ``_ROOMS``."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_IN_THEIR_ROOMS[name]), name)
+    return getattr(importlib.import_module(f"vramprobe.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
@@ -106,81 +95,6 @@ def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosi
     from vramprobe.measure.doctor import diagnose
 
     return diagnose(device, Path(results))
-
-
-def measure(
-    *,
-    timeout_seconds: float | None = None,
-    save: str | Path | None = None,
-    snapshot: str | Path | None = None,
-    verify: bool = False,
-    **options: Any,
-) -> RunRecord:
-    """Run one cell in a process of its own; the record, also appended to ``save`` where that is given.
-
-    ``verify``, on an emulated GPU alone: repeat a step under other values and compare what it allocates.
-
-    ``snapshot``: where to write the history of a further step for PyTorch's memory_viz, on a GPU alone; where the cell
-    did not get so far there is none, and the record says why.
-    """
-    from vramprobe.records import writing
-    from vramprobe.sweep import runner
-    from vramprobe.sweep.limits import limits
-
-    one = cell(**options)
-    limit = limits(timeout_seconds=timeout_seconds).timeout_seconds
-    if snapshot is not None and one.device != "cuda":
-        raise SpecError(
-            "a snapshot is the history of CUDA's caching allocator, and this cell is for the CPU: measure it on a GPU, "
-            "or on an emulated one: --emulate GPU"
-        )
-    if snapshot is not None and one.num_gpus > 1:
-        raise SpecError(
-            f"a snapshot is one card's, and num_gpus is {one.num_gpus}: measure without it, or draw the ranks of a "
-            "training command with `vramprobe profile --timeline FILE.html`"
-        )
-    if verify:
-        require_emulated()
-    if save is not None:
-        writing.require_journal(save)
-    if snapshot is not None:
-        writing.require_writable(snapshot)
-    handle, name = tempfile.mkstemp(prefix="vramprobe-", suffix=".log")
-    os.close(handle)
-    log = Path(name)
-    record = None
-    try:
-        record = runner.measure(
-            one,
-            log=log,
-            timeout_seconds=limit,
-            snapshot=None if snapshot is None else Path(snapshot).resolve(),
-            verify=verify,
-        )
-    finally:
-        if record is None or record.outcome.kind == "ok":  # a failure's record names its log
-            log.unlink(missing_ok=True)
-    if save is not None:
-        writing.append(save, record)
-    return record
-
-
-def timeline(
-    path: str | Path,
-    *,
-    device: str | None = None,
-    gpu: str | None = None,
-    say: Callable[[str], None] = lambda words: None,
-    **options: Any,
-) -> None:
-    """Draw a cell's live memory over one step by cause, to .html, .png or .svg, from its recording on an emulated GPU.
-
-    ``options`` are the cell's words, ``gpu`` the GPU that is emulated; ``say`` hears what a recording does.
-    """
-    from vramprobe.report.recorded_timeline import write
-
-    card = catalog.gpu_or_size(gpu) if gpu is not None else None
-    write(cell_on_ranks(device=device or "cuda", **options), card, path, say)
 
 
 def explain(
@@ -211,17 +125,6 @@ def explain(
     return report_of(io.BytesIO(text.encode()), **words)
 
 
-def diff(before: ProfileRecord | str | Path, after: ProfileRecord | str | Path) -> Difference:
-    """Return what grew between two profiles, each a record, a .jsonl file whose last profile counts, or a run's folder.
-
-    Raises StoreError for a file without a profile.
-    """
-    from vramprobe.profile.diff import compare, profile_at
-
-    one, other = (profile_at(given) if isinstance(given, str | Path) else given for given in (before, after))
-    return compare(one, other)
-
-
 def check(results: str | Path, *, strict: bool = False) -> CheckReport:
     """Check the records under ``results``; ``strict``: warnings make the report not ok, too."""
     from vramprobe.check import check as check_records
@@ -229,16 +132,17 @@ def check(results: str | Path, *, strict: bool = False) -> CheckReport:
     return check_records(results, strict=strict)
 
 
-def fit(results: str | Path) -> CardFit:
-    """Fit, by card, how measured memory under ``results`` differs from what is predicted; for ``fit=`` elsewhere.
+def fit(results: str | Path, *, say: Callable[[str], None] = lambda words: None) -> CardFit:
+    """Fit how memory measured on a GPU, under ``results``, differs from what is predicted; for ``fit=`` elsewhere.
 
-    Cells that their sweep holds out stay out.
+    Cells that their sweep holds out stay out. A cell without a recipe at hand is recorded, seconds each, of which
+    ``say`` hears. Raises FitError for records of the CPU or of an emulated GPU alone.
     """
-    from vramprobe.predict.expected import fit_records
+    from vramprobe.predict.expected import fit_records, recording
     from vramprobe.records import store
     from vramprobe.records.whole import read_whole
 
-    return fit_records(store.latest_by_device(read_whole(results).records))
+    return fit_records(store.latest_by_device(read_whole(results).records), recording(say))
 
 
 def evaluate(
@@ -249,22 +153,25 @@ def evaluate(
     fit: str | Path | CardFit | None = None,
     out: str | Path | None = None,
     check: bool = False,
+    say: Callable[[str], None] = lambda words: None,
 ) -> Evaluation:
     """Compare predictions with the records under ``results`` that their fit has not seen; write a page of it to
     ``out``.
 
     ``hold_out`` is a condition such as ``params>3e9``; ``leave_out`` takes each model, family or length out in turn;
     ``fit`` is judged by what it has not seen. With none of them, what the sweep held out is held out. ``check``: write
-    nothing, and raise StaleReport where ``out`` holds other files.
+    nothing, and raise StaleReport where ``out`` holds other files. ``say`` is :func:`fit`'s.
     """
     require_extra("report", "an evaluation")
     from vramprobe.predict.evaluate import evaluate as evaluate_records
+    from vramprobe.predict.expected import recording
     from vramprobe.records.whole import read_whole
 
-    found = evaluate_records(read_whole(results).records, hold_out=hold_out, leave_out=leave_out, model=given_fit(fit))
+    held = {"hold_out": hold_out, "leave_out": leave_out, "model": given_fit(fit)}
+    found = evaluate_records(read_whole(results).records, **held, expect=recording(say))
     if out is not None:
-        from vramprobe.report import publish
         from vramprobe.report.evaluation import evaluation_page
+        from vramprobe.report.publish import publish
 
         words = ["vramprobe", "evaluate", str(results), "-o", str(out)]
         words += ["--hold-out", hold_out] if hold_out else []
@@ -305,8 +212,8 @@ def claims(
     records = read_whole(results, allow_empty=True).records if results is not None else ()
     judged = judge_claims(ids, topics=topics, gpu=gpu, records=store.latest_by_fingerprint(records).values())
     if out is not None:
-        from vramprobe.report import publish
         from vramprobe.report.claims import text_files
+        from vramprobe.report.publish import publish
 
         words = [*(f"--id {name}" for name in ids), *(f"--topic {name}" for name in topics)]
         words += [f"--gpu {gpu}"] * bool(gpu) + [f"--results {results}"] * bool(results)
@@ -323,13 +230,13 @@ def report(
     claims: str | Path | None = None,
     check: bool = False,
 ) -> list[Path]:
-    """Write tables, plots and a page from the records under ``results``, with predictions where a fit is given.
+    """Write tables, plots and a page from the records under ``results``, with predictions by recipes at hand.
 
     The page, index.html, shows the claims.csv that ``claims`` names, as :func:`claims` writes it.
     With ``check`` nothing is written: raises StaleReport, naming each file of ``out`` that is missing or different.
     """
     require_extra("report", "a report")
-    from vramprobe.report import build, publish
+    from vramprobe.report.publish import build, publish
 
     named = fit if isinstance(fit, str | Path) else None
     files = build(results, out, model=given_fit(fit), fit_path=named, claims_path=claims)
@@ -339,7 +246,7 @@ def report(
 def techniques_report(out: str | Path, *, check: bool = False) -> list[Path]:
     """Write what each technique saved and costs as tables, a plot and a page; ``check`` is :func:`report`'s."""
     require_extra("report", "a report")
-    from vramprobe.report import publish
+    from vramprobe.report.publish import publish
     from vramprobe.report.techniques import build
 
     return publish(Path(out), build(shlex.join(["vramprobe", "techniques", "-o", str(out)])), check=check)
@@ -352,8 +259,8 @@ def dataset(results: str | Path, out: str | Path, *, push: str | None = None, ch
     refuses; what was written stays.
     """
     from vramprobe.report import dataset as data_set
-    from vramprobe.report import publish
     from vramprobe.report.dataset import push as hub
+    from vramprobe.report.publish import publish
 
     if push is not None:
         hub.require_name(push)

@@ -47,7 +47,6 @@ Sharding = Literal[
     "tp",
     "device-map",
 ]
-DEVICE_MAP = "device-map"
 #: How ranks that share each sequence bring keys and values to one another: all at once, or one rank's at a time.
 CpRotation = Literal["allgather", "alltoall"]
 #: What several ranks keep in host memory: the optimizer's state, the weights that it steps and their gradients; or that

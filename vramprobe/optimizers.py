@@ -1,4 +1,4 @@
-"""Optimizers: what each needs, in one row that specs, arithmetic, workload, speed and the page read.
+"""Optimizers: what each needs, in one row that specs, bounds, workload and the page read.
 
 In: nothing. Out: frozen rows by transformers' names. Sizes follow ``torch.optim``, transformers' Adafactor and
 ``bitsandbytes.optim``; the rules that turn a row into bytes stand in bounds/states.py. A new optimizer that
@@ -27,12 +27,6 @@ class Optimizer:
     #: Where torch.optim counts a parameter's steps: in host memory, on the card, or, as counted here, with the state.
     counter: Literal["none", "host", "card", "state"] = "none"
     is_paged: bool = False  # large states lie in managed memory, which torch does not count
-    #: Lists with a copy of every parameter that a step makes on CUDA, by torch's default ``foreach``.
-    foreach_lists: tuple[Literal["denominators", "numerators"], ...] = ()
-    foreach_passes: int = 0  # over the parameter, beyond those of one fused kernel
-    drops_gradients: bool = False  # before it makes these lists
-    cpu_copies: int = 0  # that a step on the CPU makes of a parameter at most; 0: it works in place
-    cpu_copies_8bit: int = 0  # the same where the state has 8 bits
     takes_dtensors: bool = False  # stepped on fully_shard's DTensors (torch 2.13); the others raised
     has_cpu_adam: bool = False  # DeepSpeed replaces it by its CPUAdam where it offloads
 
@@ -50,10 +44,6 @@ _ROWS = (
         state="parameter",
         state_copies=(1, 1),
         counter="host",
-        foreach_lists=("denominators",),
-        foreach_passes=13,
-        drops_gradients=True,
-        cpu_copies=2,  # the root of the second moment, and its quotient
         takes_dtensors=True,
         has_cpu_adam=True,
     ),
@@ -75,8 +65,6 @@ _ROWS = (
         options={"optim_bits": 8},
         state="8bit",
         state_copies=(1, 1),
-        cpu_copies=3,  # the scaled gradient, a root and a quotient
-        cpu_copies_8bit=5,  # and both states
     ),
     Optimizer(
         name="adamw_bnb_32bit",
@@ -84,7 +72,6 @@ _ROWS = (
         options={"optim_bits": 32},
         state="fp32",
         state_copies=(1, 1),
-        cpu_copies=3,
     ),
     Optimizer(
         name="paged_adamw_8bit",
@@ -93,8 +80,6 @@ _ROWS = (
         state="8bit",
         state_copies=(1, 1),
         is_paged=True,
-        cpu_copies=3,
-        cpu_copies_8bit=5,
     ),
     Optimizer(
         name="paged_adamw_32bit",
@@ -104,7 +89,6 @@ _ROWS = (
         state="fp32",
         state_copies=(1, 1),
         is_paged=True,
-        cpu_copies=3,
     ),
     Optimizer(
         name="lion_8bit",
@@ -112,8 +96,6 @@ _ROWS = (
         options={"optim_bits": 8},
         state="8bit",
         state_copies=(1,),
-        cpu_copies=3,  # the scaled gradient, the mixed moment and its sign
-        cpu_copies_8bit=5,  # the state, the gradient, two scaled terms and their sum
     ),
     Optimizer(
         name="lion_32bit",
@@ -121,7 +103,6 @@ _ROWS = (
         options={"optim_bits": 32},
         state="fp32",
         state_copies=(1,),
-        cpu_copies=3,
     ),
     Optimizer(
         name="ademamix",
@@ -129,14 +110,12 @@ _ROWS = (
         options={"optim_bits": 32},
         state="fp32",
         state_copies=(2, 1),  # the fast and the slow moment in one tensor
-        cpu_copies=4,  # the scaled gradient, the mixed moments, a root and a quotient
     ),
     Optimizer(
         name="adafactor",
         made_by="transformers.Adafactor",
         options={"scale_parameter": False, "relative_step": False},
         state="factored",
-        cpu_copies=2,  # the squared gradient and its sum with eps, or that and the update
     ),
     Optimizer(name="sgd", made_by="torch.optim.SGD", state="parameter", takes_dtensors=True),
     Optimizer(
@@ -145,8 +124,6 @@ _ROWS = (
         state="parameter",
         state_copies=(1,),
         counter="state",
-        foreach_lists=("denominators", "numerators"),
-        cpu_copies=1,
         takes_dtensors=True,
     ),
     Optimizer(
@@ -155,8 +132,6 @@ _ROWS = (
         state="parameter",
         state_copies=(1,),
         counter="state",
-        foreach_lists=("denominators",),
-        cpu_copies=1,
         takes_dtensors=True,
     ),
 )

@@ -6,6 +6,7 @@ said in rules/. Never imports pydantic.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
 from vramprobe.choices import (
@@ -35,6 +36,18 @@ class CellOption(NamedTuple):
     meaning: str | None  # of its column in records; null: it has none
     is_recipe: bool = False  # whether a recipe of training may change it, as tables of GPUs say
     title: str | None = None  # how tables name a method that has it, where they do
+
+
+def as_typed(options: Mapping[str, Any]) -> list[str]:
+    """Options of a cell as they are typed, ``["--batch-size", "4", "--no-dora"]``; those that are null are left out."""
+    words = []
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif value is not None:
+            words += [flag, ",".join(value) if isinstance(value, (list, tuple)) else str(value)]
+    return words
 
 
 def _words(kind: Any) -> str:

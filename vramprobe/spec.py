@@ -1,25 +1,22 @@
 """CellSpec: one configuration to run, frozen, checked, with everything resolved.
 
-In: the words a user types (CLI options, YAML keys; the same ones everywhere). Out: a CellSpec that holds the whole
-architecture and every default, or a SpecError that says which combination cannot be and why.
-Which combinations can run is said in rules/. Never touches torch, a GPU or the network (the catalog does that, on
-request).
+In: a value for each field, the whole architecture among them (resolve.py makes them of a user's words). Out: a
+CellSpec, or pydantic's error with every combination that cannot be and why: which can run is said in rules/. Never
+touches torch, a GPU or the network.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 from vramprobe import catalog
-from vramprobe.architecture.images import DEFAULT_IMAGE_SIZE, Image, image_of, parse_image_size
+from vramprobe.architecture.images import Image, image_of, parse_image_size
 from vramprobe.choices import (
-    RECIPES,
     Attention,
     Autocast,
     CpRotation,
@@ -35,21 +32,26 @@ from vramprobe.choices import (
     Sharding,
     Trainer,
     Weights,
-    meant,
 )
 from vramprobe.errors import SpecError
-from vramprobe.optimizers import OPTIMIZER_NAMES, OPTIMIZERS
-from vramprobe.rules.cell import NO_SDPA, lora_target_names, reasons_against
+from vramprobe.optimizers import OPTIMIZERS
+from vramprobe.rules.cell import lora_target_names, reasons_against
 from vramprobe.rules.images import reasons_against_images
 from vramprobe.rules.not_sharded import reasons_not_run
-from vramprobe.rules.sharding import HYBRID, SHARD_SIZE, rules_of
-from vramprobe.trainers import TRAINERS, TRL, USUAL_LOOP, config_for
-from vramprobe.units import parse_bytes, parse_length, short_bytes
+from vramprobe.rules.sharding import rules_of
+from vramprobe.trainers import TRAINERS, USUAL_LOOP
+from vramprobe.units import parse_bytes, short_bytes
 
 _LEARNED_POSITIONS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
 _VERSION_OF_IDENTITY = 1
 _LARGEST_NUMBER = 2**31 - 1  # of a cell's counts
-Model = TypeVar("Model", bound=BaseModel)
+#: Field → the least that it may be, and what is said of less.
+_LEAST = {
+    **dict.fromkeys(("batch_size", "seq_len", "grad_accum", "num_gpus", "cp_size"), (1, "must be at least 1")),
+    "images": (0, "must be 0 or more"),
+    "steps": (3, "must be at least 3: the first step creates the optimizer's state, the next two must repeat"),
+    "timing_steps": (0, "must be 0 (no timing) or more"),
+}
 
 
 class CellSpec(BaseModel):
@@ -108,20 +110,6 @@ class CellSpec(BaseModel):
     timing_steps: int = 2
     seed: int = 0
 
-    @field_validator("batch_size", "seq_len", "grad_accum", "num_gpus", "cp_size")
-    @classmethod
-    def _positive(cls, value: int) -> int:
-        if value < 1:
-            raise ValueError("must be at least 1")
-        return value
-
-    @field_validator("images")
-    @classmethod
-    def _no_fewer_than_none(cls, value: int) -> int:
-        if value < 0:
-            raise ValueError("must be 0 or more")
-        return value
-
     @field_validator("image_size")
     @classmethod
     def _image_text(cls, value: str | None) -> str | None:
@@ -135,26 +123,13 @@ class CellSpec(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _no_more_than_sizes_are(cls, value: Any, info: ValidationInfo) -> Any:
-        """Products of two still count bytes; no machine holds what is beyond."""
+    def _within(cls, value: Any, info: ValidationInfo) -> Any:
+        """Products of two of the largest still count bytes; no machine holds what is beyond."""
+        least, why = _LEAST.get(info.field_name or "", (None, ""))
+        if least is not None and value < least:
+            raise ValueError(why)
         if info.field_name != "seed" and isinstance(value, int) and abs(value) > _LARGEST_NUMBER:
             raise ValueError(f"must be at most {_LARGEST_NUMBER:,}")
-        return value
-
-    @field_validator("steps")
-    @classmethod
-    def _enough_steps(cls, value: int) -> int:
-        if value < 3:
-            raise ValueError(
-                "must be at least 3: the first step creates the optimizer's state, the next two must repeat"
-            )
-        return value
-
-    @field_validator("timing_steps")
-    @classmethod
-    def _not_negative(cls, value: int) -> int:
-        if value < 0:
-            raise ValueError("must be 0 (no timing) or more")
         return value
 
     @field_validator("seed")
@@ -332,152 +307,3 @@ class CellSpec(BaseModel):
             del resolved["model"]
         text = json.dumps({"identity": _VERSION_OF_IDENTITY, **resolved}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def resolve(
-    *,
-    model: str | dict[str, Any] | None = None,
-    method: str | None = None,
-    device: str,
-    recipe: str | None = None,
-    quant: str | None = None,
-    kbit_prep: str | None = None,
-    dtype: str | None = None,
-    autocast: str | None = None,
-    num_layers: int | None = None,
-    optim: str | None = None,
-    lora_r: int | None = None,
-    lora_alpha: float | None = None,
-    lora_dropout: float | None = None,
-    lora_targets: str | list[str] | None = None,
-    lora_dtype: str | None = None,
-    attn: str | None = None,
-    **rest: Any,
-) -> CellSpec:
-    """A CellSpec from a user's words; what is left out gets the default that the method's users expect.
-
-    ``model`` is a slug, a path to a ``config.json`` or checkpoint directory, a hub id, or a config.json as a dict.
-    ``recipe`` names a row of :data:`RECIPES`. Words are understood in any case and under their usual aliases
-    (choices.py), lengths as ``"2k"``. Raises SpecError for a value or combination that cannot be, UnknownName for an
-    unknown model.
-    """
-    if unknown := sorted(set(rest) - set(option_names())):
-        raise SpecError(f"unknown option {', '.join(map(repr, unknown))}; allowed: {', '.join(option_names())}")
-    needed = {"model": model, "method": method, **{name: rest.get(name) for name in ("batch_size", "seq_len")}}
-    if missing := [name for name, value in needed.items() if value is None]:
-        raise SpecError(f"{', '.join(missing)}: missing; a cell needs {', '.join(needed)}")
-    named = None if isinstance(model, dict) else model
-    for name, value, kind in (("model", named, str), ("num_layers", num_layers, int), ("lora_r", lora_r, int)):
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise SpecError(f"{name}: {value!r} given; must be {'text' if kind is str else 'a whole number'}")
-    rest = _without_trl({name: understood(name, value) for name, value in rest.items()})
-    precision = _recipe_values(
-        meant("recipe", recipe),
-        **{
-            name: meant(name, it) for name, it in (("dtype", dtype), ("autocast", autocast), ("lora_dtype", lora_dtype))
-        },
-    )
-    if isinstance(model, dict):
-        entry = catalog.entry_of_config(model)
-    else:
-        entry = catalog.find_model(model, trust_remote_code=bool(rest.get("trust_remote_code", False)))
-        entry = catalog.with_vision(entry, model, is_needed=bool(rest.get("images") or rest.get("freeze_vision")))
-    architecture = entry.config if num_layers is None else catalog.cut_depth(entry.config, num_layers)
-    architecture = config_for(rest.get("trainer", "sft"), architecture)
-    words = {
-        "method": method,
-        "device": device,
-        "optim": OPTIMIZER_NAMES.get(meant("optim", optim), optim),
-        "quant": quant,
-        "kbit_prep": kbit_prep,
-        "attn": attn,
-        "lora_r": lora_r,
-        "lora_alpha": lora_alpha,
-        "lora_dropout": lora_dropout,
-        **precision,
-        "lora_targets": ",".join(lora_targets) if isinstance(lora_targets, list) else lora_targets,
-    }
-    words = with_defaults({name: meant(name, value) for name, value in words.items()}, architecture["model_type"])
-    if rest.get("sharding") in HYBRID and rest.get("shard_size") is None:
-        rest = rest | {"shard_size": SHARD_SIZE}
-    if rest.get("images") and rest.get("image_size") is None:
-        rest = rest | {"image_size": DEFAULT_IMAGE_SIZE}
-    made = {"model": entry.name, "architecture": architecture, "num_layers": num_layers}
-    return checked(CellSpec, made | words | rest)
-
-
-def _without_trl(rest: dict[str, Any]) -> dict[str, Any]:
-    """The words with loop trl as those that it stands for."""
-    if rest.get("loop") != TRL:
-        return rest
-    if rest.get("loss") not in (None, "chunked_nll"):
-        raise SpecError(f"loop trl means loss=chunked_nll, but loss={rest['loss']} was given; drop one of them")
-    named = {} if rest.get("trainer", "sft") != "sft" else {"loss": "chunked_nll"}
-    return rest | named | {"loop": USUAL_LOOP}
-
-
-def understood(name: str, value: Any) -> Any:
-    """The value that is meant: a word of choices.py in any spelling, a length such as ``2k``. Raises SpecError."""
-    return parse_length(value) if name == "seq_len" and isinstance(value, str) else meant(name, value)
-
-
-def with_defaults(words: dict[str, Any], model_type: str) -> dict[str, Any]:
-    """A cell's words, and for each of them that is None what the method's users expect, if anything."""
-    given = {name: value for name, value in words.items() if value is not None}
-    method = given.get("method")
-    usual = {
-        "optim": "adamw_torch_fused",
-        "quant": "nf4" if method == "qlora" else "none",
-        "kbit_prep": "peft" if method == "qlora" else "none",
-        "dtype": "bf16" if given.get("autocast") != "fp16" else "fp32" if method == "full" else "fp16",
-        "autocast": "none" if method == "full" else "fp16" if given.get("dtype") == "fp16" else "bf16",
-        "attn": "eager" if model_type in NO_SDPA else "sdpa",
-    }
-    if method in ("lora", "qlora"):
-        usual |= {
-            "lora_r": 16,
-            "lora_alpha": 2.0 * given.get("lora_r", 16),
-            "lora_dropout": 0.0,
-            "lora_targets": "all-linear",
-            "lora_dtype": "bf16" if given.get("kbit_prep") == "trl" else "fp32",
-        }
-    return usual | given
-
-
-def option_names() -> list[str]:
-    """Every word that :func:`resolve` takes: the keys of a sweep file and, with dashes, the options of the CLI."""
-    return sorted((set(CellSpec.model_fields) - {"architecture"}) | {"recipe"})
-
-
-def checked(kind: type[Model], values: dict[str, Any]) -> Model:
-    """``kind(**values)``, with pydantic's complaint turned into a SpecError a person can act on."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        raise SpecError("; ".join(_plain(problem) for problem in error.errors())) from None
-
-
-def _plain(problem: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
-    given = problem["input"]
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "literal_error":
-        choices = get_args(CellSpec.model_fields[where].annotation) if where in CellSpec.model_fields else ()
-        near = difflib.get_close_matches(str(given).lower(), [str(choice) for choice in choices], n=1)
-        message = f"allowed: {problem['ctx']['expected']}" + (f". Nearest: {near[0]}" if near else "")
-    shown = "" if isinstance(given, dict | CellSpec) else f": {given!r} given"
-    return f"{where}{shown}; {message}" if where else message
-
-
-def _recipe_values(recipe: str | None, **given: str | None) -> dict[str, str | None]:
-    if recipe is None:
-        return given
-    if recipe not in RECIPES:
-        raise SpecError(f"unknown recipe {recipe!r}; allowed: {', '.join(RECIPES)}")
-    for key, value in RECIPES[recipe].items():
-        if given[key] not in (None, value):
-            raise SpecError(
-                f"recipe {recipe!r} means {key}={value}, but {key}={given[key]} was given; drop one of them"
-            )
-        given[key] = value
-    return given

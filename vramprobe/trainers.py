@@ -1,6 +1,6 @@
 """Trainers and loops: what a micro-batch of each holds, and what is kept from one step to the next, a row each.
 
-In: nothing. Out: frozen rows by name, which specs, rules, arithmetic, workload and the page read; bytes of a model's
+In: nothing. Out: frozen rows by name, which specs, rules, bounds, workload and the page read; bytes of a model's
 outputs. What a trainer's loss does is TRL's own code (workload/trainer.py); the loops themselves are
 examples/loops.py. Imports neither.
 """

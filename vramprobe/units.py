@@ -177,6 +177,11 @@ def few_digits(value: float) -> str:
     return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
 
 
+def spread_of_usd(usd: float, low: float, high: float) -> str:
+    """Format US dollars with an interval: ``$3.26 (1.93 to 5.48)``."""
+    return f"{format_usd(usd)} ({format_usd(low)[1:]} to {format_usd(high)[1:]})"
+
+
 def format_usd(usd: float) -> str:
     """Human text for US dollars: ``$0.0031``, ``$0.42``, ``$17.30``, ``$1,240``."""
     if 0 < usd < 0.01:

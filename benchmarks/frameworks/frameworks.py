@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.frameworks import stacks
 from benchmarks.tables import as_csv, as_table, read_csv, write_or_check
-from vramprobe.emulate.build import cache_folder
+from vramprobe.catalog.own import cache_folder
 from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.profile import launch
 from vramprobe.profile.interpreter import interpreter_of
@@ -64,7 +64,7 @@ class Run:
 
 
 def runs() -> list[Run]:
-    """What is to be run, in order."""
+    """Return the runs, in order."""
     lists = ("models", "sources")
     return [Run(**entry | {key: tuple(entry.get(key, ())) for key in lists}) for entry in _read_runs()["run"]]
 
@@ -137,7 +137,7 @@ def measure(run: Run, environments: Path, uv: str, clones: Path | None) -> Row:
 
 
 def _equal_as_a_whole(run: Run, peaks: list[list[int]], work: Path, python: Path) -> str:
-    """What three steps have not reached: the hook to the command's own end."""
+    """Compare the peaks with those of the hook to the command's own end, which three steps have not reached."""
     whole = _started(run, "whole", work, python).get("peaks", [])
     return "whole" if whole == peaks else f"no: {whole} with the hook to the end, {peaks} without"
 

@@ -109,7 +109,7 @@ def measured(name: str, run: Run, python: Path) -> Row:
 
 
 def profiled(name: str, run: Run, command: str, python: Path, *options: str) -> dict[str, Any]:
-    """What ``vramprobe profile`` says of a command in WORK."""
+    """Return the record of ``vramprobe profile`` of a command in WORK."""
     environment = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AXOLOTL_DO_NOT_TRACK": "1"}
     if run.num_gpus > 1:

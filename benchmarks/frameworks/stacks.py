@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vramprobe.emulate.build import cache_folder
+from vramprobe.catalog.own import cache_folder
 
 PINS = Path(__file__).with_suffix("")
 HOME_VARIABLE = "VRAMPROBE_STACKS"
@@ -48,7 +48,7 @@ def pins_of(path: Path) -> dict[str, str]:
 
 
 def home() -> Path:
-    """Where the environments are: what VRAMPROBE_STACKS names, or a folder in the user's cache."""
+    """Return the folder of the environments: what VRAMPROBE_STACKS names, or a folder in the user's cache."""
     return Path(os.environ.get(HOME_VARIABLE) or cache_folder() / "stacks")
 
 
@@ -98,12 +98,12 @@ def environment(folder: Path, told: dict[str, str], *, is_compiled: bool = False
 
 
 def fingerprint(name: str) -> str:
-    """What the pins of a stack are, in short."""
+    """Return a short hash of the pins of a stack."""
     return fingerprint_of(pins(name))
 
 
 def fingerprint_of(told: dict[str, str]) -> str:
-    """What these packages are, in short."""
+    """Return a short hash of these packages."""
     lines = "\n".join(f"{package}=={version}" for package, version in told.items())
     return hashlib.sha256(lines.encode()).hexdigest()[:12]
 

@@ -1,4 +1,4 @@
-"""What a real GPU showed beside what was emulated and predicted before: ``python benchmarks/gpu/compare.py FOLDER``.
+"""Results of a real GPU beside what was emulated and predicted before: ``python benchmarks/gpu/compare.py FOLDER``.
 
 FOLDER (h200, say) has what ``keep.py`` made of what ``lent.sh`` left in OUT, emulated/ the same of the emulated GPU;
 predictions.csv was written before either. Writes FOLDER/README.md, cells.csv and programs.csv; ``--check`` says whether
@@ -77,7 +77,7 @@ def _is_timed(record: RunRecord) -> bool:
 
 
 def _phases(measured: RunRecord, emulated: RunRecord | None) -> tuple[int, int]:
-    """How many phases were measured, and in how many of them the allocated peak is the emulated one to the byte."""
+    """Count the phases that were measured, and those whose allocated peak is the emulated one to the byte."""
     if emulated is None or not measured.phases:
         return len(measured.phases or ()), 0
     there = {(one.name, one.step, one.micro_step): one.allocated_peak_bytes for one in emulated.phases}
@@ -151,7 +151,7 @@ def _percent(row: dict[str, Any], key: str, other: str) -> str:
 
 
 def said(rows: Sequence[dict[str, Any]], key: str, other: str = "emulated") -> str:
-    """How far one side lies from the other, in a line."""
+    """Say in a line how far one side lies from the other."""
     known = [row for row in rows if difference(row, key, other) is not None]
     if not known:
         return "no row has both sides"

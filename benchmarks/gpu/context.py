@@ -44,7 +44,7 @@ def matmul(torch, dtype="bfloat16") -> None:
 
 
 def matmul_fp32(torch) -> None:
-    """The same in fp32."""
+    """A product by cuBLAS in fp32."""
     matmul(torch, "float32")
 
 
@@ -90,7 +90,7 @@ def convolution(torch) -> None:
 
 
 def convolution_bf16(torch) -> None:
-    """The same in bf16, channels last."""
+    """A convolution by cuDNN in bf16, channels last, forward and backward."""
     layer = torch.nn.Conv2d(64, 64, 3, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     images = torch.ones(8, 64, 56, 56, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     layer(images).sum().backward()
@@ -177,7 +177,7 @@ def training_step(torch) -> None:
 
 
 def addresses(torch) -> dict[str, object]:
-    """Where the driver puts segments: (KiB, bytes above the first) in the order of the requests, some after a free.
+    """Addresses of the driver's segments: (KiB, bytes above the first) in the order of the requests, some after a free.
 
     Of 10 MiB and more each request is a segment; those of 512 KiB fill segments of 2 MiB.
     """
@@ -204,7 +204,7 @@ CASES: tuple[Callable, ...] = (
 
 
 def row_of(case: Callable, torch, used: Callable[[], int]) -> dict[str, object]:
-    """What ``case`` takes, in a process of its own."""
+    """Measure what ``case`` takes, in a process of its own."""
     before = settled(used)
 
     def work() -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What ``lent.sh`` left in OUT, without what names a machine: ``python benchmarks/gpu/keep.py OUT FOLDER``.
+"""Results that ``lent.sh`` left in OUT, without what names a machine: ``python benchmarks/gpu/keep.py OUT FOLDER``.
 
 Records go through ``vramprobe contribute``; of the programs' profiles the peak, the outcome and the libraries are kept,
 as programs.jsonl. ``compare.py`` reads FOLDER.

@@ -1,4 +1,4 @@
-"""What cuDNN asks the allocator for beside the tensors: ``python benchmarks/gpu/workspaces.py FILE [SECONDS]``.
+"""Workspaces that cuDNN requests beside the tensors: ``python benchmarks/gpu/workspaces.py FILE [SECONDS]``.
 
 A line of JSON for each operator, forward and backward, after a warm-up in the same process; ``forward`` and
 ``backward`` are the allocator's own history, in order: a request in bytes, or minus the bytes of what was freed. No

@@ -47,7 +47,7 @@ HEAD = ("row", "vLLM", "GPU", "model", "settings", *FIELDS, "KV tokens", "error"
 
 @dataclass(frozen=True)
 class Row:
-    """What repeats a published log: a release on a GPU, and the arguments of LLM()."""
+    """Settings that repeat a published log: a release on a GPU, and the arguments of LLM()."""
 
     number: int
     vllm: str
@@ -59,11 +59,11 @@ class Row:
 
     @property
     def is_served(self) -> bool:
-        """Of the logs of vllm serve 0.19.0 on H100s, which have their settings in common."""
+        """Tell whether the log is of vllm serve 0.19.0 on H100s, whose logs have their settings in common."""
         return self.vllm == _SERVED
 
     def matches(self, record: ProfileRecord) -> bool:
-        """Whether a profile is of this row: its release, its GPU, its arguments."""
+        """Tell whether a profile is of this row: its release, its GPU, its arguments."""
         return (
             record.engine is not None
             and record.emulation is not None
@@ -163,7 +163,7 @@ def line(row: Row, told: dict[str, str], account: EngineMemory) -> list[str]:
 
 
 def summary(accounts: dict[int, EngineMemory], published: dict[int, dict[str, str]]) -> str:
-    """How many rows there are, how far off, and how many logs are repeated here or by arithmetic."""
+    """Say how many rows there are, how far off, and how many logs are repeated here or by arithmetic."""
     weights = [
         abs(account.weights_gib - float(published[number]["weights_gib"] or published[number]["load_gib"]))
         for number, account in accounts.items()

@@ -64,7 +64,7 @@ def published_tokens(row: dict[str, str]) -> int:
 
 
 def half(row: dict[str, str]) -> str:
-    """Whether charges are learnt from a row, or it is held out."""
+    """Say whether charges are learnt from a row, or it is held out."""
     return "held out" if int(row["row"]) % 2 or row["row"] in ASSUMED else "learnt from"
 
 

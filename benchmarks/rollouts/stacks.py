@@ -77,7 +77,7 @@ def write_rows() -> None:
 
 
 def name(row: dict[str, Any]) -> str:
-    """What the tables call it."""
+    """Return the name of a row in the tables."""
     model, stack = row["model"].partition("/")[2], {"trl-server": "TRL and its server"}.get(row["stack"], row["stack"])
     sleep = {1: ", sleep", 0: ", no sleep"}[row["sleep"]] if row["stack"] == "ms-swift" else ""
     where = f" on an {row['gpu']}" if "gpu" in row else ""
@@ -85,7 +85,7 @@ def name(row: dict[str, Any]) -> str:
 
 
 def words(row: dict[str, Any]) -> list[str]:
-    """Of the command, as it is typed in its environment."""
+    """Return the words of the command, as it is typed in its environment."""
     return {"verl": _verl, "ms-swift": _swift, "trl-server": _server, "unsloth": _unsloth}[row["stack"]](row)
 
 

@@ -1,4 +1,4 @@
-"""Counted fit: counted published steps, for the same fit as arithmetic's (rates_fit.py).
+"""Counted fit: counted published steps, for the fit of rates (rates_fit.py).
 
 In: a journal's record, its card, what was published. Out: a Step of the fit, whose rates multiply measured kernels'
 shares (shapes.py): what a training step reaches of what a kernel reaches alone. Loads numpy.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
-from benchmarks.speed.rates_fit import EXPECTED, unproven
+from benchmarks.speed.rates_fit import unproven
 from vramprobe.catalog import Gpu
 from vramprobe.speed.counted import FULL_RATES, KERNELS, PHASES, Count, CountRow, ideal_rows, replayed, time_of
 from vramprobe.speed.rates import Condition, Rates, SpeedFit
@@ -30,8 +30,6 @@ class CountedStep:
     tokens: int
     tokens_per_second: float
     is_aside: bool = False
-
-    expected: ClassVar = EXPECTED
 
     @property
     def published_seconds(self) -> float:

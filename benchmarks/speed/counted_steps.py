@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.speed.counted_fit import CountedStep, from_record
-from benchmarks.speed.published_steps import FIRST_FLASH, FIRST_FLASH_SLOWER
 from benchmarks.speed.rates_fit import (
     EXPECTED,
     card_of,
@@ -68,6 +67,9 @@ PAIRS: list[tuple[int | str, int | str]] = [
 ]
 #: Of a record, as a table names its step.
 NAMES = ("source", "line", "url", "what", "card", "num_gpus", "how")
+#: Sources whose attention is FlashAttention's first version or its Triton twin. FlashAttention-2 is about twice as fast
+#: (its paper, arXiv 2307.08691), so theirs has the operations of so many of it.
+FIRST_FLASH, FIRST_FLASH_SLOWER = ("llm-foundry",), 2.0
 #: "multinode 2x2": what their network takes is not counted.
 _TWO_MACHINES = (1061, 1062)
 Record = dict[str, Any]
@@ -85,7 +87,7 @@ def steps() -> list[tuple[Record, CountedStep]]:
 
 
 def step_of(record: Record) -> CountedStep:
-    """What a record says of a step."""
+    """Return the counted step of a record."""
     count = from_record(record)
     return CountedStep(
         source=record["source"],
@@ -107,7 +109,7 @@ def with_first_flash(count: Count) -> Count:
 
 
 def why_aside(record: Record) -> str | None:
-    """Why no rate is fitted to a step, and none of the errors of what was left out is its; None for all others."""
+    """Say why no rate is fitted to a step, nor its error counted with those that were left out; None for all others."""
     is_gathered = any(kind == "all_gather" for kind, *_ in record["link_bytes"])
     if record["is_padded"]:
         return "padded batches"

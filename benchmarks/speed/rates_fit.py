@@ -1,6 +1,6 @@
 """Fit: published steps -> Rates, and how far they are off on sources and cards that the fit has not seen.
 
-In: Steps, by arithmetic (StepObservation) or counted (counted_fit.py). Out: a SpeedFit. Least squares on the logarithm
+In: Steps (counted_fit.py). Out: a SpeedFit. Least squares on the logarithm
 of a step's seconds, a large error counted by its size and not its square, and each rate held to what is known of such
 kernels anywhere, so that few rows move it little. What it leaves behind ships as numbers in data/rates/.
 """
@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 from vramprobe.catalog import Gpu
-from vramprobe.choices import Sharding
 from vramprobe.errors import FitError
 from vramprobe.speed.rates import Condition, Rates, SpeedFit
-from vramprobe.speed.step import Ideal, Kernel, condition_of, ideal_of
-from vramprobe.speed.work import Work
 
 #: What was expected of each rate before any counted row was looked at, and how sure that is (one standard deviation of
 #: its logarithm). A long step's clock is some 5 to 10 % below that of a short run of one kernel; simple kernels reach
@@ -33,8 +28,6 @@ EXPECTED = {
     "kernel_seconds": (8e-6, 0.4),
     "step_seconds": (0.01, 1.0),
 }
-#: The same of what arithmetic has beside these. NCCL between machines reaches some 0.6 of the network's rate.
-EXPECTED_OF_ARITHMETIC = {"dequantise_gptq": (0.15, 1.0), "network": (0.6, 0.5)}
 #: Errors beyond this count by their size (soft L1).
 _USUAL_ERROR = 0.05
 #: Where the card decides every step, a slower host changes nothing, and its rate stays as it was: then the fit starts
@@ -47,9 +40,7 @@ LEAST_HALF_WIDTH = 0.05
 
 
 class Step(Protocol):
-    """A published step; ``expected``: what was expected of the rates that it needs. One set aside is not fitted to."""
-
-    expected: ClassVar[Mapping[str, tuple[float, float]]]
+    """A published step; one set aside is not fitted to."""
 
     @property
     def source(self) -> str: ...
@@ -71,38 +62,6 @@ class Step(Protocol):
 S = TypeVar("S", bound=Step)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepObservation:
-    """One published configuration: its work, on what it ran, and tokens per second of one GPU."""
-
-    source: str
-    work: Work
-    grad_accum: int
-    gpu: Gpu
-    num_gpus: int
-    sharding: Sharding
-    kernel: Kernel
-    tokens_per_second: float
-    is_aside: bool = False
-
-    expected: ClassVar = EXPECTED | EXPECTED_OF_ARITHMETIC
-
-    @property
-    def published_seconds(self) -> float:
-        return self.grad_accum * self.work.num_tokens / self.tokens_per_second
-
-    @cached_property
-    def ideal(self) -> Ideal:
-        """At full rates."""
-        return ideal_of(self.work, self.gpu, self.num_gpus, self.sharding)
-
-    def seconds(self, rates: Rates) -> float:
-        return self.ideal.at(rates, self.kernel).step_seconds(self.grad_accum)
-
-    def condition(self, fit: SpeedFit) -> Condition:
-        return condition_of(self.work, self.gpu, self.num_gpus, fit.cards)
-
-
 def log_error(one: Step, rates: Rates) -> float:
     """log(predicted / published) of tokens per second."""
     return math.log(one.published_seconds / one.seconds(rates))
@@ -116,9 +75,9 @@ def fit_rates(steps: Sequence[Step]) -> Rates:
     steps = [one for one in steps if not one.is_aside]
     if not steps:
         raise FitError("no published step is left to fit rates to")
-    names = list(steps[0].expected)
-    expected = np.log([value for value, _ in steps[0].expected.values()])
-    scale = np.array([width for _, width in steps[0].expected.values()])
+    names = list(EXPECTED)
+    expected = np.log([value for value, _ in EXPECTED.values()])
+    scale = np.array([width for _, width in EXPECTED.values()])
     sizes = Counter(one.source for one in steps)
     weights = np.array([sizes[one.source] ** -0.25 for one in steps])
 
@@ -181,7 +140,7 @@ def unproven(rates: Rates, steps: Sequence[Step]) -> SpeedFit:
     """These rates with intervals of no width: for predicting what they were not fitted to."""
     return SpeedFit(
         rates=rates,
-        half_widths=dict.fromkeys(("usual", "short steps", "several machines", "card never seen"), 0.0),
+        half_widths=dict.fromkeys(("usual", "short steps", "card never seen"), 0.0),
         cards=known_cards(steps),
         sources={},
         num_configurations=sum(not one.is_aside for one in steps),
@@ -202,9 +161,7 @@ def half_widths(steps: Sequence[S], fit: SpeedFit) -> dict[Condition, float]:
     unseen = [(abs(error), len(pairs) ** -0.5) for pairs in by_card for _, error in pairs]
     usual = _quantile(sized.get("usual", []), LEAST_HALF_WIDTH)
     found: dict[Condition, float] = {"usual": usual}
-    conditions: tuple[Condition, ...] = ("short steps", "several machines")
-    for condition in conditions:
-        found[condition] = max(usual, _quantile(sized.get(condition, []), 2 * usual))
+    found["short steps"] = max(usual, _quantile(sized.get("short steps", []), 2 * usual))
     found["card never seen"] = max(usual, _quantile(unseen, 2 * usual))
     return found
 

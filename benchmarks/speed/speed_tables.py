@@ -1,4 +1,4 @@
-"""The tables that both pages of training speed have: errors by group, what intervals hold, what was fitted.
+"""The tables of both pages of training speed: errors by group, what intervals hold, what was fitted.
 
 In: log errors, log(predicted / published) of tokens per second. Out: Markdown.
 """
@@ -38,7 +38,7 @@ def spread(errors: Iterable[float]) -> tuple[int, float, float, float]:
 
 
 def told(errors: Iterable[float]) -> list[str]:
-    """The same in words."""
+    """Return the number and the spread of the errors in words."""
     count, *sizes = spread(errors)
     return [str(count), *map(percent, sizes)]
 
@@ -63,11 +63,11 @@ def groups_table(name: str, steps: Sequence[Grouped]) -> str:
 
 
 def coverage_table(inside: Iterable[tuple[Condition, bool]]) -> str:
-    """How many steps lie in their interval, by whether the card was seen and by what the interval goes by."""
+    """Tabulate how many steps lie in their interval, by whether the card was seen and by what the interval goes by."""
     found = list(inside)
     kinds: dict[str, list[bool]] = {"all": [is_inside for _, is_inside in found]}
     kinds["card seen"] = [is_inside for condition, is_inside in found if condition != "card never seen"]
-    for name in ("usual", "short steps", "several machines", "card never seen"):
+    for name in ("usual", "short steps", "card never seen"):
         kinds[name] = [is_inside for condition, is_inside in found if condition == name]
     lines = [[name, str(len(own)), held(own)] for name, own in kinds.items() if own]
     return table(["steps", "number", "in the interval"], lines)

@@ -16,7 +16,7 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 @dataclass
 class Data:
-    """What it is trained on: pairs of a chosen and a rejected answer."""
+    """Data of the training: pairs of a chosen and a rejected answer."""
 
     dataset_name: str
 

@@ -31,7 +31,7 @@ def words_of(base: Base, several: list[Technique]) -> list[str]:
 
 
 def fingerprint(base: Base, several: list[Technique]) -> str:
-    """What a run is, in short."""
+    """Return a short hash of a run."""
     return hashlib.sha256("\0".join([base.gpu, *words_of(base, several)]).encode()).hexdigest()[:12]
 
 
@@ -62,7 +62,7 @@ def attempt(base: Base, several: list[Technique], python: Path) -> dict[str, Any
 
 
 def _kept(record: ProfileRecord) -> dict[str, Any]:
-    """Of a profile: bytes by phase and cause, the predicted step, host memory; no lines of anybody's files."""
+    """Keep of a profile: bytes by phase and cause, the predicted step, host memory; no lines of anybody's files."""
     rank, step, host = record.highest_rank, record.step_time, record.host
     kept: dict[str, Any] = {
         "peak": rank.peak.model_dump(),
@@ -80,7 +80,7 @@ def _kept(record: ProfileRecord) -> dict[str, Any]:
 
 
 def _why_not(record: ProfileRecord | None, said: str, environment: str) -> dict[str, Any]:
-    """Why there is no number: out of memory, or the command's last lines."""
+    """Say why there is no number: out of memory, or the command's last lines."""
     if record is not None and record.outcome.kind == "oom":
         oom = record.outcome
         return {

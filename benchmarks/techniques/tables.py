@@ -167,7 +167,7 @@ def _section(kind: str, base: str, rows: list[Row], entries: Entries) -> list[st
 
 
 def _more_at_first(rows: list[Row], own: dict[str, Any] | None, entries: Entries) -> list[str]:
-    """What holds more than the base before its first step: quantized adapters' decompositions, copies of weights."""
+    """List what holds more than the base before its first step: adapters' decompositions, copies of weights."""
     found = []
     for row in rows:
         entry = entries.get(fingerprint(bases()[row["base"]], [techniques()[row["technique"]]]))
@@ -231,7 +231,7 @@ def _matrix() -> list[str]:
 
 
 def _published(rows: dict[str, Row]) -> list[str]:
-    """What a package's own documentation claims beside what its run gave here."""
+    """Tabulate what a package's own documentation claims beside what its run gave here."""
     claimed = [one for one in techniques().values() if one.published]
     if not claimed:
         return []

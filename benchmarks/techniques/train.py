@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, Traini
 
 @dataclass
 class Arguments:
-    """What is trained."""
+    """Arguments of the training."""
 
     model: str
     seq_len: int = 2048
@@ -49,7 +49,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 class _Names(dict):
-    """What transformers and peft offer by name, loaded when it is asked for."""
+    """Names that transformers and peft offer, each loaded when it is asked for."""
 
     def __missing__(self, name: str):
         for package in (transformers, peft):

@@ -28,7 +28,8 @@ from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_ch
 from vramprobe import catalog  # noqa: E402
 from vramprobe.records import store  # noqa: E402
 from vramprobe.records.table import describe_outcome  # noqa: E402
-from vramprobe.spec import CellSpec, resolve  # noqa: E402
+from vramprobe.resolve import resolve  # noqa: E402
+from vramprobe.spec import CellSpec  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_suffix(".csv")
@@ -107,7 +108,7 @@ def summary(found: list[Row]) -> str:
 
 
 def read_rows() -> list[Row]:
-    """What catalog.csv says."""
+    """Return the rows of catalog.csv."""
     return read_csv(TABLE)
 
 

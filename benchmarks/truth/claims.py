@@ -13,23 +13,27 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import yaml
 
-from vramprobe.catalog import Claim, Gpu, find_gpu, list_claims
+from vramprobe.catalog import Claim, find_gpu, list_claims
+from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.literature.calibrate import calibrate
 from vramprobe.literature.claims import Judgement, judge, judge_claims
 from vramprobe.literature.figures import Cells, Options
 from vramprobe.literature.readings import reading_of
-from vramprobe.predict.questions import cell, predicted
-from vramprobe.predict.verdict import verdict
+from vramprobe.predict.questions import cell
+from vramprobe.predict.verdict import usable_bytes
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.report.calibration import calibration_document
@@ -62,7 +66,7 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """What decides each claim about the memory of one GPU."""
+    """Yield what decides each claim about the memory of one GPU."""
     claims, cells = list_claims(), Cells()
     for claim in claims:
         reading = reading_of(claim, claims, cells)
@@ -78,23 +82,22 @@ def cases() -> Iterator[Case]:
                 yield Case(claim, which, words, options, cell(device="cuda", **options), sources[0].value)
 
 
-def card_of(spec: CellSpec) -> str | None:
-    """The smallest card on which it should run; None where the largest is too small."""
-    fitting = (card for card in CARDS if _verdict(spec, find_gpu(card)) == "fits")
+def card_of(case: Case) -> str | None:
+    """The smallest card on which it should run, with a tenth for what the allocator keeps; None where the largest is
+    too small."""
+    fitting = (
+        card for card in CARDS if 1.1 * case.predicted_bytes <= usable_bytes(find_gpu(card), device_is_known=False)
+    )
     return next(fitting, None)
 
 
-def _verdict(spec: CellSpec, gpu: Gpu) -> str:
-    return verdict(predicted(spec, None, engine="auto", gpu=gpu), gpu).verdict
-
-
 def run(found: Sequence[Case], folder: Path) -> None:
-    """What has no record in ``folder`` yet, the smallest cells first."""
+    """Run what has no record in ``folder`` yet, the smallest cells first."""
     by_size = sorted({case.spec.fingerprint: case for case in found}.values(), key=attrgetter("predicted_bytes"))
     for card in CARDS:
         place = folder / card.lower()
         place.mkdir(parents=True, exist_ok=True)
-        cells = [dict(case.options) for case in by_size if card_of(case.spec) == card]
+        cells = [dict(case.options) for case in by_size if card_of(case) == card]
         sweep = {"name": "claims", "defaults": {"device": "cuda"}, "cells": cells}
         (place / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
         words = ["run", str(place / "sweep.yaml"), "--emulate", card, "--out", str(place), "--no-skip"]
@@ -117,12 +120,12 @@ def collect(found: Sequence[Case], folder: Path) -> None:
 
 
 def ran() -> dict[str, RunRecord]:
-    """What collect wrote, by fingerprint."""
+    """Return what collect wrote, by fingerprint."""
     return store.latest_by_fingerprint(store.read(RECORDS, allow_empty=True).records)
 
 
 def rows(found: Sequence[Case], records: Mapping[str, RunRecord]) -> list[Row]:
-    """A row a case: by arithmetic, and by its run where there is one."""
+    """A row a case: predicted, and by its run where there is one."""
     made = []
     for case in found:
         record, predicted = records.get(case.spec.fingerprint), case.predicted_bytes
@@ -135,14 +138,14 @@ def rows(found: Sequence[Case], records: Mapping[str, RunRecord]) -> list[Row]:
                 "allocated_bytes": allocated,
                 "difference_percent": f"{100 * (predicted - allocated) / allocated:.3f}",
             }
-        elif card_of(case.spec) is None:
+        elif card_of(case) is None:
             row["card"] = "more than one"
         made.append(row)
     return made
 
 
 def page(table: Sequence[Row], records: Mapping[str, RunRecord]) -> str:
-    """How far arithmetic is off, what the runs decide, and every verdict that they change."""
+    """Return the page: how far predictions are off, what the runs decide, and every verdict that they change."""
     before, after = (
         {one.claim.id: one for one in judge_claims(records=given)} for given in ((), list(records.values()))
     )
@@ -170,22 +173,25 @@ def page(table: Sequence[Row], records: Mapping[str, RunRecord]) -> str:
         worst=f"{max(cells.values()):.2f}",
         changed=f"Verdicts that the runs change: {', '.join(map(_change(before, after), changed))}."
         if changed
-        else "No verdict is another by the runs than by arithmetic.",
+        else "No verdict is another by the runs than by predictions.",
         table=as_markdown(head, "lllrrrr", by_case_of_claim),
     )
 
 
 def formulas() -> dict[Path, bytes]:
-    """The table of the published formulas in every format, scored on the smallest card's cells."""
+    """The table of the published formulas in every format, scored on the smallest card's cells, our predictions by the
+    recipes that ship: what a machine has recorded differs."""
     path = RECORDS / f"{CARDS[0].lower()}.jsonl"
     records = [one for one in store.read(path).records if one.outcome.kind == "ok"]
     command = f"vramprobe calibrate {path.relative_to(ROOT)}"
-    document = calibration_document(calibrate(records), provenance(records), command).of("emulated")
+    with tempfile.TemporaryDirectory() as nothing, mock.patch.dict(os.environ, {CACHE_VARIABLE: nothing}):
+        scores = calibrate(records)
+    document = calibration_document(scores, provenance(records), command).of("emulated")
     return {RECORDS / name: content for name, content in files_of(document).items()}
 
 
 def _change(before: Mapping[str, Judgement], after: Mapping[str, Judgement]) -> Callable[[str], str]:
-    return lambda key: f"{key} ({before[key].verdict} by arithmetic, {after[key].verdict} by runs)"
+    return lambda key: f"{key} ({before[key].verdict} predicted, {after[key].verdict} by runs)"
 
 
 def _in_words(row: Row) -> str:

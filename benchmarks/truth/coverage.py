@@ -1,4 +1,4 @@
-"""How often printed intervals hold real runs: ``python benchmarks/truth/coverage.py`` writes coverage.md.
+"""Share of real runs that printed intervals hold: ``python benchmarks/truth/coverage.py`` writes coverage.md.
 
 In: runs that others published, of five sources, to which nothing was fitted; each is predicted with all that its source
 says (*told*), and with neither its loop nor its releases (*open*). Out: the share that the 90 % intervals hold, by
@@ -24,18 +24,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth import t4
+from benchmarks.truth.kept_predictions import predicted_on
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
-from benchmarks.truth.published_verdicts import predicted_on
 from benchmarks.versions.recorded import python_of
-from vramprobe.catalog import find_gpu
+from vramprobe.catalog import find_gpu, text_config
 from vramprobe.catalog.gpus import Gpu
-from vramprobe.model.card_fit import shipped_fit
 from vramprobe.model.fit import conformal_quantile
 from vramprobe.predict import recorded
 from vramprobe.predict import unknowns as open_words
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.recipe.recorder import Surroundings
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 from vramprobe.units import MIB
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -78,11 +78,20 @@ def real_runs() -> Iterator[RealRun]:
             taken = {tier: round(float(row[f"{tier}_mib"]) * MIB) for tier in TIERS}
             words = {"knows_versions": True, "loop": t4.LOOP, "is_fourth": False, "measured": taken}
             name, spec = f"{t4.cell_of(row)} {row['id']}", t4.spec_of(row, "trainer")
+            if _repeats_keys(spec):
+                continue
             yield RealRun(source="fitcheck-llm", name=name, spec=spec, card=find_gpu("T4"), **words)
     for row in list_published():
         found = _published(row)
         if found is not None:
             yield found
+
+
+def _repeats_keys(spec: CellSpec) -> bool:
+    """Return True for a T4's run whose loop repeats keys of grouped heads: another kernel than the cell's (t4.md)."""
+    text = text_config(spec.architecture)
+    grouped = text.get("num_key_value_heads") not in (None, text["num_attention_heads"])
+    return spec.attn == "sdpa" and grouped
 
 
 def _published(row: PublishedRow) -> RealRun | None:
@@ -136,22 +145,25 @@ def on_ranks(spec: CellSpec, sharding: str, num_gpus: int | None) -> CellSpec:
 
 
 def answer(run: RealRun, *, is_told: bool, without: Sequence[str] = ()) -> Prediction:
-    """What ``predict`` prints of a run: with all that its source says, or without loop and releases."""
+    """Return what ``predict`` prints of a run: with all that its source says, or without loop and releases."""
     spec, given = run.spec, []
     if is_told and run.loop:
         given.append("loop")
-        spec = _in_its_loop(run)
+        spec = in_its_loop(run)
     if is_told and run.knows_versions:
         given.append("versions")
     found = predicted_on(spec, run.card)
     if is_told and run.stack:
         found = found.model_copy(update=recorded_tiers()[run.name])
-    by = open_words.unknowns(spec, found, run.card, given, lambda one: predicted_on(one, run.card))
+    by = open_words.unknowns(spec, found, given)
     return open_words.with_unknowns(found, [one for one in by if one.name not in without])
 
 
-def _in_its_loop(run: RealRun) -> CellSpec:
-    return run.spec if run.spec.num_gpus > 1 else run.spec.model_copy(update={"loop": run.loop})
+def in_its_loop(run: RealRun) -> CellSpec:
+    """Return the run's cell under its own loop, where that is said and known of one GPU."""
+    if run.spec.num_gpus > 1 or not run.loop:
+        return run.spec
+    return run.spec.model_copy(update={"loop": run.loop})
 
 
 @cache
@@ -174,8 +186,7 @@ def record(runs: Iterable[RealRun]) -> list[dict[str, Any]]:
             python = python_of(run.stack)
             (next(python.parents[1].glob("lib/*/site-packages")) / "flash_attn.pth").write_text(f"{_FLASH}\n")
             where = Surroundings(python=python)
-            fit = shipped_fit("cuda", run.card)
-            said = recorded.predict(_in_its_loop(run), gpu=run.card, model=fit, where=where)
+            said = recorded.predict(in_its_loop(run), gpu=run.card, where=where)
             row = {"run": run.name, "stack": run.stack, **{name: said.libraries[name] for name in _NAMED}}
             for tier, field in TIERS.items():
                 row |= {f"{tier}_{end}_bytes": size for end, size in getattr(said, field).model_dump().items()}
@@ -202,7 +213,7 @@ class Held:
 
     @property
     def beyond(self) -> float:
-        """How far outside of the interval, as a share of the prediction; negative inside."""
+        """Distance outside of the interval, as a share of the prediction; negative inside."""
         return max(self.interval.low - self.measured, self.measured - self.interval.high) / self.interval.value
 
 

@@ -26,7 +26,8 @@ from vramprobe import catalog
 from vramprobe.errors import VramprobeError
 from vramprobe.predict import recorded
 from vramprobe.recipe.recorder import close_recorders
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 
 PAGE, CSV = (Path(__file__).with_suffix(end) for end in (".md", ".csv"))
 _USUAL = {"batch_size": 1, "seq_len": 1024, "gradient_checkpointing": True, "timing_steps": 0, "device": "cuda"}

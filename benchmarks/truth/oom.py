@@ -32,8 +32,9 @@ from vramprobe.predict import recorded
 from vramprobe.predict.at_hand import replay_at_hand
 from vramprobe.predict.recipe_replay import Replay
 from vramprobe.predict.shares import near
-from vramprobe.records.record import TRAINING_PHASES
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.records.phase_memory import TRAINING_PHASES
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 from vramprobe.units import GIB, format_bytes
 
 FOLDER = Path(__file__).with_suffix("")
@@ -45,7 +46,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Repeated:
-    """How the repeated run ends, bytes; ``requested``: None where it fits; ``peak``: allocated on an endless card."""
+    """End of the repeated run, bytes; ``requested``: None where it fits; ``peak``: allocated on an endless card."""
 
     phase: str
     requested: int | None
@@ -68,7 +69,7 @@ def spec_of(report: Mapping[str, Any]) -> CellSpec:
 
 
 def room_of(oom: OomMessage) -> int | None:
-    """What PyTorch had and could still get, bytes; null where the message does not tell."""
+    """Return the bytes that PyTorch had and could still get; null where the message does not tell."""
     if oom.reserved is None or oom.free is None:
         return None
     return oom.reserved + oom.free
@@ -78,7 +79,7 @@ def repeated(report: Mapping[str, Any], room: int) -> Repeated:
     """The report's run where PyTorch's segments may take ``room`` bytes."""
     spec, device = spec_of(report), Device(segment_bytes=room)
     if spec.num_gpus > 1:  # whose order of requests is not known
-        peak = near(spec).peak_allocated_bytes.value
+        peak = near(spec, records=True).peak_allocated_bytes.value
         return Repeated("fits" if peak <= room else "does not fit", None, peak, None, peak)
     replay = replay_of(spec)
     peak = max(replay.peak.allocated_bytes, replay.peak.load_allocated_bytes)
@@ -151,7 +152,7 @@ def published_runs() -> Iterator[PublishedRun]:
 
 
 def same_phase(row: Row) -> bool | None:
-    """Whether the repetition ends in the phase that the report tells; null where either is not known."""
+    """Tell whether the repetition ends in the phase that the report tells; null where either is not known."""
     told, found = row["phase"], row.get("repeated_phase")
     if not told or not found or told in ("evaluation", "save"):
         return None

@@ -55,7 +55,7 @@ def tensors_of(value) -> list[torch.Tensor]:
 
 
 def try_operator(operator, device: str) -> dict[str, object]:
-    """What becomes of the operator's first inputs, forward and backward; raises what the operator raises."""
+    """Try the operator's first inputs, forward and backward; raises what the operator raises."""
     supported = operator.supported_dtypes(device)
     order = (torch.float32, torch.float16, torch.complex64, torch.int64, torch.bool)
     dtype = next((one for one in order if one in supported), None)

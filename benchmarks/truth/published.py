@@ -1,10 +1,10 @@
 """Estimates beside what others measured: ``python benchmarks/truth/published.py`` writes published.csv and .md.
 
 The rows of vramprobe/data/published.csv that are a cell of ours (one A100, plain transformers, allocated peak): the
-formula engine by today's libraries, the published run repeated by its own (reproduce.csv), every published formula, and
-what two other estimators said (fitcheck-llm 0.3.1, canifinetune 0.4.1; published_verdicts.py asks them). The published
-metric is allocated memory, so a peer's tensors are compared, without what it adds for the CUDA context, fragmentation
-and safety; the CSV has its total too. ``--check`` writes nothing and fails where the table is stale.
+published run repeated by its own libraries (reproduce.csv), every published formula, and what two other estimators said
+(fitcheck-llm 0.3.1, canifinetune 0.4.1; published_verdicts.py asks them). The published metric is allocated memory, so
+a peer's tensors are compared, without what it adds for the CUDA context, fragmentation and safety; the CSV has its
+total too. ``--check`` writes nothing and fails where the table is stale.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
 from benchmarks.truth.published_rows import PublishedRow, cell_of, list_published
 from vramprobe.literature.formulas import FORMULAS, Formula, FormulaEstimate, facts_of
-from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.questions import predicted
-from vramprobe.predict.shares import near
 from vramprobe.spec import CellSpec
 
 TABLE = Path(__file__).with_suffix(".csv")
@@ -31,7 +28,7 @@ Row = dict[str, Any]
 
 
 def compare(row: PublishedRow, spec: CellSpec, emulated_bytes: str) -> Row:
-    """One row: measured bytes, the run by its own libraries on an emulated GPU, and arithmetic, with their errors."""
+    """One row: measured bytes, and the run by its own libraries on an emulated GPU, with its error."""
     table: Row = {
         "line": row.line,
         "source": row.source,
@@ -46,14 +43,8 @@ def compare(row: PublishedRow, spec: CellSpec, emulated_bytes: str) -> Row:
         "library": "; ".join(f"{name} {'.'.join(map(str, version))}" for name, version in row.versions.items()),
         "measured_bytes": row.memory_bytes,
         "emulated_bytes": int(emulated_bytes),
-        "formula_bytes": ours(spec).peak_allocated_bytes.value,
     }
-    return with_errors(table, ("emulated", "formula"))
-
-
-def ours(spec: CellSpec) -> Prediction:
-    """What ``predict`` says without a fit; of a rank of several near."""
-    return near(spec) if spec.num_gpus > 1 else predicted(spec, None, engine="auto", gpu=None)
+    return with_errors(table, ("emulated",))
 
 
 def with_errors(row: Row, names: Iterable[str]) -> Row:
@@ -65,7 +56,7 @@ def with_errors(row: Row, names: Iterable[str]) -> Row:
 
 
 def kept_of_peers(rows: list[Row]) -> None:
-    """What the peers said when they were last asked of the same rows."""
+    """Add to the rows what the peers said when they were last asked of the same rows."""
     said = {row["line"]: row for row in read_csv(TABLE)}
     for row in rows:
         for key, text in said[str(row["line"])].items():

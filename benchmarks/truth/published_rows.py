@@ -15,7 +15,8 @@ from typing import Any, Literal
 from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog.shipped import csv_rows
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 from vramprobe.units import GIB, MIB
 
 Metric = Literal["max_allocated", "max_reserved", "nvidia-smi", "unknown"]
@@ -132,7 +133,7 @@ def cell_of(row: PublishedRow, *, device: str = "cuda") -> CellSpec | None:
 
 
 def _words(row: PublishedRow) -> dict[str, Any] | None:
-    """What fms-acceleration's benchmark ran, as :func:`resolve` takes it; null for a configuration that was not read.
+    """Return what fms-acceleration's benchmark ran, for :func:`resolve`; null for a configuration that was not read.
 
     From scripts/benchmarks/scenarios.yaml, plugins/accelerated-peft/.../framework_plugin_bnb.py (NF4 with double
     quantisation; ``no_peft_model`` leaves preparation to trl) and trl's SFTTrainer at the pinned version.

@@ -23,16 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.tables import as_csv, as_markdown, read_csv
 from benchmarks.truth import t4
+from benchmarks.truth.kept_predictions import predicted_on
 from benchmarks.truth.published_rows import cell_of, list_published
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_gpu, gpu_seen
 from vramprobe.catalog.gpus import Gpu
 from vramprobe.errors import VramprobeError
 from vramprobe.literature.formulas import FORMULAS, Formula, FormulaEstimate, facts_of
-from vramprobe.model.card_fit import shipped_fit
-from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.questions import predicted
-from vramprobe.predict.shares import near
 from vramprobe.predict.unknowns import deciding, unknowns, with_unknowns
 from vramprobe.predict.verdict import Verdict, verdict
 from vramprobe.records.whole import read_whole
@@ -111,7 +108,7 @@ def run_name(spec: CellSpec) -> str:
 
 
 def judged(runs: Sequence[PublishedRun]) -> Iterator[Judged]:
-    """Judge each run; ranks and models without arithmetic that predict refuses are left out."""
+    """Judge each run; those that cannot be recorded (a P100 or a V100 has no kernels in torch 2.13) are left out."""
     for run in runs:
         try:
             yield Judged(run=run, said=_verdict(run))
@@ -120,23 +117,9 @@ def judged(runs: Sequence[PublishedRun]) -> Iterator[Judged]:
 
 
 def _verdict(run: PublishedRun) -> Verdict:
-    def ask(spec: CellSpec) -> Prediction:
-        return predicted_on(spec, run.gpu, retries=True)
-
-    found = ask(run.spec)
-    by = unknowns(run.spec, found, run.gpu, ["loop"] if run.loop_is_told else [], ask)
+    found = predicted_on(run.spec, run.gpu)
+    by = unknowns(run.spec, found, ["loop"] if run.loop_is_told else [])
     return verdict(with_unknowns(found, deciding(by)), run.gpu)
-
-
-def predicted_on(spec: CellSpec, gpu: Gpu, *, retries: bool = False) -> Prediction:
-    """``predict`` of a cell, with what ships, recorded where there is no arithmetic; of several GPUs near."""
-    if spec.num_gpus > 1:
-        return near(spec, gpu)
-    asked = {"gpu": gpu, "replays": True, "retries": retries}
-    try:
-        return predicted(spec, shipped_fit("cuda", gpu), engine="formula", **asked)
-    except UnsupportedArchitecture:
-        return predicted(spec, shipped_fit("cuda", gpu), engine="auto", **asked)
 
 
 def section(found: Sequence[Judged]) -> list[str]:
@@ -169,7 +152,7 @@ def _counted(rows: Sequence[Judged]) -> list[int]:
 
 
 def _beside_peers(found: Sequence[Judged]) -> list[str]:
-    """The same runs by each tool, without an answer where the tool gives none or is not asked."""
+    """Tabulate the same runs by each tool, without an answer where the tool gives none or is not asked."""
     said: dict[str, dict[str, str]] = {"vramprobe predict": {key(one.run): one.said.verdict for one in found}}
     for row in read_csv(PEERS):
         said.setdefault(f"{row['peer']} {row['version']}", {})[row["run"]] = row["verdict"]

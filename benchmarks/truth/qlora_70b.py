@@ -55,7 +55,7 @@ class Recipe:
         return config if num_layers is None else cut_depth(config, num_layers)
 
     def fingerprint(self, num_layers: int | None) -> str:
-        """Of all that decides what is run, but for the libraries."""
+        """Return a short hash of all that decides what is run, but for the libraries."""
         scripts = [path.read_text() for path in sorted(FILES.iterdir()) if path.name in self.command]
         told = json.dumps([self.config(num_layers), self.cards, self.command, self.environment, scripts])
         return hashlib.sha256(told.encode()).hexdigest()[:12]

@@ -49,7 +49,7 @@ class Compared(NamedTuple):
     reference: Sizes
 
     def percent(self, tier: int) -> float | None:
-        """How far the answer is off; None where one of both is not known."""
+        """Return how far the answer is off, in percent; None where one of both is not known."""
         answered, reference = self.answered[tier], self.reference[tier]
         return None if answered is None or not reference else 100 * (answered / reference - 1)
 
@@ -58,13 +58,13 @@ class Compared(NamedTuple):
 
 
 def arithmetic(oracle: Oracle) -> Sizes:
-    """What predict said by arithmetic, frozen."""
+    """Return what predict said by arithmetic, frozen."""
     today = oracle.today
     return (today.allocated_bytes, today.reserved_bytes) if today.engine == "formula" else (None, None)
 
 
 def recipe(oracle: Oracle) -> Sizes:
-    """What the recipe engine said of a cell that ``--record`` recorded."""
+    """Return what the recipe engine said of a cell that ``--record`` recorded."""
     row = _recorded().get((oracle.gpu or "", oracle.spec.fingerprint))
     return (int(row["allocated_bytes"]), int(row["reserved_bytes"])) if row and row["allocated_bytes"] else (None, None)
 
@@ -113,17 +113,17 @@ def record(cells: Sequence[Oracle], number: int) -> None:
 
 
 def again(oracle: Oracle) -> Sizes:
-    """What its run takes now."""
+    """Return what its run takes now."""
     return run_cell(oracle.gpu or "", oracle.cell)[1]
 
 
 def is_emulated(oracle: Oracle) -> bool:
-    """Whether a whole emulated run of the cell is kept, with its bytes."""
+    """Tell whether a whole emulated run of the cell is kept, with its bytes."""
     return (is_of_one_gpu(oracle) or is_a_rank(oracle)) and of_run(oracle) != (None, None)
 
 
 def of_run(oracle: Oracle) -> Sizes:
-    """What a run took; its reserved memory where no limit of the GPU held it down."""
+    """Return what a run took; its reserved memory where no limit of the GPU held it down."""
     run = oracle.run
     if run is None or run.outcome != "ok":
         return None, None
@@ -153,13 +153,13 @@ def group_of(oracle: Oracle) -> str:
 
 
 def is_of_one_gpu(oracle: Oracle) -> bool:
-    """Whether the gate counts it as a cell on a single emulated GPU."""
+    """Tell whether the gate counts it as a cell on a single emulated GPU."""
     run = oracle.run
     return run is not None and run.instrument == "emulated" and oracle.spec.num_gpus == 1 and not oracle.is_a_command
 
 
 def is_a_rank(oracle: Oracle) -> bool:
-    """Whether it is one of several emulated ranks."""
+    """Tell whether it is one of several emulated ranks."""
     return oracle.run is not None and oracle.spec.only_rank is not None
 
 

@@ -64,7 +64,7 @@ def campaign(todo: list[Recipe], *, path: Path, uv: str, limit_seconds: float) -
 
 
 def _in_words(row: PublishedRow, recipe: Recipe, entry: journal.Entry) -> str:
-    """What was run, and how far off it is."""
+    """Say what was run, and how far off it is."""
     what = f"{recipe.model} {row.method} {row.framework_config} {row.batch_size} × {row.seq_len} on {recipe.num_ranks}"
     if entry["outcome"] != "ok" or row.memory_bytes is None:
         return f"{what}, {recipe.stack}: {entry['outcome']}"
@@ -74,7 +74,7 @@ def _in_words(row: PublishedRow, recipe: Recipe, entry: journal.Entry) -> str:
 
 
 def _has_room(recipe: Recipe, patience_seconds: float = 300) -> bool:
-    """Whether this machine has the memory, now or soon."""
+    """Tell whether this machine has the memory, now or soon."""
     until = time.monotonic() + patience_seconds
     while recipe.host_bytes and psutil.virtual_memory().available < recipe.host_bytes + SPARE_BYTES:
         if time.monotonic() > until:
@@ -135,7 +135,7 @@ def run_what_is_left(given: argparse.Namespace) -> None:
 
 
 def rerun(number: int, path: Path, *, uv: str, limit_seconds: float) -> str | None:
-    """Which of ``number`` rows do not come out as the journal has them, to the byte; None where all do."""
+    """Run ``number`` rows again; name those that differ from the journal by a byte or more. None where none does."""
     entries = {line: entry for line, entry in current(path).items() if entry["outcome"] == "ok"}
     differ = []
     for at, recipe in enumerate(chosen := sample(number, entries), start=1):
@@ -150,7 +150,7 @@ def rerun(number: int, path: Path, *, uv: str, limit_seconds: float) -> str | No
 
 
 def sample(number: int, entries: dict[int, journal.Entry]) -> list[Recipe]:
-    """Of each stack and number of ranks the quickest row, then the next ones, that this machine has memory for."""
+    """Choose the quickest row of each stack and number of ranks, then the next, that this machine has memory for."""
     kinds: dict[tuple[str, int], list[Recipe]] = {}
     for one in sorted(recipes(), key=lambda one: entries.get(one.line, {}).get("seconds", 0.0)):
         if one.line in entries and one.host_bytes < SPARE_BYTES:
@@ -175,7 +175,7 @@ def key_of(recipe: Recipe) -> Key:
 
 
 def stale(path: Path) -> str | None:
-    """What in the table is not as the journal, or the page not as the table, says; none of it is run."""
+    """Say where the table is not as the journal, or the page not as the table, says; none of it is run."""
     found = read_csv(TABLE)
     if TABLE.with_suffix(".md").read_text() != table.page(found):
         return "reproduce.md is not what reproduce.csv says: python benchmarks/truth/reproduce.py --table"

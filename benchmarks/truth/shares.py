@@ -1,6 +1,7 @@
-"""Shares of one GPU's arithmetic beside emulated ranks: ``python benchmarks/truth/shares.py`` writes shares.md.
+"""Shares of one GPU's recorded step beside emulated ranks: ``python benchmarks/truth/shares.py`` writes shares.md.
 
-In: the ranks of tests/oracles and predict/shares.py. ``--check`` says whether the page is what they give, ``--ratios``
+In: the ranks of tests/oracles and predict/shares.py; steps of one GPU that are not at hand are recorded, about 140 of
+two seconds each. ``--check`` says whether the page is what they give, ``--ratios``
 prints the intervals that shares.py has: within them lie 90 % of the ranks that each was taken from.
 """
 
@@ -28,19 +29,24 @@ _LEAST_BYTES = 4 * GIB
 
 def composed(oracle: Oracle) -> tuple[int | None, int | None]:
     """Bytes allocated and reserved of a rank, near."""
-    found = near(oracle.spec, find_gpu(oracle.gpu or ""))
+    found = near(oracle.spec, find_gpu(oracle.gpu or ""), records=True)
     assert found.reserved_bytes is not None
     return found.peak_allocated_bytes.value, found.reserved_bytes.value
 
 
-def ranks() -> list[Compared]:
-    """Every emulated rank that has an answer, beside it."""
-    cells = [one for one in oracles.cells() if is_a_rank(one) and one.kind in ("ranks", "fewest GPUs")]
-    return [one for one in compared(cells, composed, of_run) if one.answered[0] is not None]
+def cells() -> list[Oracle]:
+    """The emulated ranks."""
+    return [one for one in oracles.cells() if is_a_rank(one) and one.kind in ("ranks", "fewest GPUs")]
+
+
+def ranks(some: Sequence[Oracle] | None = None) -> list[Compared]:
+    """Every emulated rank, or some, that has an answer, beside it."""
+    found = compared(cells() if some is None else some, composed, of_run)
+    return [one for one in found if one.answered[0] is not None]
 
 
 def ratios(found: Sequence[Compared], tier: int) -> tuple[float, float, float]:
-    """What runs took by what is allocated here: the ends between which 90 % lie, and the median between them."""
+    """Return what runs took by what is allocated here: the ends between which 90 % lie, and the median between them."""
     own = sorted(
         taken / one.answered[0]
         for one in found
@@ -68,7 +74,7 @@ def page() -> str:
 
 
 def _is_within(one: Compared) -> bool:
-    interval = near(one.oracle.spec, find_gpu(one.oracle.gpu or "")).peak_allocated_bytes
+    interval = near(one.oracle.spec, find_gpu(one.oracle.gpu or ""), records=True).peak_allocated_bytes
     return interval.low <= (one.reference[0] or 0) <= interval.high
 
 

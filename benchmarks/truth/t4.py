@@ -22,15 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
 from benchmarks.tables import as_csv, as_markdown, filled, read_csv, write_or_check
-from vramprobe.architecture import architecture
 from vramprobe.catalog import find_gpu
 from vramprobe.catalog.contexts import context_of
-from vramprobe.model.card_fit import shipped_fit
-from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.questions import predicted
 from vramprobe.predict.verdict import verdict
-from vramprobe.spec import CellSpec, resolve
-from vramprobe.speed.step import estimate
+from vramprobe.recommend.recorded import estimated, find_step, one_gpu, record_step
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 from vramprobe.units import MIB
 
 HERE = Path(__file__).resolve().parent
@@ -120,7 +119,7 @@ def is_off(one: dict[str, Any], name: str) -> bool:
 
 
 def emulated_cause(one: dict[str, Any]) -> str:
-    """Why the emulation differs; empty where it does not by much."""
+    """Say why the emulation differs; empty where it does not by much."""
     if one["outcome"] == "not run" or not is_off(one, "emulated"):
         return ""
     if " nf4 " in one["cell"]:
@@ -129,7 +128,7 @@ def emulated_cause(one: dict[str, Any]) -> str:
 
 
 def predicted_cause(one: dict[str, Any]) -> str:
-    """Why the prediction differs; empty where it does not by much."""
+    """Say why the prediction differs; empty where it does not by much."""
     if one["predicted_allocated_bytes"] is None or not is_off(one, "predicted"):
         return ""
     if " sdpa " in one["cell"] and one["has_grouped_heads"]:
@@ -171,14 +170,14 @@ def spec_of(row: dict[str, str], loop: str) -> CellSpec:
 
 
 def _prediction(spec: CellSpec) -> tuple[Prediction, str]:
-    """What ``predict`` says of a cell on a T4, and its verdict."""
+    """Return what ``predict`` says of a cell on a T4, by a recording, and its verdict."""
     card = find_gpu("T4")
-    found = predict(spec, shipped_fit("cuda", card), gpu=card, replays=True)
+    found = predicted(spec, gpu=card)
     return found, verdict(found, card).verdict
 
 
 def _predicted(row: dict[str, str]) -> dict[str, Any]:
-    """What ``predict`` says of the row's cell under a Trainer's loop and under its own, and the speed model of a step;
+    """Predict the row's cell under a Trainer's loop and under its own, and by the speed model the time of a step;
     empty for a model that the catalog does not have."""
     if row["model"] in NOT_IN_CATALOG:
         return dict.fromkeys(_PREDICTED)
@@ -191,9 +190,11 @@ def _predicted(row: dict[str, str]) -> dict[str, Any]:
         reserved = found.reserved_bytes.value
         values += [found.peak_allocated_bytes.value, reserved, reserved + context.value_bytes, judged]
     spec = spec_of(row, LOOP)
-    rate, arch = estimate(spec, card).tokens_per_second, architecture(spec.architecture)
+    step = find_step(one_gpu(spec), card, near=False) or record_step(one_gpu(spec), card, print, over_rows=False)
+    rate, text = estimated(spec, step, card).tokens_per_second, spec.architecture
     values += [round(spec.num_tokens / one, 4) for one in (rate.value, rate.high, rate.low)]
-    return dict(zip(_PREDICTED, [*values, arch.num_kv_heads < arch.num_heads], strict=True))
+    heads = text["num_attention_heads"]
+    return dict(zip(_PREDICTED, [*values, text.get("num_key_value_heads", heads) < heads], strict=True))
 
 
 _TIERS = ("allocated", "reserved", "device")

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import journal
 from benchmarks.frameworks.stacks import fingerprint_of
 from benchmarks.versions.runs import CARD, Run
-from vramprobe.emulate.build import emulator_version
+from vramprobe.emulate.version import emulator_version
 from vramprobe.records.profile import ProfileRecord, RankProfile
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Why a run takes more or less under one stack than under the one before: causes.toml, and what a bisection found.
+"""Causes of more or less memory under one stack than under the one before: causes.toml, and what a bisection found.
 
 In: causes.toml and the journal. Out: the causes of a jump. A jump without one is ``unexplained``, and stays so until
 somebody has found it.
@@ -34,7 +34,7 @@ class Cause:
     bisected: str = ""
 
     def applies(self, run: str, before: str, after: str) -> bool:
-        """Whether it is of this run and between these stacks, whose names are in the order of their days."""
+        """Tell whether it is of this run and between these stacks, whose names are in the order of their days."""
         is_between = before <= self.stacks[0] and self.stacks[1] <= after
         return is_between and any(fnmatchcase(run, pattern) for pattern in self.runs)
 

@@ -20,7 +20,8 @@ from benchmarks.versions.runs import CARD
 from vramprobe.catalog import find_gpu
 from vramprobe.predict import recorded
 from vramprobe.recipe.recorder import Surroundings
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 
 TABLE, RUNS = Path(__file__).with_suffix(".csv"), Path(__file__).with_name("versions.csv")
 _BATCH_SIZE, _SEQ_LEN = 4, 1024  # train.py has the same

@@ -35,7 +35,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the journal and the command line call it: ``llama-3-8b:8 lora trl`` with 8 layers."""
+        """Name in the journal and on the command line: ``llama-3-8b:8 lora trl`` with 8 layers."""
         cut = "" if self.num_layers is None else f":{self.num_layers}"
         return f"{self.model}{cut} {self.method} {self.trainer}"
 
@@ -47,12 +47,12 @@ class Run:
 
     @property
     def fingerprint(self) -> str:
-        """Of all that decides what is run, but for the libraries."""
+        """Hash of all that decides what is run, but for the libraries."""
         told = json.dumps([self.config, self.method, self.trainer, CARD, SCRIPT.read_text()], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:12]
 
     def command(self, python: Path, folder: Path) -> list[str]:
-        """What is started in a folder of its own."""
+        """Return what is started in a folder of its own."""
         return [str(python), str(SCRIPT), str(folder), self.method, self.trainer]
 
 

@@ -52,7 +52,7 @@ def campaign(todo: list[tuple[str, Run]], *, path: Path, uv: str, limit_seconds:
 
 
 def is_done(stack: str, run: Run, entries: list[journal.Entry], *, errors_too: bool) -> bool:
-    """Whether the journal has this very run under these very packages; an error counts unless ``errors_too``."""
+    """Tell whether the journal has this very run under these very packages; an error counts unless ``errors_too``."""
     entry = table.latest(entries).get(table.key_of(run, fingerprint(stack)))
     return entry is not None and (entry["outcome"] == "ok" or not errors_too)
 
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _asked(given: argparse.Namespace, refuse: Callable[[str], None]) -> list[tuple[str, Run]]:
-    """What was asked for and is not in the journal, run by run through the stacks."""
+    """Return what was asked for and is not in the journal, run by run through the stacks."""
     chosen = [one for one in runs() if not given.run or any(fnmatchcase(one.name, name) for name in given.run)]
     if not chosen:
         refuse(f"no run {', '.join(given.run)}; there are: {', '.join(one.name for one in runs())}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
@@ -70,11 +70,20 @@ class ReplayResult:
 
 
 def replay(
-    events: Iterable[Event], config: AllocatorConfig | None = None, device: Device | None = None
+    events: Sequence[Event], config: AllocatorConfig | None = None, device: Device | None = None
 ) -> ReplayResult:
-    """Replay a trace from an empty allocator; an OOM ends it."""
-    allocator, done, phase = counting_allocator(config, device), ReplayResult(), ""
-    ledger = allocator.ledger
+    """Replay a trace from an empty allocator in Python, and in C where that is built: the same; an OOM ends it."""
+    done, counted = (
+        _played(events, allocator)
+        for allocator in (CachingAllocator(config, device), counting_allocator(config, device))
+    )
+    assert str(counted.oom) == str(done.oom)
+    assert replace(counted, oom=done.oom) == done
+    return done
+
+
+def _played(events: Sequence[Event], allocator: Any) -> ReplayResult:
+    done, phase, ledger = ReplayResult(), "", allocator.ledger
     for event in events:
         if isinstance(event, Mark):
             if done.timeline:

@@ -19,7 +19,6 @@ from allocator_trace import (
     replay,
 )
 
-from vramprobe.allocator import compiled
 from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig, parse_alloc_conf
@@ -27,15 +26,6 @@ from vramprobe.allocator.ledger import Device, OutOfMemory
 from vramprobe.errors import SpecError
 from vramprobe.records.outcomes import Oom
 from vramprobe.units import GIB, KIB, MIB
-
-
-@pytest.fixture(autouse=True, params=["in Python", "in C"])
-def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is replayed under default settings is so by both."""
-    if request.param == "in Python":
-        monkeypatch.setattr(compiled, "PlainAllocator", None)
-    elif compiled.PlainAllocator is None:
-        pytest.skip("the allocator in C was not built: no C compiler as vramprobe was installed")
 
 
 def fresh(conf: str = "", **device: int) -> CachingAllocator:

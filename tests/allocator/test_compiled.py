@@ -38,7 +38,7 @@ def pair(config: AllocatorConfig | None = None, device: Device | None = None) ->
 
 
 def told(ask: Callable[..., object], *words: Any) -> object:
-    """What an allocator answers, as far as both do."""
+    """Return the error that a call raises, in a form that both allocators share; None without an error."""
     try:
         ask(*words)
     except OutOfMemory as error:

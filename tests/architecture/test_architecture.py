@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -61,18 +59,16 @@ def test_tied_embeddings_count_once() -> None:
 
 def test_gpt2_linears_know_in_from_out() -> None:
     config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16, "vocab_size": 10}
-    assert [(linear.num_in, linear.num_out, linear.bias) for linear in architecture(config).linears] == [
-        (8, 24, True),
-        (8, 8, True),
-        (8, 32, True),
-        (32, 8, True),
+    assert [(linear.num_in, linear.num_out) for linear in architecture(config).linears] == [
+        (8, 24),
+        (8, 8),
+        (8, 32),
+        (32, 8),
     ]
 
 
 def test_an_unknown_family_is_recorded_or_measured() -> None:
-    with pytest.raises(
-        UnsupportedArchitecture, match=r"'t5' .* vramprobe predict --engine recipe records it, or measure"
-    ):
+    with pytest.raises(UnsupportedArchitecture, match=r"'t5' are not counted here; vramprobe predict records"):
         architecture({"model_type": "t5"})
 
 
@@ -127,10 +123,7 @@ def test_wrong_dimension_says_what_was_given_and_what_is_allowed(family: str, ke
         ("gpt2", {"n_head": 3}, "n_embd 8 and n_head 3; n_embd must be a multiple of n_head"),
         ("opt", {"num_attention_heads": 3}, "must be a multiple"),
         ("llama", {"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads"),
-        ("llama", {"attention_dropout": 1.5}, "attention_dropout 1.5; it must be a number from 0 to 1"),
-        ("llama", {"attention_dropout": float("nan")}, "a number from 0 to 1"),
         ("llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings 'false'; it must be true or false"),
-        ("llama", {"hidden_act": 3}, "hidden_act 3; it must be a name in quotes"),
         ("gpt_neox", {"rope_parameters": "x"}, "rope_parameters 'x'; it must be an object"),
         ("llama", {"vocab_size": "y" * 10_000}, "vocab_size 'y{59}…; it must be"),
     ],
@@ -160,14 +153,6 @@ def test_absent_keys_mean_what_they_mean_to_transformers() -> None:
         arch = architecture(many | {"model_type": family})
         assert (arch.num_kv_heads, arch.head_size, arch.sliding_window) == (num_kv_heads, head_size, window)
     assert architecture(many | {"model_type": "mistral", "sliding_window": None}).sliding_window is None
-
-
-@pytest.mark.parametrize("module", ["architecture", "terms", "model.fit", "predict.prediction"])
-def test_importing_loads_nothing_heavy(module: str) -> None:
-    heavy = ("torch", "transformers", "numpy", "scipy")
-    code = f"import sys, vramprobe.{module}; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])

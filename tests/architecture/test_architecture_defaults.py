@@ -1,4 +1,4 @@
-"""What a config.json leaves out means to the arithmetic what it means to transformers, and wrong values are refused."""
+"""Defaults of a config.json: an absent key means what it means to transformers, and wrong values are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def told(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(config: dict[str, Any]) -> Architecture | str:
-    """What the arithmetic makes of it, or says of it."""
+    """Return the architecture that the arithmetic reads from ``config``, or the text of its error."""
     try:
         return architecture(config)
     except VramprobeError as error:
@@ -75,23 +75,14 @@ def test_layers_that_a_qwen_names_go_before_the_first_full_ones() -> None:
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("gemma2", {"attn_logit_softcapping": "x"}, "attn_logit_softcapping 'x'; it must be a number above 0, or null"),
-        ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping 0.0; it must be a number above 0"),
-        ("gemma3_text", {"final_logit_softcapping": True}, "final_logit_softcapping True; it must be a number above"),
         ("gemma2", {"sliding_window": None}, "sliding_window None; it must be a whole number of 1 or more: some of"),
         ("gpt_oss", {"sliding_window": "x"}, "sliding_window 'x'; it must be a whole number of 1 or more"),
         ("qwen2", {"sliding_window": "x"}, "sliding_window 'x'; it must be a whole number of 1 or more"),
         ("qwen2", {"max_window_layers": -1}, "max_window_layers -1; it must be a whole number of 0 or more"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 30}, "layer_types .*; it must be full_attention alone"),
         ("qwen3", {"layer_types": "full_attention"}, "layer_types 'full_attention'; it must be a list of 30 names"),
-        ("deepseek_v2", {"n_group": "x"}, "n_group 'x'; it must be a whole number of 1 or more"),
-        ("deepseek_v2", {"topk_group": 0}, "topk_group 0; it must be a whole number of 1 or more"),
         ("deepseek_v2", {"moe_layer_freq": 2}, "moe_layer_freq 2; it must be 1: transformers makes every layer"),
         ("deepseek_v2", {"first_k_dense_replace": True}, "first_k_dense_replace True; it must be a whole number of 0"),
-        ("deepseek_v2", {"norm_topk_prob": "x"}, "norm_topk_prob 'x'; it must be true or false"),
-        ("mixtral", {"router_jitter_noise": "x"}, "router_jitter_noise 'x'; it must be a number from 0 to 1"),
-        ("falcon", {"attention_dropout": "x"}, "attention_dropout 'x'; it must be a number from 0 to 1"),
-        ("bloom", {"pretraining_tp": "x"}, "pretraining_tp 'x'; it must be a whole number of 1 or more"),
     ],
 )
 def test_what_transformers_cannot_take_is_refused(family: str, options: dict[str, Any], message: str) -> None:
@@ -103,12 +94,12 @@ def test_what_transformers_cannot_take_is_refused(family: str, options: dict[str
     ("family", "options"),
     [
         ("gpt2", {"add_cross_attention": True}),
-        ("gpt2", {"reorder_and_upcast_attn": True}),
         ("opt", {"layer_norm_elementwise_affine": False}),
-        ("opt", {"layerdrop": 0.1}),
         ("falcon", {"num_ln_in_parallel_attn": 2}),
     ],
 )
 def test_what_would_be_counted_wrongly_is_left_to_a_recording(family: str, options: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedArchitecture, match=f"{family} with {next(iter(options))} .* --engine recipe knows"):
+    with pytest.raises(
+        UnsupportedArchitecture, match=f"{family} with {next(iter(options))} .* vramprobe predict records"
+    ):
         architecture(BARE[family] | {"model_type": family} | options)

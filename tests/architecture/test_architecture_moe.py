@@ -37,17 +37,11 @@ def test_dense_and_sparse_layers_are_counted_apart() -> None:
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 and 8 experts; a token cannot take more"),
         ("mixtral", {"num_local_experts": 0}, "num_local_experts 0; it must be a whole number of 1 or more"),
-        ("mixtral", {"router_jitter_noise": 0.1}, "no arithmetic for router_jitter_noise"),
-        ("mixtral", {"output_router_logits": True}, "load-balancing loss of output_router_logits"),
         ("mixtral", {"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, "of which some layers are dense"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "of which some layers are dense"),
-        ("deepseek_v2", {"first_k_dense_replace": 3}, "first_k_dense_replace 3 and topk_method 'greedy', only with 0"),
-        ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "topk_method 'group_limited_greedy', only with 0"),
         ("deepseek_v2", {"num_key_value_heads": 2}, "num_key_value_heads 2 and num_attention_heads 4"),
-        ("llama4_text", {"num_experts_per_tok": 5}, "num_experts_per_tok 5; it must be 4 or less"),
         ("llama4_text", {"moe_layers": [0, 3]}, r"moe_layers \[0, 3\]; it must be a list of layers from 0 to 2"),
         ("llama4_text", {"no_rope_layers": [1, 0]}, r"no_rope_layers \[1, 0\]; it must be a list of 3 numbers"),
         ("llama4_text", {"layer_types": ["full_attention"] * 3}, "layer_types other than chunked_attention where"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,27 +10,25 @@ from types import ModuleType
 from grids import exhaustive
 
 from vramprobe import api
-from vramprobe.records import store
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "truth"
 Script = Callable[[str], ModuleType]
 
 
 @exhaustive
-def test_the_committed_tables_are_what_the_committed_records_give() -> None:
-    done = subprocess.run([sys.executable, str(FOLDER / "claims.py"), "--check"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@exhaustive
-def test_every_case_that_a_card_holds_ran_and_no_other_cell(script: Script) -> None:
+def test_every_case_that_a_card_holds_ran_on_it(script: Script) -> None:
+    """Runs of cells that were cases once stay: oracles rest on them (tests/oracles)."""
     claims = script("truth.claims")
-    cells = {case.spec.fingerprint: case.spec for case in claims.cases()}
-    assert set(claims.ran()) == {key for key, spec in cells.items() if claims.card_of(spec) is not None}
-    for record in store.read(claims.RECORDS).records:
+    cards = {case.spec.fingerprint: claims.card_of(case) for case in claims.cases()}
+    ran = claims.ran()
+    for key, card in cards.items():
+        if card is None:
+            assert key not in ran
+            continue
+        record = ran[key]
         assert record.instrument == "emulated"
         assert record.emulation is not None
-        assert record.emulation.card == claims.card_of(record.spec)
+        assert record.emulation.card == card
 
 
 def test_a_verdict_rests_on_the_run_where_there_is_one(script: Script) -> None:
@@ -42,7 +38,7 @@ def test_a_verdict_rests_on_the_run_where_there_is_one(script: Script) -> None:
     assert "vramprobe measure --emulate A100-80GB-SXM" in judged.sources[0].command
 
 
-def test_arithmetic_is_near_every_run() -> None:
+def test_predictions_are_near_every_run() -> None:
     with (FOLDER / "claims.csv").open(newline="") as file:
         off = [abs(float(row["difference_percent"])) for row in csv.DictReader(file) if row["difference_percent"]]
-    assert max(off) < 1
+    assert max(off) < 0.1

@@ -1,19 +1,11 @@
 """The committed table of training frameworks on an emulated GPU: as its CSV says, and what is promised of it."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "frameworks" / "frameworks.py"
-
-
-@pytest.mark.parametrize("script", ["frameworks.py", "programs.py", "run_phases.py"])
-def test_the_page_is_what_the_table_says(script):
-    done = subprocess.run([sys.executable, BENCHMARK.with_name(script), "--check"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_ten_frameworks_run_and_the_hook_changes_no_byte():

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
+from predictions import some_prediction
+
 from vramprobe.catalog import find_gpu
 from vramprobe.explain.report import report_of
+from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.verdict import usable_bytes
-from vramprobe.spec import resolve
+from vramprobe.resolve import resolve
+from vramprobe.units import GIB
 
 Script = Callable[[str], ModuleType]
 
@@ -49,8 +53,14 @@ def test_a_phase_counts_as_the_same_as_far_as_a_repetition_tells_it(script: Scri
     assert same({"phase": "", "repeated_phase": "load"}) is None
 
 
+def of_bytes(size: int) -> Prediction:
+    exact = Interval(value=size, low=size, high=size)
+    return some_prediction(peak_allocated_bytes=exact, reserved_bytes=exact)
+
+
 def test_a_published_run_is_judged_with_what_was_not_said(script: Script) -> None:
     verdicts = script("truth.published_verdicts")
+    verdicts.predicted_on = lambda spec, gpu: of_bytes(40 * GIB if spec.method == "full" else GIB)
     card = find_gpu("T4")
     words = {"source": "here", "gpu": card, "ran": False}
     spec = resolve(
@@ -68,6 +78,7 @@ def test_a_published_run_is_judged_with_what_was_not_said(script: Script) -> Non
 
 def test_peers_stand_beside_the_same_runs(script: Script) -> None:
     verdicts = script("truth.published_verdicts")
+    verdicts.predicted_on = lambda spec, gpu: of_bytes(60 * GIB)
     spec = resolve(device="cuda", model="llama-3.1-8b", method="full", batch_size=1, seq_len=64)
     words = {"source": "here", "gpu": find_gpu("RTX-4090"), "spec": spec}
     runs = [verdicts.PublishedRun(name="one", ran=False, **words), verdicts.PublishedRun(name="two", ran=True, **words)]

@@ -1,4 +1,4 @@
-"""What a real GPU showed: its page is what the records give, and lent.sh gets through whatever a part does."""
+"""Results of a real GPU: its page is what the records give, and lent.sh gets through whatever a part does."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -162,12 +160,6 @@ def test_a_ranks_error_is_kept_before_the_launchers(script: Script) -> None:
     first, second = run.errors_in(said + launcher)
     assert first.endswith("ValueError: the rank")
     assert second.endswith("ChildFailedError: the launcher")
-
-
-def test_the_committed_table_is_what_the_committed_journal_says() -> None:
-    command = [sys.executable, str(FOLDER / "reproduce.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_table_holds_every_published_row_and_how_near_they_came() -> None:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from grids import exhaustive
 
 Script = Callable[[str], ModuleType]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "truth/catalog.py",
+        "truth/reproduce.py",
+        pytest.param("truth/claims.py", marks=exhaustive),
+        "versions/versions.py",
+        *(f"frameworks/{name}.py" for name in ("frameworks", "programs", "run_phases")),
+    ],
+)
+def test_a_committed_page_is_what_the_committed_journal_says(script: str) -> None:
+    words = [sys.executable, f"benchmarks/{script}", "--check"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_table_reads_back_with_every_name_of_every_row(script: Script, tmp_path: Path) -> None:

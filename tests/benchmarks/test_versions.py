@@ -86,12 +86,6 @@ def test_a_run_that_did_not_repeat_is_no_figure(script: Script) -> None:
     assert attempt.entry_of(None, "said") == {"outcome": "error", "said": "said"}
 
 
-def test_the_committed_table_is_what_the_committed_journal_says() -> None:
-    command = [sys.executable, str(FOLDER / "versions.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_every_jump_has_a_cause_or_is_called_unexplained() -> None:
     jumps = [row for row in table_rows() if row["change_percent"] and abs(float(row["change_percent"])) > 1]
     assert jumps
@@ -113,7 +107,7 @@ def test_every_cause_is_of_a_jump_and_its_bisection_is_in_the_journal(script: Sc
 def test_the_arithmetic_of_experts_as_linear_layers_is_what_transformers_4_and_5_held(script: Script) -> None:
     from vramprobe.architecture import architecture
     from vramprobe.bounds.tensors import less_as_linears_bytes
-    from vramprobe.spec import resolve
+    from vramprobe.resolve import resolve
 
     versions, base = script("versions.versions"), {}
     for entry in versions.current(versions.JOURNAL):

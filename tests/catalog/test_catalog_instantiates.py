@@ -14,13 +14,14 @@ from transformers.initialization import no_init_weights
 
 from vramprobe import catalog
 from vramprobe.catalog.profiled import ProfiledModel, list_profiled
+from vramprobe.resolve import resolve
 from vramprobe.rules.cell import NO_SDPA, lora_target_names
-from vramprobe.spec import resolve
 from vramprobe.workload.model import model_class
 from vramprobe.workload.model_config import config_from_dict
 
 MODELS = catalog.list_models()
-EVERY_MODEL = pytest.mark.parametrize("entry", MODELS, ids=[entry.name for entry in MODELS])
+#: One of each family stands for the others in ``make test``.
+EACH_FAMILY = {entry.model_type: entry for entry in MODELS}.values()
 
 
 def build_on_meta(architecture: dict[str, object]) -> PreTrainedModel:
@@ -33,14 +34,6 @@ def build_on_meta(architecture: dict[str, object]) -> PreTrainedModel:
 
 def count_params(model: PreTrainedModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())  # tied ones come once
-
-
-@EVERY_MODEL
-def test_parameters_are_exactly_the_verified_ones(entry: catalog.ModelEntry) -> None:
-    model = build_on_meta(entry.config)
-    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
-    assert count_params(model) == entry.n_params
-    assert model.config.model_type == entry.model_type
 
 
 COUNTED = [(one, found) for one in list_profiled() if (found := re.search(r"count: (\d+) on meta", one.source))]
@@ -67,10 +60,17 @@ def sizes_of_layers(model: PreTrainedModel) -> tuple[int, Counter[int]]:
     return outside, layers
 
 
-@pytest.mark.parametrize("entry", grid(MODELS, *MODELS[::3]), ids=[entry.name for entry in MODELS])
-def test_cut_depths_have_the_first_layers_of_the_whole(entry: catalog.ModelEntry) -> None:
-    """Attention or Mamba, dense or sparse: each as it stands there."""
-    outside, layers = sizes_of_layers(build_on_meta(entry.config))
+@pytest.mark.parametrize("entry", grid(MODELS, *EACH_FAMILY), ids=[entry.name for entry in MODELS])
+def test_a_model_has_the_verified_parameters_the_cuts_of_its_first_layers_and_the_modules_of_q_v(
+    entry: catalog.ModelEntry,
+) -> None:
+    """Attention or Mamba, dense or sparse: each layer as it stands there. Of some the first have no attention."""
+    model = build_on_meta(entry.config)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert (count_params(model), model.config.model_type) == (entry.n_params, entry.model_type)
+    cell = resolve(model=entry.name, method="lora", lora_targets="q_v", device="cpu", batch_size=1, seq_len=8)
+    assert set(lora_target_names(cell)) <= {name.split(".")[-1] for name, _ in model.named_modules()}
+    outside, layers = sizes_of_layers(model)
     depth = catalog.depth_of(entry.config)
     assert sorted(layers) == list(range(depth))
     for cut in (1, 2, 3):
@@ -81,14 +81,6 @@ def test_cut_depths_have_the_first_layers_of_the_whole(entry: catalog.ModelEntry
         if entry.model_type == "gemma4_text":  # transformers makes the last layer see everything, as the whole's does
             wanted[-1] = layers[depth - 1]
         assert (found_outside, list(found.values())) == (outside, wanted)
-
-
-@pytest.mark.parametrize("slug", {entry.model_type: entry.name for entry in MODELS}.values())
-def test_q_v_names_modules_that_every_family_has(slug: str) -> None:
-    """The whole model, as the first layers of some have no attention."""
-    cell = resolve(model=slug, method="lora", lora_targets="q_v", device="cpu", batch_size=1, seq_len=8)
-    modules = {name.split(".")[-1] for name, _ in build_on_meta(cell.architecture).named_modules()}
-    assert set(lora_target_names(cell)) <= modules
 
 
 def test_families_without_sdpa_are_the_ones_the_spec_knows() -> None:

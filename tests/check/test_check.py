@@ -17,7 +17,8 @@ from vramprobe.cli import verbs
 from vramprobe.errors import StoreError
 from vramprobe.records import writing
 from vramprobe.records.outcomes import Contaminated, Error, Interrupted, Invalid, Oom
-from vramprobe.records.record import Peak, PhaseMemory, RunRecord
+from vramprobe.records.phase_memory import Peak, PhaseMemory
+from vramprobe.records.record import RunRecord
 from vramprobe.units import MIB
 
 QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"

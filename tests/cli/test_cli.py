@@ -16,16 +16,16 @@ from typing import Any
 import psutil
 import pytest
 from command_line import HERE, vramprobe
-from factories import TINY_LLAMA_PATH, make_spec
+from factories import MODELS, TINY_LLAMA_PATH, TRUE, make_spec, specs, synthetic
 from grids import exhaustive
 from processes import is_alive
 from typer.main import get_command
 
-from vramprobe import spec
 from vramprobe.cli import options as cli_options
 from vramprobe.cli import verbs
 from vramprobe.options import OPTIONS, RANK_OPTIONS
-from vramprobe.records import store
+from vramprobe.records import store, writing
+from vramprobe.resolve import option_names
 from vramprobe.rules.sharding import SHARD_SIZE
 
 VERBS = {
@@ -42,7 +42,7 @@ RESULTS = str(Path(__file__).parents[2] / "results" / "cpu" / "quickstart")
 
 
 def test_cell_options_are_the_specs_words() -> None:
-    assert sorted(cli_options.CELL_OPTIONS) == spec.option_names()
+    assert sorted(cli_options.CELL_OPTIONS) == option_names()
     assert f"(default {SHARD_SIZE}: one machine)" in OPTIONS["shard_size"].help
 
 
@@ -93,7 +93,7 @@ def test_measure_json_is_the_record() -> None:
     assert len(record["timing"]["step_seconds"]) == 1
 
 
-def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
+def test_run_check_report_end_to_end(tmp_path: Path) -> None:
     sweep = {
         "name": "tiny",
         "defaults": {"timing_steps": 0},
@@ -115,30 +115,43 @@ def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout
     assert {finding["rule"] for finding in json.loads(checked.stdout)["findings"]} <= {"code"}  # a dirty checkout
 
-    fit = vramprobe("fit", str(results), "--out", "fit.json", "--json", cwd=tmp_path)
-    assert fit.returncode == 0, fit.stderr
-    assert json.loads(fit.stdout)["overall"]["num_records"] == 8  # the held-out cell stays out
-    predicted = vramprobe("predict", *TINY, "--fit", "fit.json", "--gpu", "H100-SXM", "--json", cwd=tmp_path)
-    assert predicted.returncode == 0, predicted.stderr
-    prediction = json.loads(predicted.stdout)
-    peak = prediction["peak_allocated_bytes"]
-    assert 0 < peak["low"] <= peak["value"] <= peak["high"]
-    assert prediction["peak_phase"] in ("forward", "backward", "optimizer_step")
-    assert sum(prediction["terms"].values()) + prediction["constant_bytes"] == peak["value"]
-    report = vramprobe("report", str(results), "--fit", "fit.json", "-o", "out", cwd=tmp_path)
+    fit = vramprobe("fit", str(results), "--out", "fit.json", cwd=tmp_path)
+    assert fit.returncode == 1
+    assert "of 9 given, 0 are; 9 left out: of the CPU, which is measured and not predicted" in fit.stderr
+    report = vramprobe("report", str(results), "-o", "out", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
     table = (tmp_path / "out" / "measured.md").read_text()
-    assert "Held out" in table or "held out" in table
+    assert "tiny-llama" in table
+    assert "predicted" not in table
+
+
+def test_fit_evaluate_predict_report_of_what_a_gpu_measured(tmp_path: Path) -> None:
+    records = [synthetic(cell, TRUE, held_out=cell.model == MODELS[-1]) for cell in specs()]
+    for record in records:
+        writing.append(tmp_path / "results" / "records.jsonl", record)
+    fit = vramprobe("fit", "results", "--out", "fit.json", "--json", cwd=tmp_path)
+    assert fit.returncode == 0, fit.stderr
+    assert json.loads(fit.stdout)["gaps"]["num_records"] == 24  # held-out cells stay out
+    cell = ["--model", "smollm2-360m", "--method", "qlora", "--batch-size", "2", "--seq-len", "2048"]
+    predicted = vramprobe("predict", *cell, "--fit", "fit.json", "--gpu", "H100-SXM", "--json", cwd=tmp_path)
+    assert predicted.returncode == 0, predicted.stderr
+    prediction = json.loads(predicted.stdout)
+    truth = next(one for one in records if (one.spec.model, one.spec.method) == ("smollm2-360m", "qlora"))
+    assert prediction["peak_allocated_bytes"]["value"] == pytest.approx(truth.peak.allocated_bytes, rel=1e-6)
+    assert "12 " in vramprobe("evaluate", "results", cwd=tmp_path).stdout
+    report = vramprobe("report", "results", "--fit", "fit.json", "-o", "out", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "Held out of the fit" in (tmp_path / "out" / "measured.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["predict", "--model", "lama-3.1-8b", *CELL], "Nearest: llama-3.1-8b"),
-        (["predict", *TINY, "--quant", "nf4"], "needs method qlora"),
-        (["predict", *TINY, "--gpu", "H1000"], "unknown GPU"),
-        (["predict", *TINY, "--fit", "nowhere.json"], "nowhere.json"),
-        (["predict", "--model", "org/model", *CELL], "HF_HUB_OFFLINE"),
+        (["predict", "--model", "lama-3.1-8b", *CELL[:-2]], "Nearest: llama-3.1-8b"),
+        (["predict", *TINY[:-2], "--quant", "nf4"], "needs method qlora"),
+        (["predict", *TINY[:-2], "--gpu", "H1000"], "unknown GPU"),
+        (["predict", *TINY[:-2], "--fit", "nowhere.json"], "nowhere.json"),
+        (["predict", "--model", "org/model", *CELL[:-2]], "HF_HUB_OFFLINE"),
         (["measure", *TINY[:-1], "cuda"], "CUDA"),
         (["measure", *TINY, "--optim", "paged_adamw_8bit"], "needs device cuda"),
         (["measure", *TINY, "--lora-alpha", "nan"], "lora_alpha"),
@@ -174,7 +187,7 @@ def test_run_check_fit_predict_report_end_to_end(tmp_path: Path) -> None:
         (["report", "nowhere"], "nowhere"),
         (["report", RESULTS, "--fit", "nowhere.json"], "nowhere.json"),
         (["report", RESULTS, "--check", "-o", "nowhere"], "by_size.md is missing"),
-        (["evaluate", RESULTS, "--check", "-o", "nowhere"], "evaluation.md is missing"),
+        (["evaluate", RESULTS], "33 left out: of the CPU, which is measured and not predicted"),
         (["report", RESULTS, "--dataset", "d", "--push", "name"], "write NAMESPACE/NAME"),
         (["measure", *TINY, "--snapshot", "a.pickle"], "measure it on a GPU"),
         ([*RECOMMEND, "--tokens", "many"], "write for instance 50M"),
@@ -260,13 +273,14 @@ def test_a_full_disk_under_the_output_is_one_clear_line() -> None:
 
 
 def test_a_plan_shows_cells_that_can_be_copied_and_what_they_cost(tmp_path: Path) -> None:
-    words = ["plan", QUICKSTART, "--gpu", "RTX-4090", "--only", "gpt2", "--price", "0.36", "--out", str(tmp_path)]
+    cells = ["emulated", "--only", "llama-3.1-8b_qlora"]
+    words = ["plan", *cells, "--gpu", "RTX-4090", "--price", "0.36", "--out", str(tmp_path)]
     text = vramprobe(*words).stdout
-    assert re.search(r"^run +fits +\S+ GiB +\S+ GiB +\S+ GiB +\S+ s +gpt2_full_bf16_adamw-fused_b1s128 *$", text, re.M)
-    assert "4 cells: 4 run; on GeForce RTX 4090 (23.99 GiB): 4 fits; about" in text
-    assert re.search(r"at \$0\.36/h \(as given\); predicted by a fit of \d+ records, estimated, not measured", text)
+    assert re.search(r"^run +fits +\S+ GiB +\S+ GiB +\S+ GiB +\S+ s +llama-3.1-8b_qlora\S+_b1s1024_ckpt *$", text, re.M)
+    assert "2 cells: 2 run; on GeForce RTX 4090 (23.99 GiB): 2 fits; about" in text
+    assert re.search(r"at \$0\.36/h \(as given\); 2 predicted by recipes; estimated, not measured", text)
     plan = json.loads(vramprobe(*words, "--json").stdout)
-    assert (plan["total"], plan["actions"], plan["verdicts"]) == (4, {"run": 4}, {"fits": 4})
+    assert (plan["total"], plan["actions"], plan["verdicts"]) == (2, {"run": 2}, {"fits": 2})
     assert plan["expected_dollars"] == pytest.approx(plan["expected_seconds"] * 0.36 / 3600, rel=0.01)
     assert all(cell["peak_allocated_bytes"]["low"] > 0 for cell in plan["cells"])
 
@@ -289,7 +303,7 @@ def test_a_dry_run_refuses_the_limits_that_a_run_refuses(limit: tuple[str, str],
     assert done.stderr.startswith("vramprobe: ")
 
 
-@pytest.mark.parametrize("words", [["evaluate", RESULTS], ["predict", *TINY]], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", [["calibrate", RESULTS], ["gpus"]], ids=lambda words: words[0])
 def test_an_output_without_unicode_lacks_only_those_characters(words: list[str]) -> None:
     command, env = [sys.executable, "-m", "vramprobe", *words], os.environ | {"PYTHONPATH": HERE}
     plain = subprocess.run(command, capture_output=True, env=env | {"PYTHONIOENCODING": "ascii"})
@@ -299,7 +313,7 @@ def test_an_output_without_unicode_lacks_only_those_characters(words: list[str])
 
 
 def test_closed_output_is_no_error(tmp_path: Path) -> None:
-    """What follows must not be opened under the number of stderr, where libraries write."""
+    """Files that are opened later do not get the number of stderr, where libraries write."""
     command = shlex.join([sys.executable, "-m", "vramprobe", "gpus"])
     assert subprocess.run(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], check=False).returncode == 0
     check = "from vramprobe.cli import verbs; verbs._open_what_is_closed(); import os; os._exit(os.open('/', 0) - 3)"

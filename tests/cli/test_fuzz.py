@@ -48,6 +48,7 @@ LIGHT = sorted(set(VERBS) - _STARTS)
 #: Options that would load torch or the network, or take minutes.
 _NOT_TRIED = {
     "--engine",
+    "--record",
     "--push",
     "--prices",
     "--emulate",
@@ -116,7 +117,7 @@ def kind_of(parameter: Any) -> str:
 
 
 def values_of(parameter: Any) -> st.SearchStrategy[str]:
-    """What may be typed for it: its own words, in other spellings too, and what is none of them."""
+    """Draw texts that may be typed for a parameter: its own words, other spellings of them, and words that are none."""
     name = parameter.name
     if name == "model":
         return st.sampled_from([*_MODELS, *_JUNK, *_FILES])
@@ -157,21 +158,21 @@ def _flag(parameter: Any) -> str:
     return next((flag for flag in parameter.opts if flag.startswith("--")), "")
 
 
-_CELL = ["--model=gpt2", "--method=lora", "--batch-size=1", "--seq-len=64"]
+_CELL = ["--model=llama-3.2-1b", "--method=lora", "--batch-size=1", "--seq-len=1024"]
 #: Right by itself, but for what is drawn beside it, so that the options beside it are read.
 PLAIN = {
     "predict": ("predict", _CELL),
-    "techniques": ("techniques", [*_CELL, "--gpu=T4"]),
+    "techniques": ("techniques", [*_CELL, "--gpu=RTX-4090"]),
     "recommend": ("recommend", [*_CELL[:2], _CELL[3], "--tokens=1M", "--gpu=RTX-4090", "--max-gpus=1"]),
     "serve": ("serve", ["--model=smollm2-135m", "--gpu=T4", "--max-model-len=512"]),
     "grpo": (
         "grpo",
         [
-            *("--model=smollm2-135m", "--gpu=T4", "--method=lora", "--num-generations=2"),
-            *("--max-prompt-length=64", "--max-completion-length=64"),
+            *("--model=qwen2.5-1.5b", "--gpu=RTX-4090", "--method=lora", "--gradient-checkpointing"),
+            *("--num-generations=2", "--max-prompt-length=512", "--max-completion-length=512"),
         ],
     ),
-    "lengths": ("predict", [*_CELL, "--gpu=T4", "--lengths=p50=10 p99=20 max=30"]),
+    "lengths": ("predict", [*_CELL, "--gpu=RTX-4090", "--lengths=p50=10 p99=20 max=30"]),
 }
 #: Tried of every numeric option beside a plain cell, in every run of the tests.
 _EXTREME = ["99999999999999999999", "0"]

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from factories import make_record, make_spec
+from predictions import some_prediction
 from rich.console import Console
 
 from vramprobe import units
 from vramprobe.cli import display_plan, live
 from vramprobe.cli.tally import COUNTED, Tally, prediction_error, worst_error
 from vramprobe.measure.isolation import read_phase
-from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval
 from vramprobe.records.outcomes import Error, Interrupted, Oom, Outcome, Skipped
 from vramprobe.records.record import RunRecord
@@ -49,7 +49,7 @@ def make_row(spec: CellSpec, off: float | None = 0.0, **overrides: Any) -> PlanR
     prediction = None
     if off is not None:
         peak = Interval(value=round(make_record(spec).peak.allocated_bytes * (1 + off)), low=0, high=10**12)
-        prediction = predict(spec).model_copy(update={"peak_allocated_bytes": peak})
+        prediction = some_prediction(peak_allocated_bytes=peak)
     values = {"num_params": 10**6, "action": "run", "reason": "no attempt yet", "seconds": 10.0}
     return PlanRow(spec=spec, prediction=prediction, **(values | overrides))
 
@@ -59,7 +59,7 @@ def make_plan(*rows: PlanRow, rate: Rate | None = None) -> Plan:
 
 
 def event(plan: Plan, kind: str, index: int = 1, outcome: Outcome | None = None, **overrides: Any) -> Progress:
-    """What a runner would say of the row ``index`` of ``plan``."""
+    """Return the progress that a runner would report of the row ``index`` of ``plan``."""
     row = overrides.pop("row", plan.rows[index - 1])
     record = None
     if kind in ("finished", "skipped"):
@@ -247,7 +247,7 @@ def test_the_worst_error_is_the_farthest_from_zero() -> None:
 
 
 class Terminal(io.StringIO):
-    """What a terminal is to whoever asks."""
+    """Stream that says that it is a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -274,7 +274,7 @@ def test_ids_and_messages_are_shown_literally(monkeypatch: pytest.MonkeyPatch, t
 
 
 def shown_on(stderr: io.StringIO, events: list[Progress], monkeypatch: pytest.MonkeyPatch, term: str = "xterm") -> str:
-    """What sweep_progress writes to ``stderr``."""
+    """Return what sweep_progress writes to ``stderr``."""
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_INTERACTIVE", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", term)

@@ -1,4 +1,4 @@
-"""What agents are given: SKILL.md, whose every command answers, and the tools of ``vramprobe mcp``."""
+"""Interfaces for agents: SKILL.md, whose every command answers, and the tools of ``vramprobe mcp``."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def options_of(verb: Callable[..., None]) -> dict[str, str | None]:
 
 
 def values_of(verb: Callable[..., None], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the verb's body gets where only ``given`` was typed."""
+    """Return the values that the verb's body gets where only ``given`` was typed."""
     own = inspect.signature(inspect.unwrap(verb)).parameters
     values = {name: {} if name in GROUPS else one.default for name, one in own.items()}
     return values | dict(given)
@@ -131,7 +131,7 @@ def test_a_run_that_has_ended_takes_no_options_of_a_command() -> None:
 
 
 def test_no_verb_has_an_option_that_its_body_does_not_name() -> None:
-    """What a body never names is ignored whatever the mode."""
+    """An option that a body never names would be ignored whatever the mode."""
     groups = [one for group in app.registered_groups for one in group.typer_instance.registered_commands]
     of_groups = {"setup", "status", "remove"} | {"list_all", "export", "merge"}  # of emulate, and of recipes
     assert {command.callback.__name__ for command in groups} == of_groups

@@ -1,4 +1,4 @@
-"""What the tests of the emulated GPU's build share: a fake installation of torch, a small driver, a cache."""
+"""Fixtures of the emulated GPU's build: a fake installation of torch, a small driver, a cache."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def cache(tmp_path, monkeypatch) -> Path:
 def fake_driver(tmp_path, monkeypatch) -> Path:
     """A driver of a few functions in the place of the real one's sources."""
     _require_tools()
-    from vramprobe.emulate import build
+    from vramprobe.emulate import build, version
 
     source = tmp_path / "driver.c"
     source.write_text(fake_installation.DRIVER)
-    monkeypatch.setattr(build, "driver_sources", lambda: (source,))
+    for module in (build, version):
+        monkeypatch.setattr(module, "driver_sources", lambda: (source,))
     return source
 
 
@@ -83,8 +84,9 @@ def cuda_pythons() -> list[Path | None]:
 @pytest.fixture(scope="module", params=cuda_pythons(), ids=str)
 def cuda_build(request, tmp_path_factory):
     """The build for one of them, in a cache of its own."""
-    from vramprobe.emulate.build import driver_sources, ensure_build
+    from vramprobe.emulate.build import ensure_build
     from vramprobe.emulate.installation import find_installation
+    from vramprobe.emulate.version import driver_sources
 
     if request.param is None:
         pytest.skip("no CUDA build of torch here: `vramprobe emulate setup` makes one")

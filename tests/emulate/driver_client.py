@@ -64,7 +64,7 @@ class Driver:
             raise CudaError(code, name)
 
     def pointer(self, name: str, *arguments: object) -> int:
-        """What a call writes through its first argument."""
+        """Return the pointer that a call writes through its first argument."""
         out = c_void_p()
         self.check(name, byref(out), *arguments)
         return out.value or 0

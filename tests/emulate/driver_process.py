@@ -143,3 +143,19 @@ def in_process(start_process: Callable[..., Child]) -> Callable[..., object]:
         return start_process(function, machine, **environment).result()
 
     return run
+
+
+def on_card(
+    *, returns: object = None, **machine: object
+) -> Callable[[Callable[[Driver], object]], Callable[..., None]]:
+    """Run the test in a process of its own, on a new machine of these words; it must return ``returns``."""
+
+    def decorate(test: Callable[[Driver], object]) -> Callable[..., None]:
+        def run_test(make_machine: Callable[..., Path], in_process: Callable[..., object]) -> None:
+            found = in_process(test, make_machine(**machine))
+            assert found == returns, found
+
+        run_test.__name__, run_test.__doc__ = test.__name__, test.__doc__
+        return run_test
+
+    return decorate

@@ -15,12 +15,14 @@ import fake_installation
 import pytest
 from grids import exhaustive
 
+from vramprobe.catalog.own import cache_folder
 from vramprobe.emulate import MACHINE_VARIABLE, toolchain
 from vramprobe.emulate import build as building
 from vramprobe.emulate.activate import emulated_environment, plain_environment
-from vramprobe.emulate.build import Build, cache_folder, emulator_version, ensure_build
+from vramprobe.emulate.build import Build, ensure_build
 from vramprobe.emulate.installation import NotEmulatable, installation_in
 from vramprobe.emulate.toolchain import BuildError, NoCompiler, find_compiler
+from vramprobe.emulate.version import emulator_version
 
 ASK = """
 import ctypes, sys

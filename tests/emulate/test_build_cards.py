@@ -1,4 +1,4 @@
-"""What is reported of each card; which names and counts are taken."""
+"""Reported properties of each card, and the names and counts that are taken."""
 
 from __future__ import annotations
 

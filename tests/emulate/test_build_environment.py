@@ -79,7 +79,7 @@ def test_the_pins_are_the_packages_own():
 
 
 def test_the_pins_are_closed_and_hold_nothing_of_nvidias_libraries():
-    """What each pinned package asks for is pinned too (where it is installed here to be asked)."""
+    """Every package that a pinned one needs is pinned too (where the pinned one is installed here to be asked)."""
     from importlib import metadata
 
     from packaging.requirements import Requirement
@@ -176,12 +176,6 @@ def test_a_version_that_cannot_be(commands, torch, says):
     with pytest.raises(SetupError, match=says):
         set_up_environment(torch)
     assert commands.asked == []
-
-
-def test_macos_is_refused(commands, monkeypatch):
-    monkeypatch.setattr("platform.system", lambda: "Darwin")
-    with pytest.raises(NotEmulatable, match="this is macOS"):
-        set_up_environment()
 
 
 def test_it_can_be_removed(commands):

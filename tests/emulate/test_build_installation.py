@@ -1,4 +1,4 @@
-"""Which torch is at hand, from its files; and each refusal in one line that says what to do."""
+"""Detection of torch from its files, and each refusal in one line that says what to do."""
 
 from __future__ import annotations
 

@@ -13,16 +13,10 @@ from vramprobe.emulate.rules import generic_routines, rule_for
 from vramprobe.emulate.stubs import assembly
 
 SONAME = "libcusolver.so.12"
-NAMES = (
-    "cusolverDnSgetrf_bufferSize",
-    "cusolverDnXgeev_bufferSize",
-    "cusolverDnSpotrfBatched",
-    "cusolverDnSgesvdjBatched",
-    "cusparseXbsrsv2_zeroPivot",
-    "cublasSdot_v2",
-    "cublasSgelsBatched",
-    "cusolverDnFrobnicate",
-)
+NAMES = """
+    cusolverDnSgetrf_bufferSize cusolverDnXgeev_bufferSize cusolverDnSpotrfBatched cusolverDnSgesvdjBatched
+    cusparseXbsrsv2_zeroPivot cublasSdot_v2 cublasSgelsBatched cusolverDnFrobnicate
+""".split()  # noqa: SIM905
 DRIVER = """
 #include <string.h>
 char last[80];

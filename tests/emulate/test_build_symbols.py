@@ -1,4 +1,4 @@
-"""What ELF files want: sonames, versions, names; each file read once."""
+"""Needs of ELF files: sonames, versions, names; each file is read once."""
 
 from __future__ import annotations
 

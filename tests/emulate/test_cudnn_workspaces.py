@@ -103,7 +103,7 @@ def answers(driver_library: Path) -> list[Answer]:
 
 
 def test_a_copy_into_channels_last_is_counted_to_the_byte(answers):
-    """Where the measured workspace is x, w and y once more, and what such kernels take beside."""
+    """Answers are 0 or 131 bytes off where the workspace is x, w and y once more, and what such kernels take beside."""
     found = 0
     for row, name, measured, answered in answers:
         shape, each = row["shape"], BYTES[row["dtype"]]
@@ -250,7 +250,7 @@ def test_batch_norms_workspaces_are_those_measured(driver_library):
 
 
 def test_dropout_has_a_generator_for_each_thread_of_the_card(make_machine, in_process):
-    """What an LSTM with dropout held on an H200 beside its tensors: 1,024 states of 48 bytes for each of 132 SMs."""
+    """An LSTM with dropout held 1,024 states of 48 bytes for each of an H200's 132 SMs, beside its tensors."""
     machine = make_machine(num_devices=1)
     path = machine / "machine.txt"
     path.write_text(path.read_text().replace("sm_count 108", "sm_count 132"))

@@ -1,4 +1,4 @@
-"""When the host learns that work is done: at once before its process trains, then once it waits or a queue is full."""
+"""Completion as the host learns of it: at once before its process trains, then once it waits or a queue is full."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ctypes import c_float, c_size_t, c_uint, c_void_p, create_string_buffer
 
 import pytest
 from driver_client import DEVICE_TO_HOST, Driver
+from driver_process import on_card
 
 NOT_READY = 600
 
@@ -100,28 +101,24 @@ def test_a_busy_card_is_done_with_what_the_host_waits_for(act: Callable, ready, 
     assert in_process(run, make_machine()) == ([False] * 3, ready)
 
 
-def test_a_time_between_events_that_are_not_done(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        first, _, last = (c_void_p(event) for event in Recorded(driver).events)
-        codes = [driver.call("cudaEventElapsedTime", c_float_pointer(), first, last)]
-        driver.check("cudaEventSynchronize", last)
-        return [*codes, driver.call("cudaEventElapsedTime", c_float_pointer(), first, last)]
-
-    assert in_process(run, make_machine()) == [NOT_READY, 0]
+@on_card(returns=[NOT_READY, 0])
+def test_a_time_between_events_that_are_not_done(driver: Driver) -> list[int]:
+    first, _, last = (c_void_p(event) for event in Recorded(driver).events)
+    codes = [driver.call("cudaEventElapsedTime", c_float_pointer(), first, last)]
+    driver.check("cudaEventSynchronize", last)
+    return [*codes, driver.call("cudaEventElapsedTime", c_float_pointer(), first, last)]
 
 
-def test_a_busy_card_is_done_at_once_before_its_process_trains(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        event = c_void_p(driver.pointer("cudaEventCreate"))
-        codes = []
-        for _ in range(2):
-            driver.check("cudaEventRecord", event, c_void_p(0))
-            codes.append(driver.call("cudaEventQuery", event))
-            driver.call("control_trains")
-            codes.append(driver.call("cudaEventQuery", event))  # what was recorded before is done
-        return codes
-
-    assert in_process(run, make_machine()) == [0, 0, NOT_READY, 0]
+@on_card(returns=[0, 0, NOT_READY, 0])
+def test_a_busy_card_is_done_at_once_before_its_process_trains(driver: Driver) -> list[int]:
+    event = c_void_p(driver.pointer("cudaEventCreate"))
+    codes = []
+    for _ in range(2):
+        driver.check("cudaEventRecord", event, c_void_p(0))
+        codes.append(driver.call("cudaEventQuery", event))
+        driver.call("control_trains")
+        codes.append(driver.call("cudaEventQuery", event))  # what was recorded before is done
+    return codes
 
 
 def test_a_queue_of_launches_is_never_longer(make_machine, in_process) -> None:
@@ -137,57 +134,47 @@ def test_a_queue_of_launches_is_never_longer(make_machine, in_process) -> None:
     assert in_process(run, make_machine()) == later
 
 
-def test_an_event_that_was_never_recorded_is_done(make_machine, in_process) -> None:
-    def run(driver: Driver) -> int:
-        Recorded(driver)
-        return driver.call("cudaEventQuery", c_void_p(driver.pointer("cudaEventCreate")))
-
-    assert in_process(run, make_machine()) == 0
+@on_card(returns=0)
+def test_an_event_that_was_never_recorded_is_done(driver: Driver) -> int:
+    Recorded(driver)
+    return driver.call("cudaEventQuery", c_void_p(driver.pointer("cudaEventCreate")))
 
 
-def test_a_host_that_does_nothing_but_ask_is_answered(make_machine, in_process) -> None:
-    def run(driver: Driver) -> tuple[bool, int]:
-        """-> of one who launches between: ready; who only asks: how often in vain."""
-        seen = Recorded(driver)
-        event = c_void_p(seen.events[0])
-        for _ in range(1000):
-            driver.launch()
-            driver.call("cudaEventQuery", event)
-        busy = seen.ready()[0]
-        num_polls = 0
-        while driver.call("cudaEventQuery", event) == NOT_READY:
-            num_polls += 1
-        return busy, num_polls
-
-    assert in_process(run, make_machine()) == (False, 255)
+@on_card(returns=(False, 255))
+def test_a_host_that_does_nothing_but_ask_is_answered(driver: Driver) -> tuple[bool, int]:
+    """-> of one who launches between: ready; who only asks: how often in vain."""
+    seen = Recorded(driver)
+    event = c_void_p(seen.events[0])
+    for _ in range(1000):
+        driver.launch()
+        driver.call("cudaEventQuery", event)
+    busy = seen.ready()[0]
+    num_polls = 0
+    while driver.call("cudaEventQuery", event) == NOT_READY:
+        num_polls += 1
+    return busy, num_polls
 
 
-def test_a_host_that_asks_for_several_in_turn_is_answered_too(make_machine, in_process) -> None:
+@on_card(returns=65_535)
+def test_a_host_that_asks_for_several_in_turn_is_answered_too(driver: Driver) -> int:
     """As torch's watchdog does while its group ends: it spins over all collectives that are not done."""
-
-    def run(driver: Driver) -> int:
-        seen = Recorded(driver)
-        num_polls = 0
-        while driver.call("cudaEventQuery", c_void_p(seen.events[num_polls % 2])) == NOT_READY and num_polls < 100_000:
-            num_polls += 1
-        return num_polls
-
-    assert in_process(run, make_machine()) == 65_535
+    seen = Recorded(driver)
+    num_polls = 0
+    while driver.call("cudaEventQuery", c_void_p(seen.events[num_polls % 2])) == NOT_READY and num_polls < 100_000:
+        num_polls += 1
+    return num_polls
 
 
 def c_float_pointer() -> object:
     return (c_float * 1)()
 
 
-def test_a_thread_beside_the_program_that_waits_makes_nothing_done_for_it(make_machine, in_process) -> None:
+@on_card(returns=(True, [False] * 3))
+def test_a_thread_beside_the_program_that_waits_makes_nothing_done_for_it(driver: Driver) -> tuple[bool, list[bool]]:
     """As torch's watchdog, which looks by the clock: what the program keeps would depend on this machine."""
-
-    def run(driver: Driver) -> tuple[bool, list[bool]]:
-        seen, answers = Recorded(driver), []
-        event = c_void_p(seen.events[2])
-        asks = threading.Thread(target=lambda: answers.extend(driver.call("cudaEventQuery", event) for _ in range(300)))
-        asks.start()
-        asks.join()
-        return answers[-1] == 0, seen.ready()
-
-    assert in_process(run, make_machine()) == (True, [False] * 3)
+    seen, answers = Recorded(driver), []
+    event = c_void_p(seen.events[2])
+    asks = threading.Thread(target=lambda: answers.extend(driver.call("cudaEventQuery", event) for _ in range(300)))
+    asks.start()
+    asks.join()
+    return answers[-1] == 0, seen.ready()

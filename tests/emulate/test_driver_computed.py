@@ -1,4 +1,4 @@
-"""Which bytes are computed: the map against a byte array, copies, reads that nobody computed, fills."""
+"""Map of computed bytes: against a byte array, copies, reads of what nobody computed, fills."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ctypes import c_int, c_size_t, c_void_p
 
 import pytest
 from driver_client import DEVICE_TO_HOST, HOST_TO_DEVICE, Driver
+from driver_process import on_card
 
 MIB = 1 << 20
 ROOM = 400_000  # over six chunks of 64 KiB, with both ends inside one
@@ -67,41 +68,37 @@ def test_what_makes_bytes_computed(make_machine, in_process) -> None:
     assert in_process(run, make_machine()) == [no, yes, no, yes, no, yes, yes, no, no, yes, no]
 
 
-def test_reads_of_what_nobody_computed_are_counted_and_told(make_machine, in_process) -> None:
-    def run(driver: Driver) -> None:
-        pointer, told = driver.malloc(MIB), []
-        driver.on_uncomputed_read(lambda address, n: told.append((address - pointer, n)))
-        driver.write(pointer, b"abcd")
-        assert driver.read(pointer, 4) == b"abcd"
-        assert (driver.uncomputed_reads(), told) == (0, [])
-        driver.read(pointer, 5)
-        driver.read(pointer + 100, 50)
-        assert (driver.uncomputed_reads(), told) == (2, [(0, 5), (100, 50)])
-        rows = (c_int * 100)()
-        width, height = c_size_t(4), c_size_t(3)
-        driver.mark(pointer + 1000, 4), driver.mark(pointer + 1064, 4)
-        arguments = c_size_t(4), c_void_p(pointer + 1000), c_size_t(64), width, height, DEVICE_TO_HOST
-        driver.check("cudaMemcpy2D", rows, *arguments)
-        assert told[2:] == [(1000, 132)], "one read, though of three rows"
-        driver.mark(pointer + 1128, 4)
-        driver.check("cudaMemcpy2D", rows, *arguments)
-        driver.check("cudaMemcpy2DAsync", rows, *arguments, c_void_p(0))
-        assert driver.uncomputed_reads() == 3
-        host = driver.pointer("cudaMallocHost", c_size_t(100))
-        driver.check("cudaMemcpyAsync", c_void_p(host), c_void_p(pointer + 9000), c_size_t(10), 2, c_void_p(0))
-        assert driver.uncomputed_reads() == 4
-
-    in_process(run, make_machine())
+@on_card()
+def test_reads_of_what_nobody_computed_are_counted_and_told(driver: Driver) -> None:
+    pointer, told = driver.malloc(MIB), []
+    driver.on_uncomputed_read(lambda address, n: told.append((address - pointer, n)))
+    driver.write(pointer, b"abcd")
+    assert driver.read(pointer, 4) == b"abcd"
+    assert (driver.uncomputed_reads(), told) == (0, [])
+    driver.read(pointer, 5)
+    driver.read(pointer + 100, 50)
+    assert (driver.uncomputed_reads(), told) == (2, [(0, 5), (100, 50)])
+    rows = (c_int * 100)()
+    width, height = c_size_t(4), c_size_t(3)
+    driver.mark(pointer + 1000, 4), driver.mark(pointer + 1064, 4)
+    arguments = c_size_t(4), c_void_p(pointer + 1000), c_size_t(64), width, height, DEVICE_TO_HOST
+    driver.check("cudaMemcpy2D", rows, *arguments)
+    assert told[2:] == [(1000, 132)], "one read, though of three rows"
+    driver.mark(pointer + 1128, 4)
+    driver.check("cudaMemcpy2D", rows, *arguments)
+    driver.check("cudaMemcpy2DAsync", rows, *arguments, c_void_p(0))
+    assert driver.uncomputed_reads() == 3
+    host = driver.pointer("cudaMallocHost", c_size_t(100))
+    driver.check("cudaMemcpyAsync", c_void_p(host), c_void_p(pointer + 9000), c_size_t(10), 2, c_void_p(0))
+    assert driver.uncomputed_reads() == 4
 
 
-def test_the_callback_may_use_the_driver(make_machine, in_process) -> None:
-    def run(driver: Driver) -> int:
-        pointer = driver.malloc(MIB)
-        driver.on_uncomputed_read(lambda address, n: driver.mark(driver.malloc(100) and address, n))
-        driver.read(pointer, 8), driver.read(pointer, 8)
-        return driver.uncomputed_reads()
-
-    assert in_process(run, make_machine()) == 1
+@on_card(returns=1)
+def test_the_callback_may_use_the_driver(driver: Driver) -> int:
+    pointer = driver.malloc(MIB)
+    driver.on_uncomputed_read(lambda address, n: driver.mark(driver.malloc(100) and address, n))
+    driver.read(pointer, 8), driver.read(pointer, 8)
+    return driver.uncomputed_reads()
 
 
 def mixed(driver: Driver) -> bytes:
@@ -146,27 +143,23 @@ def test_fresh_memory_holds_the_fill_for_who_looks_past_the_driver(make_machine,
     assert seen == read != bytes(4)
 
 
-def test_a_large_read_of_nothing_leaves_the_host_alone(make_machine, in_process) -> None:
-    def run(driver: Driver) -> tuple[bytes, int]:
-        pointer = driver.malloc(8 * MIB)
-        return driver.read(pointer, 8 * MIB, before=b"host")[:4], driver.uncomputed_reads()
-
-    assert in_process(run, make_machine()) == (b"host", 1)
+@on_card(returns=(b"host", 1))
+def test_a_large_read_of_nothing_leaves_the_host_alone(driver: Driver) -> tuple[bytes, int]:
+    pointer = driver.malloc(8 * MIB)
+    return driver.read(pointer, 8 * MIB, before=b"host")[:4], driver.uncomputed_reads()
 
 
-def test_injected_counts_are_read_once_each_and_not_counted(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        pointer = driver.malloc(100)
-        driver.inject(7), driver.inject(2**40)
-        big = driver.read(pointer, 16)
-        seen = [int.from_bytes(driver.read(pointer, n), "little") for n in (4, 8)]
-        before = driver.uncomputed_reads()
-        seen.append(int.from_bytes(driver.read(pointer, 8), "little"))
-        driver.inject(1), driver.call("control_clear_counts")
-        seen.append(int.from_bytes(driver.read(pointer, 8), "little"))
-        return [*seen, before, driver.uncomputed_reads(), any(big)]
-
-    assert in_process(run, make_machine()) == [7, 2**40, 0, 0, 1, 3, False]
+@on_card(returns=[7, 2**40, 0, 0, 1, 3, False])
+def test_injected_counts_are_read_once_each_and_not_counted(driver: Driver) -> list[int]:
+    pointer = driver.malloc(100)
+    driver.inject(7), driver.inject(2**40)
+    big = driver.read(pointer, 16)
+    seen = [int.from_bytes(driver.read(pointer, n), "little") for n in (4, 8)]
+    before = driver.uncomputed_reads()
+    seen.append(int.from_bytes(driver.read(pointer, 8), "little"))
+    driver.inject(1), driver.call("control_clear_counts")
+    seen.append(int.from_bytes(driver.read(pointer, 8), "little"))
+    return [*seen, before, driver.uncomputed_reads(), any(big)]
 
 
 def test_marking_gigabytes_touches_almost_nothing(make_machine, in_process) -> None:
@@ -184,14 +177,12 @@ def test_marking_gigabytes_touches_almost_nothing(make_machine, in_process) -> N
     assert grown < 4 * MIB
 
 
-def test_device_memory_is_the_hosts_to_read_and_write(make_machine, in_process) -> None:
-    def run(driver: Driver) -> bytes:
-        import ctypes
+@on_card(returns=b"by the CPU")
+def test_device_memory_is_the_hosts_to_read_and_write(driver: Driver) -> bytes:
+    import ctypes
 
-        pointer = driver.malloc(100)
-        ctypes.memmove(pointer, b"by the CPU", 10)
-        driver.mark(pointer, 10)
-        driver.check("cudaMemcpy", c_void_p(pointer + 50), c_void_p(pointer), c_size_t(10), HOST_TO_DEVICE)
-        return driver.read(pointer + 50, 10)
-
-    assert in_process(run, make_machine()) == b"by the CPU"
+    pointer = driver.malloc(100)
+    ctypes.memmove(pointer, b"by the CPU", 10)
+    driver.mark(pointer, 10)
+    driver.check("cudaMemcpy", c_void_p(pointer + 50), c_void_p(pointer), c_size_t(10), HOST_TO_DEVICE)
+    return driver.read(pointer + 50, 10)

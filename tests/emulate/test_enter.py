@@ -1,4 +1,4 @@
-"""Which folder another interpreter is told to import this package from, and what somebody else's command is given."""
+"""Folder that another interpreter imports this package from, and the environment that somebody else's command gets."""
 
 import os
 import shutil

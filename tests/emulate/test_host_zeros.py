@@ -30,7 +30,7 @@ def anonymous_mib():
 
 
 def made_of(func, *args, **kwargs):
-    """What is made without the operator, or None."""
+    """Return what is made without the operator, or None."""
     return host_zeros.result(func, Operator(func), args, kwargs)
 
 

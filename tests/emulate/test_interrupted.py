@@ -17,24 +17,13 @@ import pytest
 from emulated import require_emulation
 from grids import grid
 
+from vramprobe.catalog.own import cache_folder
 from vramprobe.emulate import MACHINE_VARIABLE, enter
-from vramprobe.emulate.build import cache_folder
 
 ROOT = Path(__file__).parents[2]
-CELL = [
-    "--model",
-    "pythia-70m",
-    "--num-layers",
-    "1",
-    "--method",
-    "lora",
-    "--batch-size",
-    "1",
-    "--seq-len",
-    "64",
-    "--steps",
-    "2000",
-]
+CELL = """
+    --model pythia-70m --num-layers 1 --method lora --batch-size 1 --seq-len 64 --steps 2000
+""".split()  # noqa: SIM905
 
 
 @pytest.fixture

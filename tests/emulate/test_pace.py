@@ -1,4 +1,4 @@
-"""What collectives keep does not depend on how fast the machine emulates: torch's watchdog thread gives it back."""
+"""Memory that collectives keep does not depend on the pace of the emulation: torch's watchdog thread gives it back."""
 
 from __future__ import annotations
 

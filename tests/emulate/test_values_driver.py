@@ -148,7 +148,7 @@ def test_what_was_scattered_by_a_mask_is_selected_again_in_the_backward(run):
 
 @exhaustive
 def test_a_program_ends_only_when_autograds_threads_are_idle(run):
-    """Who still frees gradients while Python ends is ended with an abort: a busy thread stands for autograd's."""
+    """A thread that frees gradients while Python ends would abort it: a busy thread takes the place of autograd's."""
     found = run("""
         import atexit, hashlib, json, threading, time
         done = []

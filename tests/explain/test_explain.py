@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_line import HERE
+from command_line import HERE, vramprobe
 from test_log import SUMMARY
 
 from vramprobe import api
@@ -427,23 +427,19 @@ def test_memory_beyond_the_card_is_the_windows_driver() -> None:
     assert any("Windows" in line for line in explained(text))
 
 
-def run(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "vramprobe", "explain", *words]
-    return subprocess.run(command, input=given, capture_output=True, text=True, cwd=HERE)
-
-
 def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text(LOG)
-    from_file, from_stdin = run(str(tmp_path / "run.log")), run("-", given=LOG)
+    from_file = vramprobe("explain", str(tmp_path / "run.log"))
     assert from_file.returncode == 0, from_file.stderr
-    assert from_file.stdout == from_stdin.stdout
-    assert json.loads(run("-", "--json", given=LOG).stdout)["kind"] == "log"
+    assert json.loads(vramprobe("explain", str(tmp_path / "run.log"), "--json").stdout)["kind"] == "log"
     for wrong in (str(tmp_path / "nothing.log"), str(tmp_path)):
-        done = run(wrong)
+        done = vramprobe("explain", wrong)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert run(given=LOG).stdout == from_file.stdout
-    done = run("-")
-    assert (done.returncode, done.stderr) == (1, "vramprobe: the input is empty: nothing to explain\n")
+    empty = "vramprobe: the input is empty: nothing to explain\n"
+    for words, given, expected in (((), LOG, (0, from_file.stdout, "")), (("-",), "", (1, "", empty))):
+        command = [sys.executable, "-m", "vramprobe", "explain", *words]
+        done = subprocess.run(command, input=given, capture_output=True, text=True, cwd=HERE)
+        assert (done.returncode, done.stdout, done.stderr) == expected
 
 
 def test_it_loads_no_torch(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import csv
 import io
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,54 +25,9 @@ from vramprobe.explain.phases import UNKNOWN
 from vramprobe.explain.report import report_of
 from vramprobe.units import GIB, MIB
 
-#: Texts of public reports; the issue or the release beside each.
-IN_2_9 = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacity of "
-    "14.57 GiB of "
-    "which 1.58 GiB is free. Process 2493055 has 12.02 GiB memory in use. Including non-PyTorch memory, this "
-    "process has "
-    "966.00 MiB memory in use. Of the allocated memory 734.07 MiB is allocated by PyTorch, and 33.93 MiB is "
-    "reserved by "
-    "PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
-)
-IN_2_4 = (  # TheDenk/cogvideox-controlnet#16
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 206.00 MiB. GPU 3 has a total capacity of 79.32 GiB "
-    "of which 55.56 MiB is free. Including non-PyTorch memory, this process has 79.27 GiB memory in use. Of the "
-    "allocated memory 76.93 GiB is allocated by PyTorch, and 22.44 MiB is reserved by PyTorch but unallocated. If "
-    "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
-    "fragmentation.  See documentation for Memory Management"
-)
-IN_2_1 = (  # carolchenyx/MGFN.#35, with the release's "capacty"
-    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.70 GiB. GPU 0 has a total capacty of "
-    "6.00 GiB "
-    "of which 0 bytes is free. Of the allocated memory 2.93 GiB is allocated by PyTorch, and 2.30 GiB is reserved by "
-    "PyTorch but unallocated. If reserved but unallocated memory is large try setting max_split_size_mb to avoid "
-    "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
-)
-IN_1_12 = (  # pp00704831/Stripformer-ECCV-2022-#21
-    "RuntimeError: CUDA out of memory. Tried to allocate 1.65 GiB (GPU 1; 7.79 GiB total capacity; 3.53 GiB already "
-    "allocated; 1.40 GiB free; 5.28 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try "
-    "setting max_split_size_mb to avoid fragmentation.  See documentation for Memory Management"
-)
-IN_1_2 = (  # pytorch/examples#621
-    "RuntimeError: CUDA out of memory. Tried to allocate 26.00 MiB (GPU 0; 1024.00 MiB total capacity; 435.61 MiB "
-    "already allocated; 24.17 MiB free; 26.39 MiB cached)"
-)
-ON_NPU = (  # xingchensong/TouchNet#100
-    "RuntimeError: NPU out of memory. Tried to allocate 5.03 GiB (NPU 3; 60.96 GiB total capacity; 49.47 GiB already "
-    "allocated; 49.47 GiB current active; 1.32 GiB free; 57.55 GiB reserved in total by PyTorch) If reserved memory is"
-)
-ON_MPS = (  # Comfy-Org/ComfyUI#7372
-    "RuntimeError: MPS backend out of memory (MPS allocated: 17.68 GB, other allocations: 3.95 MB, max allowed: 18.13 "
-    "GB). Tried to allocate 1024.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable"
-)
-ASYNC = (  # backend:cudaMallocAsync
-    "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory) Currently "
-    "allocated     "
-    ": 9.43 GiB Requested               : 640.00 MiB Device limit            : 11.59 GiB Free (according to CUDA): "
-    "7.12 MiB PyTorch limit (set by user-supplied memory fraction)                         : 17179869184.00 GiB"
-)
+TEXTS = tomllib.loads((Path(__file__).parent / "messages.toml").read_text(encoding="utf-8"))
+OWNERS: dict[str, str] = TEXTS.pop("owners")
+IN_2_9, IN_2_4, IN_1_12, ON_MPS = (TEXTS[name]["text"] for name in ("IN_2_9", "IN_2_4", "IN_1_12", "ON_MPS"))
 
 
 def parse(text: str) -> OomMessage:
@@ -87,81 +44,21 @@ def mib(amount: float) -> int:
     return round(amount * MIB)
 
 
-@pytest.mark.parametrize(
-    ("text", "figures"),
-    [
-        (
-            IN_2_9,
-            {
-                "device": 0,
-                "requested": gib(1.95),
-                "total": gib(14.57),
-                "free": gib(1.58),
-                "process": mib(966),
-                "allocated": mib(734.07),
-                "unused": mib(33.93),
-                "others": (gib(12.02),),
-                "neighbors": gib(12.02),
-                "outside": mib(966) - mib(734.07) - mib(33.93),
-            },
-        ),
-        (
-            IN_2_4,
-            {
-                "device": 3,
-                "requested": mib(206),
-                "free": mib(55.56),
-                "process": gib(79.27),
-                "neighbors": 0,
-                "allocated": gib(76.93),
-                "unused": mib(22.44),
-            },
-        ),
-        (
-            IN_2_1,
-            {
-                "device": 0,
-                "total": gib(6),
-                "free": 0,
-                "process": None,
-                "unused": gib(2.30),
-                "outside": gib(6) - gib(2.93) - gib(2.30),
-                "neighbors": None,
-            },
-        ),
-        (
-            IN_1_12,
-            {
-                "device": 1,
-                "total": gib(7.79),
-                "free": gib(1.40),
-                "allocated": gib(3.53),
-                "unused": gib(5.28) - gib(3.53),
-                "reserved": gib(5.28),
-            },
-        ),
-        (IN_1_2, {"requested": mib(26), "total": gib(1), "allocated": mib(435.61), "unused": mib(26.39)}),
-        (ON_NPU, {"backend": "NPU", "device": 3, "requested": gib(5.03), "allocated": gib(49.47)}),
-        (
-            ON_MPS,
-            {"backend": "MPS", "requested": gib(1), "allowed": gib(18.13), "allocated": gib(17.68), "total": None},
-        ),
-        (
-            ASYNC,
-            {
-                "requested": mib(640),
-                "total": gib(11.59),
-                "free": mib(7.12),
-                "allocated": gib(9.43),
-                "unused": None,
-                "allowed": None,
-            },
-        ),
-    ],
-)
-def test_figures_of_each_release(text: str, figures: dict[str, object]) -> None:
-    found = parse(text)
-    assert {name: getattr(found, name) for name in figures} == figures
+def figure(given: Any) -> Any:
+    """The value of a figure as ``messages.toml`` writes it: a number, a word, or printed amounts less each other."""
+    if isinstance(given, list):
+        return tuple(map(figure, given))
+    if not isinstance(given, str) or not given[0].isdecimal():
+        return None if given == "none" else given
+    units = {"GiB": gib, "MiB": mib}
+    first, *others = (units[unit](float(number)) for number, unit in map(str.split, given.split(" - ")))
+    return first - sum(others)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_figures_of_each_release(name: str) -> None:
+    found, figures = parse(TEXTS[name]["text"]), TEXTS[name]["figures"]
+    assert {each: getattr(found, each) for each in figures} == {each: figure(given) for each, given in figures.items()}
     assert found.has_figures
     assert not found.is_cut
 
@@ -183,38 +80,10 @@ def test_private_pools_a_limit_and_an_absurd_amount() -> None:
     assert parse(IN_2_4.replace("79.27 GiB memory", "17179869184.00 GiB memory")).process is None
 
 
-@pytest.mark.parametrize(
-    ("line", "owner"),
-    [
-        ("RuntimeError: CUDA error: out of memory", "driver"),
-        ("torch.AcceleratorError: CUDA error: out of memory", "driver"),
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "driver"),
-        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 268435456 bytes.", "host"),
-        ("  exitcode  : -9 (pid: 41)", "host"),
-        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0.", "host"),
-        ("Killed", "host"),
-        ("zsh: killed     python train.py", "host"),
-        ("[1]    12345 killed     python train.py", "host"),
-        ("./run.sh: line 18:    36 Killed                  python3 train.py", "host"),
-        ("worker 3 exited with code -9", "host"),
-        ("ProcessExitedException: process 0 terminated with signal SIGKILL", "host"),
-        ("trainer-0 exited with code 137", "host"),
-        ('{"exitCode":137}', "host"),
-        ("exit_code=137", "host"),
-        ("exit after 137 steps", None),
-        ("exit code 1370", None),
-        ("exited with code -15", None),
-        ("MemoryError", "host"),
-        ("exit code 0", None),
-        ("Killed 3 zombies", None),
-        ('"OOMKilled": false, "ExitCode": 0', None),
-        ("exit code 1375", None),
-        ("it/s, memory: 36.2GiB (45%)", None),
-    ],
-)
-def test_errors_without_figures(line: str, owner: str | None) -> None:
+@pytest.mark.parametrize(("line", "owner"), OWNERS.items())
+def test_errors_without_figures(line: str, owner: str) -> None:
     form = form_of(line)
-    assert (form and form.owner) == owner
+    assert (form.owner if form else "none") == owner
     if "268435456" in line:
         assert parse(line).requested == 268435456
 

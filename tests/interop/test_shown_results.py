@@ -34,7 +34,7 @@ def results() -> dict[type, Any]:
     made = [
         vramprobe.predict(gpu="RTX-4090", **CELL),
         vramprobe.techniques(),
-        vramprobe.techniques(gpu="RTX-4090", **CELL),
+        vramprobe.techniques(gpu="RTX-4090", model="llama-3.1-8b", method="lora", batch_size=1, seq_len=2048),
         vramprobe.explain(OOM),
         one,
         vramprobe.diff(one, other),

@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("watched_loop.py")
 
 
 def ran(what: str, folder: Path, *, is_emulated: bool) -> dict[str, Any]:
-    """What the script's last line says."""
+    """Run the script, and return what its last line says."""
     python, environment = Path(sys.executable), None
     if is_emulated:
         require_emulation()

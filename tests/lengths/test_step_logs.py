@@ -1,4 +1,4 @@
-"""Which recordings say the steps of a run's batches: a recipe that ships, one of a few lengths, or each of four."""
+"""Recordings that give the steps of a run's batches: a recipe that ships, one of a few lengths, or each of four."""
 
 from __future__ import annotations
 

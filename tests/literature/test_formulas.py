@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import tomllib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ from factories import TINY_LLAMA_PARAMS, make_spec
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.literature import calibrate
-from vramprobe.literature.expressions import ExpressionError
+from vramprobe.literature.expressions import ExpressionError, evaluate
 from vramprobe.literature.formulas import CONSTANTS, FORMULAS, IN_ALL, MISSABLE, SAVED, Facts, facts_of
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.records.whole import read_whole
-from vramprobe.spec import resolve
+from vramprobe.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
+HAND = tomllib.loads(Path(__file__).with_name("figures.toml").read_text())
 BY_NAME = {formula.name: formula for formula in FORMULAS}
 MIXED = {"recipe": "mixed"}
 FP32 = {"recipe": "fp32"}
@@ -64,76 +67,11 @@ def of_size(found: Facts, num_params: int) -> Facts:
     return Facts(found.spec, found.numbers | {"num_params": num_params})
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "expected"),
-    [
-        ("8-bytes", {}, 8000),
-        ("12-bytes", {}, 12000),
-        ("16-bytes", {}, 16000),
-        ("16-bytes-fp32", FP32, 16000),
-        ("18-bytes", MIXED, 18000),
-        ("18-bytes-megatron", {}, 18000),
-        ("4x-weights", {}, 8000),
-        ("4x-weights", FP32, 16000),
-        ("weights-plus-4x", {}, 10000),
-        ("huggingface-anatomy", MIXED, 18000),
-        ("huggingface-anatomy", FP32, 16000),
-        ("huggingface-anatomy", MIXED | {"optim": "adamw_8bit"}, 12000),  # 4 + 2 + 4 + 2
-        ("guide-lyceum", {}, 16000),
-        ("guide-lyceum", LORA, 2000 + 50 * (2 + 2 + 12)),
-        ("guide-lyceum", QLORA, 500 + 50 * (2 + 2 + 12)),
-        ("guide-spheron", {}, 12000),
-        ("guide-spheron", QLORA, 500 + 50 * (2 + 2 + 8)),
-        ("korthikanti", {}, 34 * 256 + 5 * 2048),
-        ("korthikanti-selective", {}, 34 * 256),
-        ("korthikanti-full", CHECKPOINTED, 2 * 256),
-        ("zero-paper", {}, 16000),
-        ("zero-paper-activations", {}, 24 * 256),
-        ("qlora-paper", QLORA, 516),  # 1000 · (4 + 8/64 + 32/16384) / 8 = 515.87
-        ("qlora-paper", QLORA | {"quant": "nf4-single"}, 562),  # 4.5 bits: 562.5, to even
-        ("deepspeed-zero2", {}, 20000),
-        ("deepspeed-zero3", {}, 18000 + 4 * 64),
-        ("accelerate", {}, 8 * 960),  # without the head of 40
-        ("accelerate", FP32, 16 * 960),
-        # n = 2·10·4 + 4·16 + 8·4·2 + 2·4 + 2·1.5·2·16 + 3·2·4·16 = 696
-        ("eleuther-cookbook", {}, 18 * 696 + 34 * 256 + 5 * 2048),
-        ("eleuther-cookbook", FP32, 20 * 696 + 34 * 256 + 5 * 2048),
-        ("eleuther-cookbook", CHECKPOINTED, 18 * 696 + 34 * 256),
-        ("transformer-math", {}, 16000 + 34 * 256 + 5 * 2048),
-        ("transformer-math", FP32, 16000 + 34 * 256 + 5 * 2048),  # 4 + 4 + 8
-        ("transformer-math", {"optim": "adamw_8bit"}, 10000 + 34 * 256 + 5 * 2048),
-        ("transformer-math", CHECKPOINTED, 16000 + 2 * 256),
-        ("transformer-math-selective", {}, 16000 + 34 * 256),
-        # n = 2·(2·4·(16·1.5 + 1) + 2·16·1.5) + 4 + 2·40 = 580; 1.05·(8704 + 32·(8 + 4)) = 9542.4, 1.05·2·32·14 = 940.8
-        ("megatron", {}, 18 * 580 + 9542 + 941),
-        # 18 + 4·16/4 = 34 per width; 4·32·(4 + 10) = 1792
-        ("megatron-sp", {}, 18 * 580 + 34 * 256 + 32 * 12 + 1792),
-        # n = 80 + 2·(64 + 192) = 592. Activations of a layer: 2·16·4·8 + 256·2·8 = 5120, 2·16·(4·2 + 16·6) = 3328,
-        # 16·8 + 2·16·4·6 = 896, so 2·2·9344 = 37376 in all.
-        ("gpu_poor", {}, 8 * 592 + 37376),
-        ("gpu_poor", {"optim": "sgd"}, 4 * 592 + 37376),
-        ("gpu_poor", CHECKPOINTED, 8 * 592 + 5606),
-        ("gpu_poor", LORA, 2 * 592 + 2 * 8 * 4 * 2 * 4 * 6 + 37376),
-        # 0.5·592 − 2·592/64 + 0.06·1184 = 348.54; adapters 2·8·4·0.5·4·3 = 384; extra 0.75·(15·4 + 6·16)·2·50·2 = 23400
-        ("gpu_poor", QLORA, 349 + 384 + 23400 + 37376),
-        # int8: 592 + 71.04; adapters 2·8·4·2·4·3 = 1536; extra 0.75·1.25·312·50·2 = 29250
-        ("gpu_poor", QLORA | {"quant": "int8"}, 663 + 1536 + 29250 + 37376),
-        # Layer 32·(2·(3·4 + 4) + 4) + 32·(2·(4 + 32) + 4) + 2·2·128 = 4096; 8·320 of outputs
-        ("vram-calculator", {}, 18000 + 2 * 4096 + 5 * 2048 + 8 * 320),
-        # n = 4·26 + 2·(12·16 + 13·4) + 8 = 600; layer 32·(4·11 + 8 + 16·2·4 + 4 + 16) = 6400; ends 32·4·5 = 640
-        ("ultrascale", {}, 16 * 600 + 2 * 6400 + 5 * 2048 + 640 + 4 * 320),
-        ("ultrascale", CHECKPOINTED, 16 * 600 + 2 * 256 + 640 + 4 * 320),
-        ("llama-factory-rule", {}, 8000),
-        ("llama-factory-rule", MIXED, 18000),
-        ("llama-factory-rule", LORA, 2000),
-        ("llama-factory-rule", QLORA, 500),
-        ("llama-factory-rule", QLORA | {"quant": "int8"}, 1000),
-    ],
-)
-def test_figures_by_hand(name: str, words: dict[str, Any], expected: int) -> None:
-    answer = BY_NAME[name].apply(facts(**words))
+@pytest.mark.parametrize("row", HAND["figures"], ids=lambda row: f"{row['formula']}-{row.get('cell', '')}")
+def test_figures_by_hand(row: dict[str, Any]) -> None:
+    answer = BY_NAME[row["formula"]].apply(facts(**row.get("cell", {})))
     assert not isinstance(answer, str), answer
-    assert answer.allocated_bytes == expected
+    assert answer.allocated_bytes == evaluate(row["bytes"])
     assert answer.total_bytes == sum(answer.terms.values())
 
 
@@ -198,24 +136,9 @@ def test_accelerate_is_what_accelerate_says(words: dict[str, Any], dtype: str) -
     assert BY_NAME["accelerate"].apply(cell).total_bytes == max(figures.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "why"),
-    [
-        ("8-bytes", LORA, "for full fine-tuning only"),
-        ("16-bytes", {"optim": "sgd"}, "for AdamW with 32-bit state, not sgd"),
-        ("guide-lyceum", QLORA | {"quant": "int8"}, "has no figure for 8 bits"),
-        ("korthikanti", CHECKPOINTED, "for training without recomputation"),
-        ("korthikanti-full", {}, "for recomputation of whole layers"),
-        ("qlora-paper", LORA, "for 4-bit weights"),
-        ("accelerate", LORA, "for full fine-tuning with Adam only"),
-        ("megatron", CHECKPOINTED, "its report knows no recomputation of whole layers"),
-        ("gpu_poor", {"optim": "adafactor"}, "has no figure for adafactor"),
-        ("vram-calculator", CHECKPOINTED, "knows no recomputation"),
-        ("unsloth-table", {}, "for LoRA in 16 bits and QLoRA in 4"),
-    ],
-)
-def test_a_formula_says_why_it_does_not_apply(name: str, words: dict[str, Any], why: str) -> None:
-    assert BY_NAME[name].apply(facts(**words)) == why
+@pytest.mark.parametrize("row", HAND["refusals"], ids=lambda row: row["formula"])
+def test_a_formula_says_why_it_does_not_apply(row: dict[str, Any]) -> None:
+    assert BY_NAME[row["formula"]].apply(facts(**row.get("cell", {}))) == row["why"]
 
 
 def test_facts_of_a_cell_by_hand() -> None:
@@ -268,6 +191,7 @@ CELLS = [
 ]
 
 
+@cache
 def answers(name: str) -> list[Any]:
     found = [BY_NAME[name].apply(cell) for cell in CELLS]
     return [answer for answer in found if not isinstance(answer, str)]
@@ -278,42 +202,27 @@ def test_names_are_different() -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_every_formula_is_complete(name: str) -> None:
-    formula = BY_NAME[name]
+def test_every_formula_is_complete_counts_what_it_says_and_misses_the_rest(name: str) -> None:
+    """In whole bytes, of constants that are known."""
+    formula, found = BY_NAME[name], answers(name)
     assert re.search(r"github:[\w./-]+ [\w./]+|https://|arXiv:\d{4}\.\d{5}|claims\.csv \w\d-\d\d|hf:", formula.source)
     assert formula.says
     assert formula.recipe
     assert set(formula.missing) <= set(MISSABLE)
     assert formula.predicts == ("saved" if set(formula.counts) <= set(SAVED) else "peak")
-
-
-@pytest.mark.parametrize("row", csv_rows("formula_names.csv"), ids=lambda row: row["name"])
-def test_every_name_that_is_a_row_is_used(row: dict[str, str]) -> None:
-    lines = " ".join(f"{formula.refuses} {formula.terms} {formula.constants}" for formula in FORMULAS)
-    lines += Path(calibrate.__file__).read_text() + " ".join(
-        other["expression"] for other in csv_rows("formula_names.csv")
-    )
-    assert re.search(rf"\b{row['name']}\b", lines)
-    assert row["means"]
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_a_formula_counts_what_it_says_and_misses_the_rest(name: str) -> None:
-    formula, found = BY_NAME[name], answers(name)
     counted = {cause for answer in found for cause in answer.terms}
     assert counted == set(formula.counts)
     assert counted.isdisjoint(formula.missing)
     if IN_ALL not in counted:
         assert counted | set(formula.missing) == set(MISSABLE)
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_bytes_are_whole_and_constants_are_known(name: str) -> None:
-    for answer in answers(name):
+    for answer in found:
         assert all(type(size) is int and size > 0 for size in answer.terms.values())
         assert set(answer.constants) <= set(CONSTANTS)
 
 
-@pytest.mark.parametrize("constant", CONSTANTS)
-def test_every_constant_is_some_formulas(constant: str) -> None:
-    assert any(constant in answer.constants for name in BY_NAME for answer in answers(name))
+def test_every_constant_and_every_name_that_is_a_row_is_some_formulas() -> None:
+    assert {constant for name in BY_NAME for answer in answers(name) for constant in answer.constants} == set(CONSTANTS)
+    rows = csv_rows("formula_names.csv")
+    lines = " ".join(f"{formula.refuses} {formula.terms} {formula.constants}" for formula in FORMULAS)
+    lines += Path(calibrate.__file__).read_text() + " ".join(row["expression"] for row in rows)
+    assert [row["name"] for row in rows if not re.search(rf"\b{row['name']}\b", lines) or not row["means"]] == []

@@ -1,4 +1,4 @@
-"""Which block an event is of, when it is there, and why it was made: by hand on a few events."""
+"""Blocks and causes of events: which block, when it is there, and why it was made, by hand on a few events."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_a_log_is_extended_event_for_event(period: int) -> None:
 
 
 def test_without_the_layers_marks_frees_of_one_size_in_two_kinds_of_layers_are_not_told_apart() -> None:
-    """What the marks are for: the prototype paired frees of one 10 MiB kind wrongly in Gemma 3."""
+    """Marks tell kinds of layers apart: without them the prototype paired frees of 10 MiB wrongly in Gemma 3."""
     depths = [6, 12, 18]
     logs = [Program(kinds(depth, 6)).log() for depth in depths]
     marked = scripts_of(logs, lambda layer: layer % 6)

@@ -9,7 +9,8 @@ import pytest
 
 from vramprobe.log.log import ALL_CAUSES, OUTSIDE, LayerMark, Log, PhaseMark
 from vramprobe.log.refined import refined
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 
 _WORDS, _WIDTH = 49152, 576
 #: As wide as the batch is long: a score of each token has a head's bytes.
@@ -106,3 +107,16 @@ def test_a_cast_of_the_head_comes_before_the_scores(recipe: str, expected: list[
         ]
     )
     assert causes_of(step, a_cell(method="full", recipe=recipe)) == expected
+
+
+@pytest.mark.parametrize(("trainer", "cause"), [("sft", "logits"), ("grpo", "temporaries")])
+def test_a_fused_head_has_no_logits(trainer: str, cause: str) -> None:
+    """The sum of its gradient in fp32 has as many bytes as scores of a batch that is as long as the model is wide."""
+    step = a_step(
+        [
+            ("backward", "outside", "temporaries", 2 * _SCORES, "backward"),
+            ("backward", "backward", "temporaries", 3 * _HIDDEN, "backward"),
+        ]
+    )
+    spec = a_cell(method="lora", trainer=trainer)
+    assert causes_of(step, spec) == [cause, "recomputed_layer"]

@@ -12,7 +12,7 @@ from vramprobe.log.log import Log, PhaseMark
 from vramprobe.log.pairing import log_from, scripts_of
 from vramprobe.log.reserved import reserve
 from vramprobe.measure.observation import order_of_tiers
-from vramprobe.records.record import PhaseMemory
+from vramprobe.records.phase_memory import PhaseMemory
 from vramprobe.units import MIB
 
 STEP = ("forward", "backward", "zero_grad")

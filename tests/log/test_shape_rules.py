@@ -21,6 +21,7 @@ SIZES = {
     "tiles of wide heads": lambda rows, length: (
         8 * rows * (-(-length // 128) * 4 * 32784 + 4 * max(200 // (8 * rows), 1) * 64 * 512)
     ),
+    "tiles of TRL's head": lambda rows, length: 65536 * min(rows * (length - 1), 4096),
     "rows, length and tokens": lambda rows, length: 1 + 2 * rows + 3 * length + 5 * rows * length,
 }
 

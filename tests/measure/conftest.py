@@ -5,9 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from emulated import swept
+from command_line import vramprobe
+from emulated import require_emulation, swept
 from factories import TINY_LLAMA, TINY_LLAMA_PATH
 
 from vramprobe.records import store
@@ -41,3 +45,33 @@ def few_of_each(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
             assert len(swept(folder, _SWEEP, cards="H100-SXM x8")) == _NUM_CELLS
             (folder / "done").touch()
     return store.read(folder / "out").records
+
+
+_CHECKPOINT = """
+import sys
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+config = AutoConfig.from_pretrained(sys.argv[1])
+AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(sys.argv[2])
+"""
+
+
+@pytest.fixture
+def trained_by_user(tmp_path: Path) -> Callable[[Path, str, str], list[dict[str, Any]]]:
+    """trained_by_user(config, method, sharing) → what each process of ``users_training.py`` saw on two cards."""
+
+    def train(config: Path, method: str, sharing: str) -> list[dict[str, Any]]:
+        require_emulation()
+        model = str(config)
+        if sharing != "sequences":
+            (tmp_path / "make.py").write_text(_CHECKPOINT)
+            model = str(tmp_path / "model")
+            vramprobe("profile", "--emulate", "H100-SXM", "--", "python", "make.py", str(config), model, cwd=tmp_path)
+        start = ["python"] if sharing == "cards" else ["torchrun", "--nproc-per-node", "2"]
+        words = [*start, str(Path(__file__).with_name("users_training.py")), model, method, sharing]
+        done = vramprobe("profile", "--emulate", "H100-SXM x2", "--", *words, cwd=tmp_path)
+        seen = [tmp_path / f"seen-{rank}.json" for rank in range(1 if sharing == "cards" else 2)]
+        assert all(path.exists() for path in seen), done.stdout + done.stderr
+        return [json.loads(path.read_text()) for path in seen]
+
+    return train

@@ -13,7 +13,8 @@ from vramprobe.measure import environment, isolation
 from vramprobe.measure.cards import with_cards
 from vramprobe.measure.observation import Observation
 from vramprobe.records.outcomes import Error, Invalid, Ok
-from vramprobe.records.record import PhaseMemory, RunRecord, record_from_json
+from vramprobe.records.phase_memory import PhaseMemory
+from vramprobe.records.record import RunRecord, record_from_json
 from vramprobe.workload.storages import Storages, storages_of
 
 SPEC = make_spec(device="cuda", num_gpus=2, sharding="device-map")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from command_line import vramprobe
 from emulated import counted, swept
 from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 from grids import exhaustive
@@ -27,40 +25,6 @@ MORE = """
   - {method: lora, lora_targets: q_v, gradient_checkpointing: true}
   - {method: full, autocast: bf16, cp_rotation: alltoall}
   - {method: full, autocast: bf16, num_gpus: 8, sharding: fsdp-hybrid, shard_size: 4, grad_accum: 2, only_rank: 3}
-"""
-#: As a user writes it; each rank leaves what its tensors asked for at most in each step.
-SCRIPT = """
-import json, os, sys
-import torch
-import torch.distributed as dist
-from accelerate import ParallelismConfig
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
-
-folder, method = sys.argv[1:]
-model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
-if method == "lora":
-    from peft import LoraConfig, get_peft_model
-    targets = ["q_proj", "v_proj"]
-    model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
-seen = []
-
-class Peaks(TrainerCallback):
-    def on_step_begin(self, *args, **words):
-        torch.cuda.reset_peak_memory_stats()
-    def on_step_end(self, *args, **words):
-        seen.append(torch.cuda.memory_stats()["requested_bytes.all.peak"])
-
-tokens = torch.arange(1024) % 256
-settings = TrainingArguments(
-    output_dir="out", per_device_train_batch_size=2, max_steps=3, bf16=True, report_to=[], max_grad_norm=0.0,
-    save_strategy="no", optim="adamw_torch_fused", disable_tqdm=True, gradient_checkpointing=method == "lora",
-    parallelism_config=ParallelismConfig(cp_size=2), fsdp=True,
-    fsdp_config={"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"})
-trainer = Trainer(
-    model=model, args=settings, train_dataset=[{"input_ids": tokens, "labels": tokens}] * 64, callbacks=[Peaks()])
-trainer.train()
-with open(f"seen-{dist.get_rank()}.json", "w") as file:
-    json.dump(seen, file)
 """
 #: Keys and values that a rank has of a layer in bf16: both, batch, heads, tokens, width.
 OWN = 2 * (2 * 2 * 2 * 512 * 16)
@@ -90,18 +54,10 @@ def moved(rank: RankRecord) -> dict[tuple[str, str], int]:
 
 
 @exhaustive
-def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(all_records: list[RunRecord]) -> None:
-    assert_alone_as_among_all(1, all_records)
-
-
-@exhaustive
-def test_so_does_the_first(all_records: list[RunRecord]) -> None:
-    assert_alone_as_among_all(0, all_records)
-
-
-def assert_alone_as_among_all(index: int, records: list[RunRecord]) -> None:
-    (alone,) = one(records, only_rank=index).ranks
-    same = one(records).ranks[index]
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(index: int, all_records: list[RunRecord]) -> None:
+    (alone,) = one(all_records, only_rank=index).ranks
+    same = one(all_records).ranks[index]
     assert counted(alone) == counted(same)
     assert (alone.ledger, alone.traffic) == (same.ledger, same.traffic)
 
@@ -156,16 +112,9 @@ def test_groups_of_groups_run_and_accumulate(all_records: list[RunRecord]) -> No
 
 @exhaustive
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_as_trainer_trains_it(method: str, all_records: list[RunRecord], tmp_path: Path) -> None:
+def test_as_trainer_trains_it(method: str, all_records: list[RunRecord], trained_by_user: Callable) -> None:
     """The second and third step of both ranks, which repeat. Trainer has a count of tokens beside the batch."""
-    (tmp_path / "train.py").write_text(SCRIPT)
-    words = ["torchrun", "--nproc-per-node", "2", "train.py", str(TINY_LLAMA_PATH), method]
-    done = vramprobe("profile", "--emulate", "H100-SXM x2", "--", *words, cwd=tmp_path)
-    for index in (0, 1):
-        seen = tmp_path / f"seen-{index}.json"
-        assert seen.exists(), done.stdout + done.stderr
-        theirs = json.loads(seen.read_text())
-        ours = max(
-            phase.requested_peak_bytes for phase in one(all_records, method).ranks[index].phases if phase.step == 3
-        )
-        assert [0 <= peak - ours <= 32 for peak in theirs[1:]] == [True, True], (theirs, ours)
+    seen = trained_by_user(TINY_LLAMA_PATH, method, "sequences")
+    for theirs, rank in zip(seen, one(all_records, method).ranks, strict=True):
+        ours = max(phase.requested_peak_bytes for phase in rank.phases if phase.step == 3)
+        assert [0 <= peak - ours <= 32 for (peak,) in theirs["steps"][1:]] == [True, True], (theirs, ours)

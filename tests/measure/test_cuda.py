@@ -42,8 +42,15 @@ def measured(server: Server, tmp_path: Path, **options: Any) -> RunRecord:
 
 
 def spawned(tmp_path: Path, **options: Any) -> RunRecord:
-    """The same in a new interpreter."""
+    """Measure one cell in a new interpreter."""
     return runner.measure(make_spec(device="cuda", timing_steps=1, **options), log=tmp_path / "log")
+
+
+def in_this_process(**options: Any) -> RunRecord:
+    """Run one cell in this process, where what the workload does can be changed."""
+    from vramprobe.measure.worker import run_cell
+
+    return run_cell(make_spec(device="cuda", timing_steps=1, **options), isolation="spawn")
 
 
 def test_one_gib_moves_every_tier_by_one_gib() -> None:
@@ -107,6 +114,7 @@ def test_a_cell_is_measured_in_three_tiers(server: Server, options: dict[str, An
     card = gpu_seen(name)  # before Ampere no fused kernel takes bf16, or heads that share keys
     assert record.facts.attention_kernels or not (card is None or (card.capability or (8, 0)) >= (8, 0))
     assert record.timing.step_seconds or record.instrument == "emulated"  # where no kernel runs, none has a speed
+    assert {phase.step for phase in record.phases} == {None, 1, 2, 3}  # the step with the history is not among them
 
 
 def test_a_compiled_cell_repeats_its_steps(server: Server, tmp_path: Path) -> None:
@@ -119,6 +127,36 @@ def test_replicates_are_equal_to_the_byte(server: Server, tmp_path: Path) -> Non
     first, second = (measured(server, tmp_path, method="lora") for _ in range(2))
     assert first.peak.allocated_bytes == second.peak.allocated_bytes
     assert abs(first.peak.reserved_bytes - second.peak.reserved_bytes) <= 20 * MIB
+
+
+def test_garbage_that_goes_between_phases_costs_no_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a collection of cycles may have it; what is allocated there would mean that two clocks disagree."""
+    import torch
+
+    from vramprobe.workload import stepper, training
+
+    forward, gradients = training._forward, stepper.gradient_storages
+    kept: list[torch.Tensor] = []
+
+    def littering(work: Any, batch: Any) -> torch.Tensor:
+        kept.append(torch.empty(1000, device="cuda"))
+        return forward(work, batch)
+
+    def collecting(model: Any) -> Any:
+        kept.clear()
+        return gradients(model)
+
+    def allocating(model: Any) -> Any:
+        kept[:] = [torch.empty(1000, device="cuda")]
+        return gradients(model)
+
+    monkeypatch.setattr(training, "_forward", littering)
+    for between, is_known in ((collecting, True), (allocating, False)):
+        monkeypatch.setattr(stepper, "gradient_storages", between)
+        record = in_this_process(method="full")
+        assert record.outcome.kind == "ok", record.outcome
+        assert (record.ledger.at_peak is not None) is is_known
+        kept.clear()
 
 
 def test_random_weights_do_not_pass_through_the_host(server: Server, tmp_path: Path) -> None:
@@ -279,8 +317,8 @@ def test_a_forked_cell_is_limited_too_and_gives_everything_back(server: Server, 
     assert device.use_that_stayed(before) is None
 
 
-def test_a_limit_above_this_card_is_refused(server: Server, tmp_path: Path) -> None:
-    record = measured(server, tmp_path, method="lora", limit_vram="1000GiB")
+def test_a_limit_above_this_card_is_refused() -> None:
+    record = in_this_process(method="lora", limit_vram="1000GiB")
     assert (record.outcome.kind, record.outcome.error_type) == ("error", "VramprobeError")
     assert "allow at most" in record.outcome.message
 
@@ -303,7 +341,7 @@ def test_the_log_of_a_cell_replays_to_the_reserved_memory_of_the_gpu(alloc_conf:
 
 
 def test_a_snapshot_is_of_one_steady_step_and_moves_no_number(tmp_path: Path) -> None:
-    """What memory_viz opens: this model's code in the stacks, and no more memory than the counters saw."""
+    """A snapshot for memory_viz has this model's code in the stacks, and no more memory than the counters saw."""
     spec = make_spec(device="cuda", timing_steps=1)
     plain = runner.measure(spec, log=tmp_path / "log")
     record = runner.measure(spec, log=tmp_path / "log", snapshot=tmp_path / "step.pickle")

@@ -25,6 +25,7 @@ from vramprobe.measure.machine import CheckResult, DoctorState
 from vramprobe.records.outcomes import Error
 from vramprobe.units import GIB, MIB
 
+Look = Callable[..., Diagnosis]
 UUID = "GPU-0b1f6d3a-0000-0000-0000-000000000001"
 GOOD_TORCH = {"version": "2.13.0", "cuda": "13.0", "available": True, "uuid": UUID, "name": "H200", "capability": "9.0"}
 GOOD_GIB = {"allocated": GIB, "reserved": GIB, "mem_get_info": GIB, "NVML": GIB + 2 * MIB}
@@ -70,6 +71,12 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(doctor, "Server", FakeServer)
     monkeypatch.setattr(doctor, "run_isolated", lambda spec, *rest: make_record(spec))
     return answers
+
+
+@pytest.fixture
+def look(h200: dict[str, Any], tmp_path: Path) -> Look:
+    """Diagnoses that machine for its GPU."""
+    return lambda device="cuda", results=tmp_path: doctor.diagnose(device, results)
 
 
 def found(diagnosis: Diagnosis, name: str) -> CheckResult:
@@ -145,8 +152,8 @@ def test_every_check_is_made_and_finds_something() -> None:
     assert len(names) == len(set(names))
 
 
-def test_a_good_gpu_machine(h200: dict[str, Any], tmp_path: Path) -> None:
-    diagnosis = doctor.diagnose("auto", tmp_path)
+def test_a_good_gpu_machine(look: Look) -> None:
+    diagnosis = look("auto")
     assert (diagnosis.device, diagnosis.ready) == ("cuda", True)
     assert {finding.status for finding in diagnosis.findings} == {"ok"}
     assert diagnosis.verdict.startswith("ready to measure on NVIDIA H200 (140.40 GiB): cells are forked, ")
@@ -156,27 +163,27 @@ def test_a_good_gpu_machine(h200: dict[str, Any], tmp_path: Path) -> None:
     assert found(diagnosis, "driver").detail == "595.10, serves CUDA up to 13.2"
 
 
-def test_no_nvml(h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_nvml(look: Look, h200: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     h200["torch"] = {"version": "2.13.0", "cuda": "13.0", "available": False}
     monkeypatch.setattr(nvml, "gpu_states", list)
     monkeypatch.setattr(nvml, "visible_gpus", list)
     monkeypatch.setattr(nvml, "why_unavailable", lambda: "NVML Shared Library Not Found")
     monkeypatch.setattr(nvml, "cuda_driver_version", lambda: None)
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert failed(diagnosis) == ["GPU", "torch build"]
     assert "NVML Shared Library Not Found" in found(diagnosis, "GPU").detail
     assert diagnosis.verdict.startswith("not ready to measure on cuda: GPU: no NVIDIA GPU is to be seen")
     assert found(diagnosis, "a cell").detail == "not tried: torch does not see the GPU"
     assert exit_code(diagnosis, monkeypatch) == 1
     h200["cpu"] = {"peak": 64 * MIB, "end": 64 * MIB}
-    on_cpu = doctor.diagnose("auto", tmp_path)
+    on_cpu = look("auto")
     assert (on_cpu.device, on_cpu.ready, found(on_cpu, "GPU").status) == ("cpu", True, "absent")
 
 
-def test_a_gpu_that_is_hidden(h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_hidden(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(nvml, "why_unavailable", lambda: None)
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert "CUDA_VISIBLE_DEVICES hides them all" in found(diagnosis, "GPU").detail
     assert found(diagnosis, "GPU 0, not used").status == "ok"
     assert not diagnosis.ready
@@ -194,15 +201,10 @@ def test_a_gpu_that_is_hidden(h200: dict[str, Any], tmp_path: Path, monkeypatch:
     ids=str,
 )
 def test_what_nvml_says_of_a_gpu(
-    h200: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, Any],
-    status: str,
-    said: str | None,
+    look: Look, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], status: str, said: str | None
 ) -> None:
     monkeypatch.setattr(nvml, "gpu_states", lambda: [state(**changes)])
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     finding = found(diagnosis, "GPU 0")
     assert finding.status == status
     assert (finding.advice is None) if said is None else (said in finding.advice)
@@ -220,11 +222,9 @@ def without(name: str) -> Callable[[str], str]:
     return version
 
 
-def test_a_package_that_everything_needs_is_missing(
-    h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_everything_needs_is_missing(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", without("torch"))
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert failed(diagnosis) == ["torch"]
     assert found(diagnosis, "torch").advice.startswith("pip install 'torch")
     for name in ("torch build", "self-test", "fork server", "a cell"):
@@ -232,11 +232,9 @@ def test_a_package_that_everything_needs_is_missing(
     assert exit_code(diagnosis, monkeypatch) == 1
 
 
-def test_a_package_that_some_methods_need_is_missing(
-    h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_some_methods_need_is_missing(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", without("peft"))
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert found(diagnosis, "peft").status == "absent"
     assert "no method lora and qlora" in found(diagnosis, "peft").detail
     assert "_full_" in found(diagnosis, "a cell").detail  # measured with what there is
@@ -244,29 +242,25 @@ def test_a_package_that_some_methods_need_is_missing(
     assert exit_code(diagnosis, monkeypatch) == 0
 
 
-def test_versions_are_held_against_the_tested_ranges(
-    h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_are_held_against_the_tested_ranges(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"torch": "2.13.0+cu130", "transformers": "4.40.0", "accelerate": "1.15.0"}
     monkeypatch.setattr(importlib.metadata, "version", lambda name: versions.get(name, "99.0"))
     wanted = ["torch<2.14,>=2.11; extra == 'measure'", "transformers<5.24,>=5.17; extra == 'measure'", "accelerate"]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: wanted)
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert found(diagnosis, "torch").status == "ok"  # the local part of a version does not count
     assert found(diagnosis, "transformers").status == "warning"
     assert found(diagnosis, "transformers").advice == "pip install 'transformers<5.24,>=5.17'"
     assert diagnosis.ready
 
 
-def test_a_checkout_that_is_not_installed_knows_no_ranges(
-    h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkout_that_is_not_installed_knows_no_ranges(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     def requires(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", requires)
     monkeypatch.setattr(importlib.metadata, "version", without("bitsandbytes"))
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert found(diagnosis, "vramprobe").status == "warning"
     assert "not known here" in found(diagnosis, "vramprobe").detail
     assert found(diagnosis, "bitsandbytes").advice == "pip install bitsandbytes"
@@ -284,10 +278,10 @@ def test_a_checkout_that_is_not_installed_knows_no_ranges(
     ids=["cpu build", "sees none", "another gpu", "error"],
 )
 def test_torch_and_nvml_must_mean_the_same_gpu(
-    h200: dict[str, Any], tmp_path: Path, answer: dict[str, Any], said: str, advice: str
+    look: Look, h200: dict[str, Any], answer: dict[str, Any], said: str, advice: str
 ) -> None:
     h200["torch"] = answer
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert failed(diagnosis) == ["torch build"]
     assert said in found(diagnosis, "torch build").detail
     assert advice in found(diagnosis, "torch build").advice
@@ -307,15 +301,10 @@ def test_torch_and_nvml_must_mean_the_same_gpu(
     ids=str,
 )
 def test_a_self_test_that_disagrees(
-    h200: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    answer: dict[str, Any],
-    status: str,
-    said: str,
+    look: Look, h200: dict[str, Any], monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], status: str, said: str
 ) -> None:
     h200["cuda"] = answer
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert found(diagnosis, "self-test").status == status
     assert said in found(diagnosis, "self-test").detail
     assert diagnosis.ready == (status != "failed")
@@ -323,9 +312,7 @@ def test_a_self_test_that_disagrees(
     assert exit_code(diagnosis, monkeypatch) == (status == "failed")
 
 
-def test_a_proof_that_failed_costs_time_and_not_the_numbers(
-    h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proof_that_failed_costs_time_and_not_the_numbers(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     class Unproven(FakeServer):
         isolation, isolation_reason = "spawn", "no fork server: the canary ended with 1"
 
@@ -333,7 +320,7 @@ def test_a_proof_that_failed_costs_time_and_not_the_numbers(
             log.write_text("Traceback …\nRuntimeError: NVML answers the server, but not its child\n")
 
     monkeypatch.setattr(doctor, "Server", Unproven)
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     finding = found(diagnosis, "fork server")
     assert finding.status == "warning"
     assert finding.detail.startswith("no fork server: the canary ended with 1, after ")
@@ -342,24 +329,22 @@ def test_a_proof_that_failed_costs_time_and_not_the_numbers(
     assert exit_code(diagnosis, monkeypatch) == 0
 
 
-def test_a_cell_that_failed(h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_failed(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = Error(phase="load", error_type="RuntimeError", message="no kernel image")
     monkeypatch.setattr(doctor, "run_isolated", lambda spec, *rest: make_record(spec, outcome=outcome))
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert failed(diagnosis) == ["a cell"]
     assert "no kernel image" in found(diagnosis, "a cell").detail
     assert "vramprobe measure --model smollm2-135m --method lora" in found(diagnosis, "a cell").advice
     assert exit_code(diagnosis, monkeypatch) == 1
 
 
-def test_variables_that_are_ignored_or_move_the_numbers(
-    h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_that_are_ignored_or_move_the_numbers(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert found(diagnosis, "PYTORCH_ALLOC_CONF").detail == "'expandable_segments:True' is ignored"
     assert found(diagnosis, "CUDA_DEVICE_ORDER").advice == "PCI_BUS_ID is used"
     assert found(diagnosis, "CUBLAS_WORKSPACE_CONFIG").status == "warning"
@@ -368,28 +353,26 @@ def test_variables_that_are_ignored_or_move_the_numbers(
 
 
 def test_a_results_folder_that_cannot_be_written_to(
-    h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    diagnosis = doctor.diagnose("cuda", tmp_path / "file" / "results")
+    diagnosis = look(results=tmp_path / "file" / "results")
     assert failed(diagnosis) == ["results folder"]
     assert exit_code(diagnosis, monkeypatch) == 1
 
 
-def test_too_little_room_is_a_warning(h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_room_is_a_warning(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_room_in_container", lambda: [500 * MIB])
     monkeypatch.setattr(machine, "_FREE_DISK_BYTES", 2**60)
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert found(diagnosis, "host memory").detail == "only 500.00 MiB free"
     assert found(diagnosis, "results folder").status == "warning"
     assert diagnosis.ready
 
 
-def test_a_check_that_breaks_is_a_finding_and_stops_no_other(
-    h200: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_breaks_is_a_finding_and_stops_no_other(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "gpu_states", lambda: 1 / 0)
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = look()
     assert failed(diagnosis) == ["gpus"]
     assert "ZeroDivisionError" in found(diagnosis, "gpus").detail
     assert found(diagnosis, "a cell").status == "ok"
@@ -405,12 +388,6 @@ def test_a_child_that_hangs_or_dies_is_an_answer(monkeypatch: pytest.MonkeyPatch
 def test_a_device_that_is_none_is_refused() -> None:
     with pytest.raises(SpecError, match="allowed: auto, cuda, cpu"):
         doctor.diagnose("gpu")
-
-
-def test_looking_needs_no_torch_in_this_process() -> None:
-    code = "import sys, vramprobe.measure.doctor; print([n for n in ('torch', 'transformers') if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_words_from_the_machine_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""How a cell is observed: the trace, the cpu instrument against known allocations, and the reasons to disbelieve."""
+"""Observation of a cell: the trace, the cpu instrument against known allocations, and the reasons to disbelieve."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pytest
 import torch
 from factories import make_record, make_spec
 
+from vramprobe.measure import environment
 from vramprobe.measure.cpu import CpuInstrument
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.worker import outcome_of, run_cell
-from vramprobe.records.record import PhaseMemory
+from vramprobe.predict.questions import cell
+from vramprobe.records.phase_memory import PhaseMemory
 from vramprobe.spec import CellSpec
 from vramprobe.workload.storages import storages_of
 
@@ -147,6 +149,9 @@ SEEN = {"requested_bytes": 5, "allocated_bytes": 6, "reserved_bytes": 7, "free_b
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"),
+        RuntimeError(
+            "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"
+        ),
         RuntimeError("CUDA error: out of memory"),
     ],
 )
@@ -197,3 +202,22 @@ def test_a_family_with_linear_layers_of_its_own_is_not_quantised_and_its_record_
     assert record.outcome.kind == "ok", record.outcome
     assert record.facts.num_quantised_params == 0
     assert any("nf4 reaches only 0 of" in warning for warning in record.warnings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "options", "is_slow"),
+    [
+        ("fpu avx2", {}, True),
+        ("fpu avx2 avx512f avx512bw", {}, False),
+        ("fpu avx2", {"recipe": "fp32"}, False),
+        ("fpu avx2", {"device": "cuda"}, False),
+        (None, {}, False),
+    ],
+)
+def test_a_processor_without_vectors_for_bf16_is_named(
+    flags: str | None, options: dict[str, str], is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``flags`` of /proc/cpuinfo; None where there is no such file."""
+    monkeypatch.setattr(environment, "_cpuinfo", lambda key, default="": default if flags is None else flags)
+    spec = cell(model="pythia-70m", method="lora", batch_size=1, seq_len=64, **{"device": "cpu"} | options)
+    assert environment.is_slow_for(spec) == is_slow

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from command_line import vramprobe
-from emulated import counted, require_emulation, swept
+from emulated import counted, measured, require_emulation, swept
 from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 from grids import exhaustive, grid
 
 from vramprobe.catalog import find_gpu
-from vramprobe.predict.shares import near
+from vramprobe.predict import recorded
 from vramprobe.records.record import RankRecord, RunRecord
 
 pytestmark = pytest.mark.timeout(900)  # whoever is first runs the cells of all
@@ -165,24 +163,22 @@ def test_a_hybrid_shares_in_its_group_and_adds_up_among_groups(records: list[Run
 
 @exhaustive
 def test_a_single_cell_on_as_many_cards_as_it_needs_and_64_ranks_on_one(tmp_path: Path) -> None:
-    require_emulation()
-    words = ["--model", str(TINY_LLAMA_PATH), "--method", "full", "--batch-size", "2", "--seq-len", "32", "--json"]
-    words += ["--num-gpus", "64", "--sharding", "fsdp", "--only-rank", "0"]
-    done = vramprobe("measure", "--emulate", "H100-SXM", *words, cwd=tmp_path)
-    record = json.loads(done.stdout)
-    assert record["outcome"]["kind"] == "ok", record["outcome"]
-    assert (record["emulation"]["num_cards"], len(record["ranks"])) == (1, 1)
+    words = {"model": TINY_LLAMA_PATH, "method": "full", "batch_size": 2, "seq_len": 32}
+    record = measured(tmp_path, "H100-SXM", **words, num_gpus=64, sharding="fsdp", only_rank=0)
+    assert record.outcome.kind == "ok", record.outcome
+    assert (record.emulation.num_cards, len(record.ranks)) == (1, 1)
+
+
+#: Two layers of a model that ships, a head of 49,152 words tied to its embedding.
+TWO_LAYERS = {"model": "smollm2-135m", "num_layers": 2, "method": "full", "num_gpus": 2}
 
 
 @exhaustive
 def test_out_of_memory_of_a_rank_is_the_cells(tmp_path: Path) -> None:
-    require_emulation()
-    words = ["--model", "smollm2-135m", "--num-layers", "2", "--method", "full", "--batch-size", "2", "--seq-len", "64"]
-    words += ["--num-gpus", "2", "--sharding", "ddp", "--limit-vram", "700MiB", "--json"]
-    done = vramprobe("measure", "--emulate", "RTX-4090", *words, cwd=tmp_path)
-    record = json.loads(done.stdout)
-    assert record["outcome"]["kind"] == "oom", record["outcome"]
-    assert (done.returncode, record["emulation"]["num_cards"]) == (0, 2)
+    words = {"batch_size": 2, "seq_len": 64, "sharding": "ddp", "limit_vram": "700MiB"}
+    record = measured(tmp_path, "RTX-4090", **TWO_LAYERS, **words)
+    assert record.outcome.kind == "oom", record.outcome
+    assert record.emulation.num_cards == 2
 
 
 #: smollm2-135m's first two layers, tied embedding: what ZeRO-3 divides (not the norms), and all, in elements.
@@ -216,10 +212,8 @@ def test_what_a_step_of_deepspeed_s_moves(tmp_path: Path, sharding: str) -> None
     which stay in a model so small, and the others as they are stepped.
     """
     require_deepspeed()
-    words = ["--model", "smollm2-135m", "--num-layers", "2", "--method", "full", "--recipe", "mixed", "--seq-len", "64"]
-    words += ["--batch-size", "1", "--num-gpus", "2", "--sharding", sharding, "--json"]
-    done = vramprobe("measure", "--emulate", "H100-SXM", *words, cwd=tmp_path)
-    first, second = (RankRecord.model_validate(rank) for rank in json.loads(done.stdout)["ranks"])
+    words = {"recipe": "mixed", "seq_len": 64, "batch_size": 1}
+    first, second = measured(tmp_path, "H100-SXM", **TWO_LAYERS, **words, sharding=sharding).ranks
     all_of_them = 2 * (DIVIDED + NORMS)  # bf16
     expected = {("backward", "all_reduce"): all_of_them, ("optimizer_step", "all_gather"): all_of_them}
     if sharding == "zero3":
@@ -234,15 +228,13 @@ def test_what_a_step_of_deepspeed_s_moves(tmp_path: Path, sharding: str) -> None
 @exhaustive
 def test_4_bit_weights_are_loaded_whole_under_zero_3_and_divided_as_training_begins(tmp_path: Path) -> None:
     require_deepspeed()
-    words = ["--model", str(TINY_LLAMA_PATH), "--method", "qlora", "--kbit-prep", "none", "--batch-size", "2", "--json"]
-    words += ["--seq-len", "32", "--num-gpus", "2", "--sharding", "zero3"]
-    record = json.loads(vramprobe("measure", "--emulate", "H100-SXM", *words, cwd=tmp_path).stdout)
-    assert record["outcome"]["kind"] == "ok", record["outcome"]
-    ranks = [RankRecord.model_validate(one) for one in record["ranks"]]
-    assert record["facts"]["num_quantised_params"] > 0
-    for rank in ranks:
+    words = {"model": TINY_LLAMA_PATH, "method": "qlora", "kbit_prep": "none", "batch_size": 2, "seq_len": 32}
+    record = measured(tmp_path, "H100-SXM", **words, num_gpus=2, sharding="zero3")
+    assert record.outcome.kind == "ok", record.outcome
+    assert record.facts.num_quantised_params > 0
+    for rank in record.ranks:
         assert ("optimizer_step", "all_gather") in asked(rank)
-        assert rank.ledger.optimizer_state_bytes < 2 * 4 * record["facts"]["num_trainable_params"]
+        assert rank.ledger.optimizer_state_bytes < 2 * 4 * record.facts.num_trainable_params
 
 
 @pytest.mark.parametrize(
@@ -253,37 +245,23 @@ def test_4_bit_weights_are_loaded_whole_under_zero_3_and_divided_as_training_beg
     ),
 )
 def test_what_deepspeed_steps_on_the_host(tmp_path: Path, sharding: str, offload: str, beside: int) -> None:
-    """Of a half: fp32 weights, gradients and two states, and 16 bits that go to or come from the card. Beside it ZeRO-2
+    """The host has a half of fp32 weights, gradients, two states, and 16 bits to or from the card. Beside it ZeRO-2
     has a buffer of the largest gradient's size, and offloaded parameters are there in bf16.
     """
     require_deepspeed()
     if not list(Path.home().glob(".cache/torch_extensions/*/cpu_adam/cpu_adam.so")):
         pytest.skip("DeepSpeed's CPUAdam is not compiled here yet, which takes minutes; docs/ranks.md says how")
-    words = ["--model", "smollm2-135m", "--num-layers", "2", "--method", "full", "--recipe", "mixed", "--seq-len", "64"]
-    words += ["--batch-size", "1", "--num-gpus", "2", "--sharding", sharding, "--offload", offload, "--json"]
-    record = json.loads(vramprobe("measure", "--emulate", "H100-SXM", *words, cwd=tmp_path).stdout)
-    assert record["outcome"]["kind"] == "ok", record["outcome"]
-    for rank in (RankRecord.model_validate(one) for one in record["ranks"]):
+    words = {"recipe": "mixed", "seq_len": 64, "batch_size": 1, "sharding": sharding, "offload": offload}
+    record = measured(tmp_path, "H100-SXM", **TWO_LAYERS, **words)
+    assert record.outcome.kind == "ok", record.outcome
+    for rank in record.ranks:
         assert rank.host_tensors_bytes == 18 * (DIVIDED + NORMS) // 2 + beside
         assert rank.ledger.optimizer_state_bytes == 0
 
 
 @exhaustive
 def test_a_fused_loss_under_ddp_is_what_is_predicted(tmp_path: Path) -> None:
-    words = [
-        "--model",
-        "smollm2-135m",
-        "--num-layers",
-        "2",
-        "--method",
-        "full",
-        "--seq-len",
-        "512",
-        "--batch-size",
-        "2",
-    ]
-    words += ["--num-gpus", "2", "--sharding", "ddp", "--fused-linear-cross-entropy", "--json"]
-    done = vramprobe("measure", "--emulate", "L40S", *words, cwd=tmp_path)
-    record = RunRecord.model_validate_json(done.stdout)
-    predicted = near(record.spec, find_gpu("L40S")).peak_allocated_bytes.value
-    assert record.ledger.at_peak.total_bytes == pytest.approx(predicted, rel=0.001)
+    words = {"seq_len": 512, "batch_size": 2, "sharding": "ddp", "fused_linear_cross_entropy": True}
+    record = measured(tmp_path, "L40S", **TWO_LAYERS, **words)
+    predicted = recorded.predict(record.spec, gpu=find_gpu("L40S")).peak_allocated_bytes.value
+    assert record.peak.allocated_bytes == pytest.approx(predicted, rel=0.001)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import vramprobe
 from emulated import counted, swept
 from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 from grids import exhaustive
@@ -27,46 +27,6 @@ MORE = """
   - {{model: {tied}, method: full, autocast: bf16}}
 """
 TIED = "full, with the embedding for a head"
-#: As a user writes it; prints what tensors asked for at most in each step of rank 0.
-SCRIPT = """
-import json, os, sys
-import torch
-import torch.distributed as dist
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
-from transformers.distributed import DistributedConfig
-
-folder, method = sys.argv[1:]
-model = AutoModelForCausalLM.from_pretrained(
-    folder, distributed_config=DistributedConfig(tp_plan="auto"), dtype=torch.bfloat16)
-if method == "lora":
-    from peft import LoraConfig, get_peft_model
-    targets = ["q_proj", "v_proj"]
-    model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"))
-seen = []
-
-class Peaks(TrainerCallback):
-    def on_step_begin(self, *args, **words):
-        torch.cuda.reset_peak_memory_stats()
-    def on_step_end(self, *args, **words):
-        seen.append(torch.cuda.memory_stats()["requested_bytes.all.peak"])
-
-tokens = torch.arange(32)
-settings = TrainingArguments(
-    output_dir=os.path.join(folder, "out"), per_device_train_batch_size=2, max_steps=3, bf16=True, report_to=[],
-    max_grad_norm=0.0, save_strategy="no", optim="adamw_torch_fused", disable_tqdm=True)
-trainer = Trainer(
-    model=model, args=settings, train_dataset=[{"input_ids": tokens, "labels": tokens}] * 64, callbacks=[Peaks()])
-trainer.train()
-if dist.get_rank() == 0:
-    print("SEEN", json.dumps(seen))
-"""
-CHECKPOINT = """
-import sys
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-config = AutoConfig.from_pretrained(sys.argv[1])
-AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(sys.argv[2])
-"""
 #: Of the tiny llama: what the plan leaves whole on every rank, five norms of 64, and its weights in bf16.
 WHOLE, BUFFERS = 5 * 64, 2 * 8 * 4
 
@@ -104,18 +64,12 @@ def by_kind(found: list[RunRecord]) -> dict[tuple[str, bool], RunRecord]:
 
 
 @exhaustive
-def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(all_records: dict[tuple[str, bool], RunRecord]) -> None:
-    assert_alone_as_among_all("full", all_records)
-
-
-@exhaustive
-def test_so_does_one_with_adapters(all_records: dict[tuple[str, bool], RunRecord]) -> None:
-    assert_alone_as_among_all("lora", all_records)
-
-
-def assert_alone_as_among_all(method: str, records: dict[tuple[str, bool], RunRecord]) -> None:
-    (alone,) = records[method, True].ranks
-    same = records[method, False].ranks[alone.rank]
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(
+    method: str, all_records: dict[tuple[str, bool], RunRecord]
+) -> None:
+    (alone,) = all_records[method, True].ranks
+    same = all_records[method, False].ranks[alone.rank]
     assert counted(alone) == counted(same)
     assert (alone.ledger, alone.traffic) == (same.ledger, same.traffic)
 
@@ -155,20 +109,12 @@ def test_a_tied_head_is_the_embedding_s_part(all_records: dict[tuple[str, bool],
 @exhaustive
 @pytest.mark.parametrize("kind", ["full", "lora", TIED])
 def test_as_from_pretrained_divides_it_and_as_trainer_trains_it(
-    kind: str, all_records: dict[tuple[str, bool], RunRecord], tied: Path, tmp_path: Path
+    kind: str, all_records: dict[tuple[str, bool], RunRecord], tied: Path, trained_by_user: Callable
 ) -> None:
     """The second and third step, which repeat. Trainer has a count of tokens beside the batch."""
-    (tmp_path / "make.py").write_text(CHECKPOINT)
-    (tmp_path / "train.py").write_text(SCRIPT)
     method, config = ("full", tied) if kind == TIED else (kind, TINY_LLAMA_PATH)
-    words = ["python", "make.py", str(config), "model"]
-    done = vramprobe("profile", "--emulate", "H100-SXM", "--", *words, cwd=tmp_path)
-    assert (tmp_path / "model" / "config.json").exists(), done.stdout + done.stderr
-    words = ["torchrun", "--nproc-per-node", "2", "train.py", "model", method]
-    done = vramprobe("profile", "--emulate", "H100-SXM x2", "--", *words, cwd=tmp_path)
-    said = next((line for line in done.stdout.splitlines() if line.startswith("SEEN")), None)
-    assert said is not None, done.stdout + done.stderr
+    seen, _ = trained_by_user(config, method, "parts")
     phases = all_records[kind, False].ranks[0].phases
     ours = max(phase.requested_peak_bytes for phase in phases if phase.step == 3)
-    for theirs in json.loads(said.removeprefix("SEEN"))[1:]:
+    for (theirs,) in seen["steps"][1:]:
         assert 0 <= theirs - ours <= 32

@@ -1,4 +1,4 @@
-"""CardFit: what is outside of it, its file, and which one ships for a card."""
+"""CardFit: what is outside of it, and its file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 from factories import make_spec
 
-from vramprobe.catalog import find_gpu
 from vramprobe.errors import FitError
 from vramprobe.model import card_fit
-from vramprobe.model.card_fit import CardFit, load_fit, save_fit, shipped_fit
+from vramprobe.model.card_fit import CardFit, load_fit, save_fit
 
 RATIO = {"value": 1.0, "low": 0.9, "high": 1.2}
 WHOLE: dict[str, Any] = {
-    "instrument": "cuda",
-    "device": "cuda",
-    "cards": {"H100-SXM": 9},
-    "overall": {"num_records": 9, "allocated": RATIO, "reserved": RATIO},
+    "card": "H100-SXM",
+    "gaps": {"num_records": 9, "allocated": RATIO, "reserved": RATIO},
     "models": ["gpt2"],
     "num_params": {"low": 10**8, "high": 10**9},
     "num_tokens": {"low": 32, "high": 64},
@@ -62,11 +59,6 @@ def test_what_no_record_is_like_is_named(
     assert model.outside(spec, num_params, card) == words
 
 
-def test_emulated_cards_differ_by_what_a_prediction_knows(model: CardFit) -> None:
-    emulated = model.model_copy(update={"instrument": "emulated"})
-    assert emulated.outside(make_spec(device="cuda", optim="sgd"), 10**8, "T4") == []
-
-
 def test_a_saved_fit_reads_back_the_same(model: CardFit, tmp_path: Path) -> None:
     path = tmp_path / "fit.json"
     save_fit(model, path)
@@ -81,9 +73,10 @@ def test_a_saved_fit_reads_back_the_same(model: CardFit, tmp_path: Path) -> None
         (None, "cannot read the fit"),
         ("{", "not JSON"),
         ('{"a": 1}', "no fit"),
-        ('{"overall": {}, "format": 99}', "format 99"),
-        ('{"coefficients": {}, "format": 2}', "has format 2, this vramprobe reads 3; fit again: vramprobe fit RESULTS"),
-        ('{"overall": {}, "format": 3}', "damaged at"),
+        ('{"gaps": {}, "format": 99}', "format 99"),
+        ('{"coefficients": {}, "format": 2}', "has format 2, this vramprobe reads 4; fit again: vramprobe fit RESULTS"),
+        ('{"overall": {}, "format": 3}', "has format 3, this vramprobe reads 4"),
+        ('{"gaps": {}, "format": 4}', "damaged at"),
     ],
 )
 def test_a_bad_fit_file_is_a_clear_error(content: str | None, message: str, tmp_path: Path) -> None:
@@ -97,13 +90,13 @@ def test_a_bad_fit_file_is_a_clear_error(content: str | None, message: str, tmp_
 @pytest.mark.parametrize(
     ("keys", "value", "message"),
     [
-        (("overall", "allocated", "value"), float("nan"), "overall.allocated.value"),
-        (("overall", "allocated", "high"), float("inf"), "overall.allocated.high"),
-        (("overall", "allocated", "low"), 1.1, "must be in this order"),
-        (("overall", "reserved"), {"value": -1.0, "low": -1.1, "high": 1.2}, "a ratio of -1.0"),
-        (("overall", "num_records"), 0, "overall.num_records"),
+        (("gaps", "allocated", "value"), float("nan"), "gaps.allocated.value"),
+        (("gaps", "allocated", "high"), float("inf"), "gaps.allocated.high"),
+        (("gaps", "allocated", "low"), 1.1, "must be in this order"),
+        (("gaps", "reserved"), {"value": -1.0, "low": -1.1, "high": 1.2}, "a ratio of -1.0"),
+        (("gaps", "num_records"), 0, "gaps.num_records"),
         (("num_tokens", "high"), 10**400, "num_tokens.high"),
-        (("cards",), None, "cards"),
+        (("card",), None, "card"),
         (("luck",), 1, "luck"),
     ],
 )
@@ -119,14 +112,3 @@ def test_a_damaged_fit_is_refused_when_it_is_read(
     path.write_text(json.dumps(data))
     with pytest.raises(FitError, match=f"is damaged.*{re.escape(message)}.*fit again"):
         load_fit(path)
-
-
-def test_a_fit_of_several_cards_ships_for_those_that_have_none_of_their_own(
-    model: CardFit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = model.model_copy(update={"cards": {"A100-80GB-SXM": 9, "H100-SXM": 9}, "instrument": "emulated"})
-    monkeypatch.setattr(card_fit, "shipped_fits", lambda: (model, both))
-    assert shipped_fit("cuda", find_gpu("H100-SXM")) is model
-    assert shipped_fit("cuda", find_gpu("T4")) is shipped_fit("cuda") is both
-    assert shipped_fit("cuda", find_gpu("T4"), of_one_card=True) is None
-    assert shipped_fit("cuda", find_gpu("MI300X")) is None

@@ -17,6 +17,7 @@ from unittest import mock
 from vramprobe import api
 from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.errors import VramprobeError
+from vramprobe.predict.at_hand import CANNOT_EMULATE
 
 Words = dict[str, Any]
 CKPT: Words = {"gradient_checkpointing": True}
@@ -43,7 +44,7 @@ def asked() -> Iterator[tuple[str, Words]]:
     yield "recommend", {"model": MODELS[2], "method": "full", "seq_len": 4096, "tokens": "1B", "deadline": "24h"}
     yield "recommend", {"model": MODELS[2], "method": "lora", "seq_len": 2048, "budget": 10.0, "most": "tokens"}
     for sweep, gpu in (("24gb", "RTX-4090"), ("80gb", "H100-SXM"), ("48gb", "L40S"), ("h200", "H200")):
-        yield "plan", {"path": sweep, "gpu": gpu, "engine": "formula"}
+        yield "plan", {"path": sweep, "gpu": gpu}
     for model, sleep in product(MODELS[:3], (False, True)):
         yield "grpo", {"model": model, "gpu": "H100-SXM", "method": "lora", "sleep": sleep, "searches": False} | CKPT
     for model in MODELS[:4]:
@@ -51,11 +52,13 @@ def asked() -> Iterator[tuple[str, Words]]:
 
 
 def answered(ask: str, words: Words) -> Any:
-    """What the product answers on a machine that has recorded nothing, or the error that it gives in place of it."""
+    """Return the product's answer on a machine that has recorded nothing, or the error that it gives in place of it."""
     more: Words = {"today": _DAY} if ask == "recommend" else {}
     with tempfile.TemporaryDirectory() as nothing, mock.patch.dict(os.environ, {CACHE_VARIABLE: nothing}):
         try:
             found = getattr(api, ask)(**words, **more)
+        except CANNOT_EMULATE:
+            return {"refused": "no recipe ships, and nothing is recorded here"}
         except VramprobeError as error:
             return {"refused": f"{type(error).__name__}: {error}"}
         return _CUT[ask](found)
@@ -86,7 +89,7 @@ def _changes(found: Any) -> Any:
 
 
 def _recommended(found: Any) -> Any:
-    """Of each answer, or of the most that is asked for, the GPUs, the setting, its verdict's bytes, hours, dollars."""
+    """Return GPUs, setting, verdict's bytes, hours and dollars of each answer, or of the most that is asked for."""
     if not hasattr(found, "answers"):
         return {"value": found.value, **_option(found.option)}
     return [{"question": one.question, **_option(one.option)} for one in found.answers if one.option is not None]

@@ -34,7 +34,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Figures):
-    """What a run took. ``instrument``: emulated, or cpu, which is measured."""
+    """Figures of a run. ``instrument``: emulated, or cpu, which is measured."""
 
     instrument: str
     outcome: str  # ok or oom
@@ -43,7 +43,7 @@ class Run(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class Today(Figures):
-    """What predict said by arithmetic; all null where it has none and would record the cell."""
+    """Figures that predict gave by arithmetic; all null where it has none and would record the cell."""
 
     engine: str | None = None  # formula; null where it refused, too
     terms: dict[str, int] | None = None  # bytes by cause at the peak, as predict prints them
@@ -73,7 +73,7 @@ class Oracle:
 
     @property
     def is_a_command(self) -> bool:
-        """Whether the run was of a training script that a cell only resembles."""
+        """Tell whether the run was of a training script that a cell only resembles."""
         return self.kind in ("techniques", "releases")
 
 

@@ -1,4 +1,4 @@
-"""The oracles: predict still says what was frozen, runs have the origin that they name, the gate's page is current."""
+"""The oracles: questions are answered as they were, runs have the origin that they name, the gate's page is current."""
 
 from __future__ import annotations
 
@@ -6,57 +6,32 @@ import csv
 import dataclasses
 import json
 import lzma
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from emulated import require_emulation
 from grids import exhaustive
 
 from benchmarks.truth import recipes
 from tests.oracles import freeze, oracles
-from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.catalog import find_gpu
 from vramprobe.choices import Loss, Optim, Quant, Sharding, Trainer
 from vramprobe.errors import SpecError
-from vramprobe.rules.arithmetic import counted_architecture
+from vramprobe.predict import recorded
 
 ROOT = Path(__file__).parents[2]
-#: In ``make test`` one of so many cells is predicted anew.
-PART = 60
 MOST_BYTES = 1_500_000
 #: Tables that only compared with arithmetic, last at commit 16bca3ca: their rows are kept here alone.
-GONE = {
+GONE = {"results/cpu/sizes/records.jsonl"} | {
     f"benchmarks/{name}.csv"
-    for name in (
-        "ranks/device_map",
-        "ranks/fewest_cards_runs",
-        "ranks/ranks",
-        "ranks/ranks_405b",
-        "ranks/ranks_replayed",
-        "truth/emulated",
-        "truth/emulated_edges",
-        "truth/llama4",
-        "truth/losses",
-        "truth/vision",
-    )
+    for name in """
+        ranks/device_map ranks/fewest_cards_runs ranks/ranks ranks/ranks_405b ranks/ranks_replayed truth/emulated
+        truth/emulated_edges truth/llama4 truth/losses truth/vision
+    """.split()  # noqa: SIM905
 }
-
-
-def by_arithmetic(one: oracles.Oracle) -> bool:
-    """Answered by arithmetic still: that of several GPUs and of rare families is gone, since recordings have their runs
-    to the byte; the rows stay."""
-    return one.today.engine == "formula" and is_counted(one)
-
-
-def is_counted(one: oracles.Oracle) -> bool:
-    """On one GPU, with a step that is not left to a recording, as one of transformers 4 is."""
-    if str(one.cell["architecture"].get("transformers_version", "")).startswith("4."):
-        return False
-    try:
-        counted_architecture(one.spec)
-    except UnsupportedArchitecture:
-        return one.today.engine != "formula"  # as it was frozen
-    return one.spec.num_gpus == 1 and one.spec.sharding is None
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +51,7 @@ def journal(name: str) -> list[dict[str, Any]]:
 
 
 def kept(run: oracles.Run) -> list[dict[str, Any]]:
-    """What the file that a run names has of it."""
+    """Return the rows of a run in the file that it names."""
     where = run.origin["where"].items()
     return [row for row in journal(run.origin["file"]) if all(str(row[name]) == value for name, value in where)]
 
@@ -132,27 +107,28 @@ def test_every_sharding_trainer_loss_optimizer_and_format_is_among_them(cells: l
         assert set(get_args(kind)) - {"grpo"} <= frozen, "a step of GRPO is younger, and recorded alone"
 
 
-def test_predict_says_of_a_part_what_it_said(cells: list[oracles.Oracle]) -> None:
-    some = [one for one in cells if by_arithmetic(one)][::PART]
-    assert freeze.changed(some) == []
-
-
-def test_another_figure_is_named(cells: list[oracles.Oracle]) -> None:
-    one = next(one for one in cells if one.today.engine == "formula")
-    other = dataclasses.replace(one, today=dataclasses.replace(one.today, allocated_bytes=1, verdict="unknown"))
-    assert freeze.changed([other]) == [f"{one.kind}, {one.gpu}, {one.spec.cell_id}: allocated_bytes, verdict"]
+@exhaustive
+def test_a_draw_of_the_runs_on_one_gpu_is_recorded_as_it_was(cells: list[oracles.Oracle]) -> None:
+    """Two runs of each kind, drawn by seed, repeat: allocated within 0.2 % of the run, reserved within 5 %."""
+    require_emulation()
+    chance, kinds = random.Random(0), {}
+    for one in cells:
+        is_of_one = one.spec.num_gpus == 1 and one.gpu is not None and not one.is_a_command
+        is_of_one &= one.spec.loss != "cut_cross_entropy"  # whose library comes from no index
+        if is_of_one and one.run is not None and one.run.outcome == "ok" and one.run.allocated_bytes:
+            kinds.setdefault(one.kind, []).append(one)
+    for kind, some in kinds.items():
+        for one in chance.sample(some, min(2, len(some))):
+            found = recorded.predict(one.spec, gpu=find_gpu(one.gpu))
+            assert found.peak_allocated_bytes.value == pytest.approx(one.run.allocated_bytes, rel=0.002), one
+            if one.run.reserved_bytes:
+                assert found.reserved_bytes.value == pytest.approx(one.run.reserved_bytes, rel=0.05), (kind, one)
 
 
 def test_a_part_of_the_questions_is_answered_as_it_was() -> None:
-    quick = [one for one in oracles.questions() if one.ask in ("serve", "grpo")]
-    assert len(quick) >= 8
+    quick = [one for one in oracles.questions() if one.ask == "serve"]
+    assert len(quick) == 4
     assert freeze.changed_answers(quick[::3]) == []
-
-
-@exhaustive
-@pytest.mark.timeout(7200)
-def test_predict_says_of_all_what_it_said(cells: list[oracles.Oracle]) -> None:
-    assert freeze.changed([one for one in cells if is_counted(one)]) == []
 
 
 @exhaustive

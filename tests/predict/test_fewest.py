@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from predictions import some_prediction
 
 from vramprobe import api
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import find_gpu
-from vramprobe.cli.display_fewest import print_min_gpus
+from vramprobe.cli.display_prediction import print_min_gpus
 from vramprobe.errors import SpecError
 from vramprobe.predict import recorded
 from vramprobe.predict.at_hand import NoRecipe
 from vramprobe.predict.fewest import RECORDED_NUMBERS
-from vramprobe.predict.predict import predict
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.verdict import verdict
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 from vramprobe.units import GIB
 
 #: The kinds that divide what a rank holds.
@@ -46,10 +47,7 @@ def ranks_that_share(own: float, shared: float, asked: list[int]) -> Any:
         asked.append(one.num_gpus)
         assert (one.sharding is None) == (one.num_gpus == 1)
         size = int((own + shared / one.num_gpus) * GIB)
-        any_cell = resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=8)
-        return predict(any_cell).model_copy(
-            update={"engine": "recipe", "reserved_bytes": Interval(value=size, low=size, high=round(size * 1.04))}
-        )
+        return some_prediction(**{"reserved_bytes": Interval(value=size, low=size, high=round(size * 1.04))})
 
     return predicted
 
@@ -100,7 +98,7 @@ def test_one_kind_is_recorded_and_the_others_are_named(monkeypatch: pytest.Monke
     assert [(one.sharding, one.num_gpus) for one in found.answers] == [("fsdp", 4)]
     others = [kind for kind in DIVIDING if kind != "fsdp"]
     assert found.left_out == {"each is recorded where it is named: --sharding": others}
-    with pytest.raises(SpecError, match="engine formula is arithmetic of one GPU"):
+    with pytest.raises(SpecError, match="engine: 'formula' given; allowed: auto, recipe, measured"):
         api.min_gpus(engine="formula", sharding="fsdp", **words)
 
 

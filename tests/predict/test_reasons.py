@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from vramprobe import api
+from vramprobe.catalog import find_gpu
+from vramprobe.log.log import ALL_CAUSES
 from vramprobe.log.meanings import MEANINGS, PLAIN
-from vramprobe.predict.reasons import reasons
-from vramprobe.spec import resolve
-from vramprobe.terms.tape.graph import CAUSES
+from vramprobe.predict.reasons import reasons, without_flash
+from vramprobe.resolve import resolve
 from vramprobe.units import format_bytes
 
 CELL = {"batch_size": 1, "seq_len": 2048, "gradient_checkpointing": True}
@@ -77,8 +78,34 @@ def test_the_bytes_that_reasons_name_are_the_predictions_own() -> None:
 
 def test_every_term_has_a_meaning_and_words_md_has_it() -> None:
     page = (Path(__file__).parents[2] / "docs" / "words.md").read_text(encoding="utf-8")
-    terms = {*CAUSES, "workspaces", "block_remainders", "constant", "other"}
+    terms = {*ALL_CAUSES, "gathered_weights", "gradient_buckets", "workspaces", "block_remainders", "constant", "other"}
     assert terms <= MEANINGS.keys()
     assert set(PLAIN) <= MEANINGS.keys()
     for name, meaning in MEANINGS.items():
         assert f"| `{name}` | {meaning} |" in page, name
+
+
+@pytest.mark.parametrize(
+    ("model", "attn", "gpu", "says"),
+    [
+        ("llama-3.2-1b", "sdpa", "T4", "T4 has no flash attention"),
+        ("llama-3.2-1b", "eager", "T4", ""),
+        ("llama-3.2-1b", "sdpa", "A10", ""),
+        ("llama-3.2-1b", "sdpa", "MI300X", ""),
+        ("gemma-7b", "sdpa", "L40S", ""),  # heads of 256
+    ],
+)
+def test_a_card_without_flash_attention_is_noted(model: str, attn: str, gpu: str, says: str) -> None:
+    spec = resolve(model=model, method="lora", attn=attn, device="cuda", **CELL)
+    assert (" ".join(without_flash(spec, find_gpu(gpu)))).startswith(says)
+    assert bool(without_flash(spec, find_gpu(gpu))) == bool(says)
+
+
+@pytest.mark.parametrize(("head_size", "dropout", "is_noted"), [(200, 0.0, True), (256, 0.0, False), (256, 0.1, True)])
+def test_heads_that_ada_does_not_train_are_noted(head_size: int, dropout: float, is_noted: bool) -> None:
+    own = {"head_dim": head_size, "attention_dropout": dropout}
+    spec = resolve(model="llama-3.2-1b", method="lora", device="cuda", **CELL)
+    spec = spec.model_copy(update={"architecture": spec.architecture | own})
+    notes = without_flash(spec, find_gpu("L40S"))
+    assert [f"for heads of {head_size}:" in one for one in notes] == [True] * is_noted
+    assert without_flash(spec, find_gpu("H100-SXM")) == []

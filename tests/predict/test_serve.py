@@ -157,7 +157,7 @@ def test_the_command_line() -> None:
         (("serve", "--model", "llama-3.1-8b", "--gpu", "T4"), 3),
         (("serve", "--model", "gpt-oss-120b", "--gpu", "H200", "--max-model-len", "4096"), 4),
         (("serve", "--model", "llama-3.1-8b", "--gpu", "H100-SXM", "--max-model-len", "8192"), 0),
-        (("grpo", "--model", "llama-3.1-8b", "--method", "lora", "--gpu", "T4"), 3),
+        (("grpo", "--model", "llama-3.1-8b", "--method", "lora", "--gradient-checkpointing", "--gpu", "L4"), 3),
         (("predict", "--model", "gpt2", "--method", "full", "--batch-size", "64", "--seq-len", "1k", "--gpu", "T4"), 3),
         (("predict", "--model", "gpt2", "--method", "lora", "--batch-size", "1", "--seq-len", "64", "--gpu", "T4"), 0),
         (("predict", "--model", "gpt2", "--method", "full", "--batch-size", "64", "--seq-len", "1k"), 0),

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from predictions import some_prediction
 
 from vramprobe.api import plan
-from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.errors import SpecError
+from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.predict import recorded
+from vramprobe.predict.prediction import Interval
 from vramprobe.predict.questions import predict
 from vramprobe.predict.what_fits import largest_model, min_gpus
 from vramprobe.spec import CellSpec
+from vramprobe.units import GIB
 
 WHOLE_LLAMA = {"model": "llama-3.1-8b", "batch_size": 1, "seq_len": 512, "sharding": "tp"}
 Q_V = {"method": "lora", "lora_targets": "q_v"}
@@ -26,11 +28,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[CellSpec]:
 
     def predicted(one: CellSpec, **_: Any) -> Any:
         found.append(one)
-        alone = {"num_gpus": 1, "sharding": None}
-        spec = one.model_copy(update=alone)
-        from vramprobe.predict.predict import predict as predict_cell
-
-        return predict_cell(spec).model_copy(update={"engine": "recipe", "num_gpus": one.num_gpus})
+        size = 30 * GIB
+        return some_prediction(
+            num_gpus=one.num_gpus, reserved_bytes=Interval(value=size, low=size, high=round(1.01 * size))
+        )
 
     monkeypatch.setattr(recorded, "predict", predicted)
     return found
@@ -49,7 +50,7 @@ def test_the_fewest_are_numbers_that_divide_the_heads(asked: list[CellSpec]) -> 
 
 def test_the_largest_model_is_recorded_where_that_is_asked_for() -> None:
     words = {"batch_size": 1, "seq_len": 512, "sharding": "tp", "num_gpus": 8, "gradient_checkpointing": True}
-    with pytest.raises(UnsupportedArchitecture, match="give engine recipe, which records the models"):
+    with pytest.raises(VramprobeError, match="could be judged; --engine recipe records those that may be the answer"):
         largest_model(gpu="L4", **words, **Q_V)
     with pytest.raises(SpecError, match="quant nf4 under tp"):
         largest_model(gpu="L4", **words, method="qlora")
@@ -61,7 +62,7 @@ def test_a_plan_records_divided_layers(tmp_path: Path, asked: list[CellSpec]) ->
         "name: parts\ncells:\n  - {model: qwen3-0.6b, method: full, batch_size: 1, seq_len: 512, sharding: tp,"
         " num_gpus: [4, 8], device: cuda}\n"
     )
-    rows = plan(sweep, gpu="H100-SXM", out=tmp_path / "out").rows
+    rows = plan(sweep, gpu="H100-SXM", out=tmp_path / "out", records=True).rows
     assert {(row.spec.num_gpus, row.verdict) for row in rows} == {(8, "fits"), (4, "fits")}
     assert sorted(one.num_gpus for one in asked) == [4, 8]
 

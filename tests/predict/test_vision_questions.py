@@ -20,14 +20,6 @@ from vramprobe.predict.changes import smaller_images
 CELL = {"model": "qwen3-vl-8b", "method": "lora", "batch_size": 1, "seq_len": 512, "images": 1}
 
 
-def test_arithmetic_that_is_asked_for_names_what_records_it() -> None:
-    with pytest.raises(
-        UnsupportedArchitecture,
-        match="a step of model type qwen3_vl is not counted by the formula engine; vramprobe predict --engine recipe",
-    ):
-        api.predict(engine="formula", gpu="RTX-4090", **CELL)
-
-
 def test_ranks_are_refused_whichever_way_they_are_asked_for() -> None:
     with pytest.raises(SpecError, match="has a vision tower, which is predicted on one GPU; leave sharding, num_gpus"):
         api.predict(sharding="fsdp", num_gpus=4, **CELL)

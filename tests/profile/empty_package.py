@@ -22,7 +22,7 @@ def repositories(empty: types.SimpleNamespace, home: Path, cache: Path) -> Any:
         repo_folder_name=lambda *, repo_id, repo_type: "--".join([f"{repo_type}s", *repo_id.split("/")]),
         try_to_load_from_cache=lambda *asked: asked,
     )
-    found.serve(module)
+    empty.hub.serve_cache(module, types.SimpleNamespace(repositories=found))
     found.look = module.try_to_load_from_cache
     return found, lambda name, repo_type="model": module.repo_folder_name(repo_id=name, repo_type=repo_type)
 

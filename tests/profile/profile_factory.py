@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from vramprobe.profile.analyse import analyse
 from vramprobe.profile.hook.history import ACTIONS, write
+from vramprobe.records.profile import ProfileRecord
 
 SEGMENT = 2 * 2**20
 FIRST_NS = 1_700_000_000_000_000_000
@@ -168,6 +171,26 @@ def write_launcher(folder: Path, **fields: Any) -> None:
         "options": {},
     }
     (folder / "run.json").write_text(json.dumps(known | fields))
+
+
+def analysed(
+    folder: Path, *scripts: Script, with_history: bool = True, gpus: Sequence[str] | str | None = None, **launcher: Any
+) -> ProfileRecord:
+    """The profile of these processes and their launcher, whose raw files are written to ``folder``."""
+    folder.mkdir(exist_ok=True)
+    for script in scripts:
+        script.write(folder, with_history=with_history)
+    write_launcher(folder, **launcher)
+    return analyse(folder, gpus=gpus)
+
+
+#: One step as it is counted (emulate/values/count): a product, and the embedding of 4 × 2,048 tokens.
+ROW: dict[str, Any] = {
+    "phase": "forward", "what": "product", "name": "aten::mm", "shapes": "", "dtype": "bfloat16", "calls": 1,
+    "flops": 10**15, "read": 10**9, "written": 10**9, "launches": 1, "width": 4096, "line": ["/srv/train.py", 3, "f"],
+}  # fmt: skip
+TOKENS = ROW | {"what": "other", "name": "aten::embedding", "flops": 0, "shapes": "bfloat16[9, 2] int64[4, 2048] -> x"}
+COUNT = {"step": 2, "num_launches": 2, "num_claimed": 2, "unclaimed": {}, "moved": [], "rows": [ROW, TOKENS]}
 
 
 #: Bytes of the training below; odd, so that a sum that is off by one byte shows.

@@ -60,7 +60,7 @@ def _prepared(script: str, num_steps: int, compiles: bool) -> str:
 
 
 def unprofiled(folder: Path, script: str, *, emulate: str = "RTX-4090", num_steps: int = 6) -> str:
-    """What the same script prints on the same card without the hook, its values watched as there."""
+    """Return what the same script prints on the same card without the hook, its values watched as there."""
     from vramprobe.emulate.enter import entrance_for_command
 
     path = folder / "plain.py"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,16 +10,36 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import psutil
+from emulated import require_emulation
 
 PATIENCE_SECONDS = 60.0
+#: Rows of 64 tokens, and of a hundred one of 256; what a loader makes of them.
+ROWS = """
+import torch
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, count):
+        self.count = count
+    def __len__(self):
+        return self.count
+    def __getitem__(self, index):
+        tokens = torch.arange(256 if index == 77 and self.count == 100 else 64)
+        return {"input_ids": tokens, "labels": tokens}
+
+def collate(rows):
+    longest = max(len(row["input_ids"]) for row in rows)
+    padded = [torch.nn.functional.pad(row["input_ids"], (0, longest - len(row["input_ids"]))) for row in rows]
+    return {"input_ids": torch.stack(padded), "labels": torch.stack(padded)}
+"""
 
 
 @dataclass(frozen=True)
 class Left:
-    """How the verb ended. ``said``: its own lines on stderr; ``stray``: what is in the command's folder since."""
+    """End of the verb. ``said``: its own lines on stderr; ``stray``: what is in the command's folder since."""
 
     status: int
     out: str
@@ -114,6 +135,17 @@ class Verb:
             kept=sorted(self._tmp.glob("vramprobe*")),
             running=running,
         )
+
+
+def profile_of(
+    folder: Path, script: str, *options: str, words: Sequence[str] = (), gpu: str = "RTX-4090"
+) -> tuple[Left, Any]:
+    """Run a script on an emulated GPU, without an error; return how it ended, and its profile as JSON says it."""
+    (folder / "train.py").write_text(script)
+    command = [str(require_emulation()), str(folder / "train.py"), *words]
+    left = Verb(folder, command, "--emulate", "RTX-4090", "--json", *options).left(240)
+    assert left.status == 0, left.err
+    return left, json.loads(left.out.splitlines()[-1])
 
 
 def _files(folder: Path) -> set[str]:

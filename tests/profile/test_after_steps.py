@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,15 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from profile_factory import training, write_launcher
+from profile_factory import analysed, training
 from run_command import lines, told
-from run_verb import Verb
+from run_verb import ROWS, profile_of
 
 from vramprobe.cli import display_profile
-from vramprobe.emulate import values
-from vramprobe.emulate.values import imports
-from vramprobe.profile.analyse import analyse
-from vramprobe.profile.hook import discard
+from vramprobe.profile.hook import discard, holes
+from vramprobe.profile.hook.after_steps import AfterSteps
 from vramprobe.profile.hook.phases import Phases
 from vramprobe.profile.launch import _was_stopped
 from vramprobe.units import MIB
@@ -52,6 +49,13 @@ def phases() -> tuple[Phases, Cards, Lines]:
     return Phases(said, cards, lambda device: 0), cards, said
 
 
+def step(watched: Phases) -> None:
+    for name in ("forward", "backward", "optimizer_step"):
+        watched.mark(name)
+    watched.stepped()
+    watched.mark("other")
+
+
 def test_what_happens_in_a_scope_is_one_phase_of_no_step(phases: tuple[Phases, Cards, Lines]) -> None:
     watched, cards, said = phases
     watched.mark("forward")
@@ -75,10 +79,7 @@ def test_a_rollout_is_of_the_step_that_it_begins(phases: tuple[Phases, Cards, Li
         with watched.scope("generation", is_of_step=True):
             cards.peak = 7
             watched.mark("evaluation")  # of its model
-        for name in ("forward", "backward", "optimizer_step"):
-            watched.mark(name)
-        watched.stepped()
-        watched.mark("other")
+        step(watched)
     watched.close()
     assert [one[1:3] for one in said if one[1] == "generation"] == [("generation", None), ("generation", 2)]
     assert [one[2] for one in said if one[0] == "step"] == [1, 2]
@@ -87,11 +88,7 @@ def test_a_rollout_is_of_the_step_that_it_begins(phases: tuple[Phases, Cards, Li
 def test_after_the_steps_none_is_counted(phases: tuple[Phases, Cards, Lines]) -> None:
     watched, _, said = phases
     for _ in range(2):
-        watched.mark("forward")
-        watched.mark("backward")
-        watched.mark("optimizer_step")
-        watched.stepped()
-        watched.mark("other")
+        step(watched)
     watched.count_no_more()
     watched.training_ended()
     watched.mark("generation")
@@ -106,10 +103,7 @@ def test_a_resume_that_steps_the_optimizer_makes_no_step(phases: tuple[Phases, C
     with watched.scope("resume"):
         watched.mark("optimizer_step")
         watched.stepped()
-    for name in ("forward", "backward", "optimizer_step"):
-        watched.mark(name)
-    watched.stepped()
-    watched.mark("other")
+    step(watched)
     watched.close()
     assert [one for one in said if one[0] == "step"] == [("step", None, 1, None)]
 
@@ -128,7 +122,7 @@ def test_a_scope_ends_with_the_error_within(phases: tuple[Phases, Cards, Lines])
     assert watched.name == "load"
 
 
-def test_the_phases_of_a_run_and_its_peak_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_phases_of_a_run_and_its_peak_are_shown(tmp_path: Path, printed) -> None:
     script = training()
     with script.phase("evaluation"):
         script.alloc(0xF000000, 64 * MIB)
@@ -137,19 +131,15 @@ def test_the_phases_of_a_run_and_its_peak_are_shown(tmp_path: Path, capsys: pyte
         pass
     script.say("evaluation", num_batches=4, num_batches_of=10, grown_bytes=MIB, peak_bytes=80 * MIB)
     script.say("end", why="exit", after_steps=True)
-    script.write(tmp_path)
-    write_launcher(tmp_path, stopped=True)
-    record = analyse(tmp_path)
+    record = analysed(tmp_path, script, stopped=True)
     (rank,) = record.ranks
     highest = {one.name: one.allocated_bytes for one in rank.run_phases}
     assert list(highest) == ["load", "training", "evaluation", "after_training"]
     of_steps = [one.allocated_bytes for one in rank.phases if one.name not in ("load", "evaluation")]
     assert highest["training"] == max(of_steps)
-    assert rank.peak is not None
     assert highest["evaluation"] == rank.peak.allocated_bytes > highest["training"]
     assert [one for one in record.warnings if "all 10 of this length would take 86.00 MiB (predicted from 4)" in one]
-    display_profile.print_profile(record)
-    shown = capsys.readouterr().out
+    shown = printed(record)
     assert "peak of the run: evaluation, " in shown
     assert "above training's" in shown
 
@@ -164,8 +154,7 @@ def test_the_rank_that_has_the_most_in_a_phase_is_named(tmp_path: Path, capsys: 
             with script.phase("load_best"):
                 pass
         script.write(tmp_path)
-    write_launcher(tmp_path)
-    display_profile.print_profile(analyse(tmp_path))
+    display_profile.print_profile(analysed(tmp_path))
     out = capsys.readouterr().out
     shown = {line.split()[0]: line.split() for line in out[out.index("phases of the run") :].splitlines()[1:5]}
     assert shown["save"][5:] == ["rank", "1;", "rank", "0", shown["save"][-2], "MiB"]
@@ -174,9 +163,7 @@ def test_the_rank_that_has_the_most_in_a_phase_is_named(tmp_path: Path, capsys: 
     assert shown["training"][5:] == []
 
 
-def test_what_outlives_the_phase_that_ran_out_is_not_the_peak(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_outlives_the_phase_that_ran_out_is_not_the_peak(tmp_path: Path, printed) -> None:
     script = training()
     with script.phase("other"):
         pass
@@ -184,16 +171,11 @@ def test_what_outlives_the_phase_that_ran_out_is_not_the_peak(
         script.alloc(0xF000000, 64 * MIB)
     with script.phase("other"):  # the error holds it
         pass
-    script.write(tmp_path)
-    write_launcher(tmp_path)
-    display_profile.print_profile(analyse(tmp_path))
-    assert "peak of the run: evaluation, " in capsys.readouterr().out
+    assert "peak of the run: evaluation, " in printed(analysed(tmp_path, script))
 
 
 def test_a_run_of_steps_alone_has_no_phases_of_a_run(tmp_path: Path) -> None:
-    training().write(tmp_path)
-    write_launcher(tmp_path)
-    assert analyse(tmp_path).ranks[0].run_phases == []
+    assert analysed(tmp_path, training()).ranks[0].run_phases == []
 
 
 @pytest.mark.parametrize(
@@ -209,11 +191,7 @@ def test_a_run_that_goes_on_after_its_steps_was_stopped_unless_one_ran_out(ends:
     assert _was_stopped(ends) is stopped
 
 
-def test_a_trainer_says_once_how_long_its_training_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vramprobe_values", values)  # its name in a profiled process
-    monkeypatch.setitem(sys.modules, "vramprobe_values.imports", imports)
-    from vramprobe.profile.hook.after_steps import AfterSteps
-
+def test_a_trainer_says_once_how_long_its_training_is() -> None:
     said: list[tuple[str, dict]] = []
     after = AfterSteps.__new__(AfterSteps)
     after._is_length_told = False
@@ -232,7 +210,8 @@ def test_a_trainer_says_once_how_long_its_training_is(monkeypatch: pytest.Monkey
 def test_a_file_of_holes_is_read_as_zeros_and_takes_no_disk(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     tensors = {"a": torch.ones(1024, 1024, dtype=torch.bfloat16), "b": torch.ones(3, dtype=torch.int64)}
-    discard.write_holes(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    described = {name: holes.described(one) for name, one in tensors.items()}
+    holes.write_holes(tmp_path / "model.safetensors", described, {"format": "pt"})
     found = safetensors.load_file(tmp_path / "model.safetensors")
     assert {name: (one.shape, one.dtype) for name, one in found.items()} == {
         name: (one.shape, one.dtype) for name, one in tensors.items()
@@ -323,8 +302,8 @@ def test_an_older_file_is_not_lost(act: str, tmp_path: Path) -> None:
         (tmp_path / name).write_text("kept")
     time.sleep(0.1)
     script = (
-        "import os, shutil, sys\n"
-        f"sys.path.insert(0, {str(Path(discard.__file__).parent)!r})\nimport discard\n"
+        "import os, shutil, sys\nfrom vramprobe.emulate import values\nsys.modules['vramprobe_values'] = values\n"
+        "from vramprobe.profile.hook import discard\n"
         "def heard(path): raise SystemExit(9)\n"
         f"discard.Discard({str(tmp_path / 'run')!r}, print, heard).begin()\n"
         f"open('new_one', 'w').close()\n{act}\n"
@@ -337,23 +316,8 @@ def test_an_older_file_is_not_lost(act: str, tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import os, sys, torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
-class Rows(torch.utils.data.Dataset):
-    def __init__(self, count):
-        self.count = count
-    def __len__(self):
-        return self.count
-    def __getitem__(self, index):
-        tokens = torch.arange(256 if index == 77 else 64)
-        return {"input_ids": tokens, "labels": tokens}
-
-def collate(rows):
-    longest = max(len(row["input_ids"]) for row in rows)
-    padded = [torch.nn.functional.pad(row["input_ids"], (0, longest - len(row["input_ids"]))) for row in rows]
-    return {"input_ids": torch.stack(padded), "labels": torch.stack(padded)}
 
 config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=4096)
 model = get_peft_model(LlamaForCausalLM(config), LoraConfig(r=4, task_type="CAUSAL_LM"))
@@ -375,22 +339,15 @@ print("not reached")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("steps_only", [False, True])
 def test_a_trainer_goes_through_its_phases_and_writes_nothing(steps_only: bool, tmp_path: Path) -> None:
-    from emulated import require_emulation
-
-    python = require_emulation()
     work = tmp_path / "work"
     for folder in ("out/checkpoint-1", "mine"):
         (work / folder).mkdir(parents=True)
         (work / folder / "config.json").write_text("kept")
-    (tmp_path / "train.py").write_text(SCRIPT)
-    words = ["--emulate", "RTX-4090", "--folder", str(tmp_path / "run"), "--json"]
-    words += ["--steps-only"] if steps_only else []
-    left = Verb(tmp_path, [str(python), str(tmp_path / "train.py")], *words).left(180)
-    assert left.status == 0, left.err
+    options = ["--folder", str(tmp_path / "run"), *(["--steps-only"] if steps_only else [])]
+    left, record = profile_of(tmp_path, ROWS + SCRIPT, *options)
     assert left.stray == []
     assert "not reached" not in left.out
     assert (work / "mine" / "config.json").read_text() == "kept"
-    record = json.loads(left.out.splitlines()[-1])
     (rank,) = record["ranks"]
     assert (rank["num_steps"], record["outcome"]["stopped"]) == (3, True)
     highest = {one["name"]: one["allocated_bytes"] for one in rank["run_phases"]}

@@ -1,4 +1,4 @@
-"""What a run's files come to: each cause by known answers, sums to the byte, outcomes, ranks, lines and modules."""
+"""Analysis of a run's files: each cause by known answers, sums to the byte, outcomes, ranks, lines and modules."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from profile_factory import BATCH, SAVED, STATE, TEMPORARY, WEIGHT, WORKSPACE, Script, rounded, training, write_launcher
+from profile_factory import (
+    BATCH,
+    SAVED,
+    STATE,
+    TEMPORARY,
+    WEIGHT,
+    WORKSPACE,
+    Script,
+    analysed,
+    rounded,
+    training,
+)
 
-from vramprobe.profile.analyse import analyse
 from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.places import NOWHERE, Location, Places, pattern
 from vramprobe.profile.ranks import merged, module_said
@@ -30,13 +40,6 @@ AT_PEAK = {
 }
 
 
-def analysed(folder: Path, *scripts: Script, with_history: bool = True, **launcher: object) -> ProfileRecord:
-    for script in scripts:
-        script.write(folder, with_history=with_history)
-    write_launcher(folder, **launcher)
-    return analyse(folder)
-
-
 def only(record: ProfileRecord) -> RankProfile:
     (rank,) = record.ranks
     return rank
@@ -46,7 +49,6 @@ def test_every_cause_at_the_peak_is_known(tmp_path: Path) -> None:
     """The peak's temporary stands where a saved activation was, and that where a temporary was."""
     record = analysed(tmp_path, training())
     rank = only(record)
-    assert rank.at_peak is not None
     assert rank.at_peak.parts() == AT_PEAK
     assert rank.at_peak_of == "backward of step 2"
     assert record.warnings == []
@@ -68,8 +70,6 @@ def test_a_step_is_timed_on_a_real_gpu_alone(tmp_path: Path) -> None:
 
 def test_sums_are_equal_to_the_byte(tmp_path: Path) -> None:
     rank = only(analysed(tmp_path, training()))
-    assert rank.at_peak is not None
-    assert rank.peak is not None
     total = sum(AT_PEAK.values())
     assert rank.at_peak.total_bytes == rank.peak.requested_bytes == total
     for parts in (rank.by_line, rank.by_module):
@@ -89,7 +89,6 @@ def test_the_peak_is_the_first_whose_gradients_were_seen(tmp_path: Path) -> None
     ]
     rank = only(analysed(tmp_path, script))
     assert rank.at_peak_of == "backward of step 3"
-    assert rank.at_peak is not None
     assert rank.at_peak.parts() == AT_PEAK
 
 
@@ -98,7 +97,6 @@ def test_gradients_that_nobody_looked_up_are_temporaries_and_that_is_said(tmp_pa
     script.held = [one for one in script.held if one["cause"] != "gradients"]
     record = analysed(tmp_path, script)
     at_peak = only(record).at_peak
-    assert at_peak is not None
     assert (at_peak.gradients_bytes, at_peak.temporaries_bytes) == (0, 4 * TEMPORARY + WEIGHT)
     assert any("no gradients were looked up in backward of step 2" in text for text in record.warnings)
 
@@ -115,9 +113,7 @@ def test_a_peak_in_loading_is_said_and_named(tmp_path: Path) -> None:
     with script.phase("forward", 1):
         script.alloc(0x20000, 100)
     rank = only(analysed(tmp_path, script))
-    assert rank.peak is not None
     assert (rank.peak.phase, rank.peak.step) == ("load", None)
-    assert rank.at_peak is not None
     expected = {"weights_bytes": 5001, "temporaries_bytes": 70_001, "other_bytes": 301}
     assert {name: size for name, size in rank.at_peak.parts().items() if size} == expected
 
@@ -129,7 +125,6 @@ def test_what_a_forward_does_not_keep_is_temporary(tmp_path: Path) -> None:
         script.alloc(0x2000, 3003)
         script.free(0x2000)
     at_peak = only(analysed(tmp_path, script)).at_peak
-    assert at_peak is not None
     assert (at_peak.saved_activations_bytes, at_peak.temporaries_bytes) == (1001, 3003)
 
 
@@ -144,7 +139,6 @@ def test_what_an_earlier_step_left_is_other(tmp_path: Path) -> None:
             script.alloc(0x2000, 77)
             script.free(0x2000)
     at_peak = only(analysed(tmp_path, script)).at_peak
-    assert at_peak is not None
     assert {name: size for name, size in at_peak.parts().items() if size} == {
         "saved_activations_bytes": 5000,
         "other_bytes": 5000 + 999,
@@ -170,7 +164,6 @@ def test_what_a_forward_makes_for_good_is_other(tmp_path: Path) -> None:
                 script.alloc(0x80000, 5000)
                 script.free(0x80000)
     at_peak = only(analysed(tmp_path, script)).at_peak
-    assert at_peak is not None
     assert {name: size for name, size in at_peak.parts().items() if size} == {
         "saved_activations_bytes": 900,
         "temporaries_bytes": 5000,
@@ -187,7 +180,6 @@ def test_a_storage_inside_a_block_is_its_owner(tmp_path: Path) -> None:
         script.holds("weights", 0x10000)
         script.held[-1]["storages"] = {0x10800: 10, 0x30064: 10, 0x1: 5}  # inside; just behind one of 100 B; nowhere
     at_peak = only(analysed(tmp_path, script)).at_peak
-    assert at_peak is not None
     assert (at_peak.weights_bytes, at_peak.other_bytes) == (4096, 100)
 
 
@@ -203,7 +195,6 @@ def test_two_clocks_that_differ_do_not_move_the_phases(shift_us: int, tmp_path: 
     assert raw.history is not None
     spans = see(raw).spans
     assert all(span.closes for span in spans)
-    assert rank.at_peak is not None
     assert rank.at_peak.total_bytes == rank.peak.requested_bytes
     assert rank.at_peak.saved_activations_bytes == SAVED
 
@@ -231,7 +222,6 @@ def test_a_step_traced_from_its_middle_has_what_was_alive_before(tmp_path: Path)
     record = analysed(tmp_path, script)
     rank = only(record)
     assert rank.at_peak_of == "backward of step 3"
-    assert rank.at_peak is not None
     assert rank.at_peak.total_bytes == sum(AT_PEAK.values())
     assert rank.at_peak.other_bytes == BATCH + WORKSPACE + 2 * STATE  # nobody said whose these are
     assert record.warnings == []
@@ -262,7 +252,6 @@ def test_a_counter_that_the_history_does_not_explain_is_said(tmp_path: Path) -> 
 def test_without_a_history_there_are_the_counters(tmp_path: Path) -> None:
     rank = only(analysed(tmp_path, training(), with_history=False))
     assert rank.at_peak is None
-    assert rank.peak is not None
     assert rank.peak.phase == "backward"
     assert {one.name: one.num_phases for one in rank.phases}["backward"] == 3
 
@@ -327,7 +316,6 @@ def test_out_of_memory_is_a_result(tmp_path: Path) -> None:
     assert outcome.kind == "oom"
     assert (outcome.phase, outcome.step, outcome.requested_bytes, outcome.free_bytes) == ("backward", 2, 10 * WEIGHT, 7)
     assert (outcome.line, outcome.function, outcome.rank) == ("models/llama.py:3", "forward", 0)
-    assert outcome.alive is not None
     assert {name: size for name, size in outcome.alive.parts().items() if size} == {
         "weights_bytes": 2 * WEIGHT,
         "optimizer_state_bytes": 2 * STATE,
@@ -427,7 +415,6 @@ def test_an_emulated_run_says_what_it_rests_on(tmp_path: Path) -> None:
     record = analysed(tmp_path, script)
     emulation = record.emulation
     assert record.instrument == "emulated"
-    assert emulation is not None
     assert (emulation.card, emulation.contents, emulation.num_steering_reads) == ("RTX-4090", "zeros", 3)
     assert emulation.verification is not None
     assert emulation.reads[0].line == "a.py:1"
@@ -516,7 +503,6 @@ def test_layers_alike_are_one_row(tmp_path: Path) -> None:
 
 def test_what_was_reserved_and_never_allocated(tmp_path: Path) -> None:
     rank = only(analysed(tmp_path, training()))
-    assert rank.peak is not None
     assert rank.fragmentation_bytes == rank.peak.reserved_bytes - rank.peak.allocated_bytes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from profile_factory import Script, write_launcher
@@ -15,6 +16,7 @@ from vramprobe.profile.cards import MARGIN_BYTES
 from vramprobe.records.profile import CardVerdict
 from vramprobe.units import GIB, MIB
 
+H100: dict[str, Any] = {"device_name": "NVIDIA H100 80GB HBM3", "capability": [9, 0]}
 USABLE_3090 = card_properties("RTX-3090").total_bytes - find_gpu("RTX-3090").context_bytes
 
 
@@ -38,7 +40,11 @@ def run(
     return folder
 
 
-def verdict(folder: Path, gpu: str) -> CardVerdict:
+def verdict(folder: Path, gpu: str, script: Script | None = None, **launcher: object) -> CardVerdict:
+    """Return the verdict on the run in ``folder``, or on this one, which is written there."""
+    if script is not None:
+        script.write(folder)
+        write_launcher(folder, **launcher)
     (found,) = analyse(folder, gpus=[gpu]).cards
     return found
 
@@ -63,7 +69,7 @@ def test_where_the_cpu_shares_the_memory_its_part_is_not_for_tensors(tmp_path: P
 
 
 def test_more_tensors_than_memory_do_not_fit(tmp_path: Path) -> None:
-    found = verdict(run(tmp_path, 30 * GIB, GIB, device_name="NVIDIA H100 80GB HBM3", capability=[9, 0]), "RTX-3090")
+    found = verdict(run(tmp_path, 30 * GIB, GIB, **H100), "RTX-3090")
     assert found.verdict == "does not fit"
     assert found.headroom_bytes is None
     assert "31.00 GiB of tensors" in found.why
@@ -71,7 +77,7 @@ def test_more_tensors_than_memory_do_not_fit(tmp_path: Path) -> None:
 
 def test_a_cache_that_goes_back_in_time_fits(tmp_path: Path) -> None:
     """12 + 8 GiB, the 12 freed, then 14: 34 GiB reserved where there is room, 22 where the cache must go back."""
-    folder = run(tmp_path, 12 * GIB, 8 * GIB, 14 * GIB, freed=1, device_name="NVIDIA H100 80GB HBM3", capability=[9, 0])
+    folder = run(tmp_path, 12 * GIB, 8 * GIB, 14 * GIB, freed=1, **H100)
     large, small = verdict(folder, "H100-SXM"), verdict(folder, "RTX-3090")
     assert (large.verdict, large.reserved_bytes) == ("fits", 34 * GIB)
     assert (small.verdict, small.reserved_bytes) == ("fits", 22 * GIB)
@@ -80,15 +86,13 @@ def test_a_cache_that_goes_back_in_time_fits(tmp_path: Path) -> None:
 
 def test_fragments_that_cannot_go_back_do_not_fit(tmp_path: Path) -> None:
     """A free half of a segment whose other half is in use serves nobody who needs more."""
-    script = Script(device_name="NVIDIA H100 80GB HBM3", capability=[9, 0])
+    script = Script(**H100)
     with script.phase("load"):
         script.alloc(1 << 36, 16 * GIB)
         script.free(1 << 36)
         script.alloc(1 << 36, 8 * GIB)  # the front of that segment
         script.alloc(2 << 36, 9 * GIB)
-    script.write(tmp_path)
-    write_launcher(tmp_path)
-    found = verdict(tmp_path, "RTX-3090")
+    found = verdict(tmp_path, "RTX-3090", script)
     assert (found.verdict, found.reserved_bytes) == ("does not fit", None)
     assert "the replay runs out" in found.why
 
@@ -131,7 +135,7 @@ def test_a_cache_that_the_program_emptied_is_emptied(
 def test_near_its_end_another_card_is_unknown(over: int, answer: str, tmp_path: Path) -> None:
     """Workspaces differ between cards; on its own the run is its own proof."""
     whole = (USABLE_3090 + over) // (2 * MIB) * (2 * MIB)
-    folder = run(tmp_path, GIB, whole - GIB, device_name="NVIDIA H100 80GB HBM3", capability=[9, 0])
+    folder = run(tmp_path, GIB, whole - GIB, **H100)
     assert verdict(folder, "RTX-3090").verdict == answer
     own = run(tmp_path, GIB, whole - GIB, device_name="NVIDIA GeForce RTX 3090", capability=[8, 6])
     assert verdict(own, "RTX-3090").verdict == "fits"
@@ -193,9 +197,7 @@ def test_what_could_not_be_served_is_asked_for_again(tmp_path: Path) -> None:
         script.alloc(1 << 36, 8 * GIB)
         script.event("oom", 0, 9 * GIB)
     script.say("oom", requested_bytes=9 * GIB, allocated_bytes=8 * GIB, phase="load", stack=[])
-    script.write(tmp_path)
-    write_launcher(tmp_path, exit_status=1)
-    assert verdict(tmp_path, "A10").verdict == "does not fit"
+    assert verdict(tmp_path, "A10", script, exit_status=1).verdict == "does not fit"
     assert verdict(tmp_path, "L40").verdict == "unknown"
 
 
@@ -206,7 +208,7 @@ def test_one_that_ran_out_and_went_on_is_judged_by_its_own_card_alone(tmp_path: 
 
 
 def test_without_a_history_the_counters_decide_what_they_can(tmp_path: Path) -> None:
-    folder = run(tmp_path, 12 * GIB, 8 * GIB, 14 * GIB, freed=1, device_name="NVIDIA H100 80GB HBM3", capability=[9, 0])
+    folder = run(tmp_path, 12 * GIB, 8 * GIB, 14 * GIB, freed=1, **H100)
     next(folder.glob("*.history")).unlink()
     assert verdict(folder, "H100-SXM").verdict == "fits"
     assert verdict(folder, "RTX-3090").verdict == "unknown"  # 22 GiB allocated, 34 GiB reserved
@@ -226,16 +228,13 @@ def test_the_rank_that_needs_the_most_decides(tmp_path: Path) -> None:
 
 def test_a_replay_that_misses_the_run_itself_is_trusted_less(tmp_path: Path) -> None:
     """torch reserved 2 GiB more than the replay: what lies within that of the card's end is unknown."""
-    script = Script(device_name="NVIDIA H100 80GB HBM3", capability=[9, 0])
+    script = Script(**H100)
     with script.phase("load"):
         script.alloc(1 << 36, 22 * GIB)
     script.say("end", why="exit", num_alloc_retries=0, num_ooms=0)
-    script.write(tmp_path)
-    write_launcher(tmp_path)
-    assert verdict(tmp_path, "RTX-3090").verdict == "fits"
+    assert verdict(tmp_path, "RTX-3090", script).verdict == "fits"
     script.lines[1]["reserved_peak_bytes"] += 2 * GIB
-    script.write(tmp_path)
-    assert verdict(tmp_path, "RTX-3090").verdict == "unknown"
+    assert verdict(tmp_path, "RTX-3090", script).verdict == "unknown"
 
 
 def test_settings_that_are_not_modelled_leave_the_counters(tmp_path: Path) -> None:
@@ -244,9 +243,7 @@ def test_settings_that_are_not_modelled_leave_the_counters(tmp_path: Path) -> No
         script.alloc(1 << 36, GIB)
     history = script.history() | {"allocator": {"alloc_conf": "backend:cudaMallocAsync"}}
     script.history = lambda: history  # type: ignore[method-assign]
-    script.write(tmp_path)
-    write_launcher(tmp_path)
-    assert verdict(tmp_path, "RTX-3090").verdict == "fits"
+    assert verdict(tmp_path, "RTX-3090", script).verdict == "fits"
 
 
 def test_frees_of_what_nobody_requested_are_passed_over(tmp_path: Path) -> None:
@@ -256,9 +253,7 @@ def test_frees_of_what_nobody_requested_are_passed_over(tmp_path: Path) -> None:
         script.free(1 << 36)
         for action in ("free_requested", "free_completed", "free_completed"):
             script.event(action, 1 << 36, GIB)
-    script.write(tmp_path)
-    write_launcher(tmp_path)
-    assert verdict(tmp_path, "RTX-3090").reserved_bytes == GIB
+    assert verdict(tmp_path, "RTX-3090", script).reserved_bytes == GIB
 
 
 def test_segments_lie_where_they_lay(tmp_path: Path) -> None:
@@ -277,6 +272,4 @@ def test_segments_lie_where_they_lay(tmp_path: Path) -> None:
         script.reserved -= 100 * MIB
         script.alloc(other, 150 * MIB)
     script.say("end", why="exit", num_alloc_retries=0, num_ooms=0)
-    script.write(tmp_path)
-    write_launcher(tmp_path)
-    assert verdict(tmp_path, "RTX-3090").reserved_bytes == 350 * MIB
+    assert verdict(tmp_path, "RTX-3090", script).reserved_bytes == 350 * MIB

@@ -62,7 +62,7 @@ def slices(found: dict[str, Any], process: int, category: str) -> list[dict[str,
 
 
 def test_it_is_valid_by_the_event_format(tmp_path: Path) -> None:
-    """What the format asks of each kind of event, and what Perfetto's importer does: numbers in µs, none negative; the
+    """Events keep the format's rules for each kind, and Perfetto's importer's: numbers in µs, none negative; the
     slices of a track lie beside or within each other."""
     found = content(tmp_path)
     assert found["displayTimeUnit"] in ("ms", "ns")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from profile_factory import training, write_launcher
-from run_verb import Verb
+from profile_factory import analysed, training
+from run_verb import profile_of
 
 from vramprobe.cli import display_profile
-from vramprobe.profile.analyse import analyse
 from vramprobe.profile.places import Places
 from vramprobe.units import GIB, MIB
 
@@ -34,8 +32,7 @@ def test_a_process_that_compiles_is_no_rank(tmp_path: Path) -> None:
     path = tmp_path / "101.jsonl"
     worker.write(tmp_path)
     path.write_text(path.read_text().splitlines()[0] + "\n")  # killed before anything else
-    write_launcher(tmp_path)
-    record = analyse(tmp_path)
+    record = analysed(tmp_path)
     assert [rank.pid for rank in record.ranks] == [100]
     assert not [one for one in record.warnings if "killed" in one]
 
@@ -47,11 +44,8 @@ def test_a_process_that_compiles_is_no_rank(tmp_path: Path) -> None:
 def test_each_process_on_the_card_has_a_context(
     contexts: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training(emulated=True, device_name="NVIDIA GeForce RTX 4090").write(tmp_path)
-    write_launcher(tmp_path, emulate="RTX-4090")
-    record = analyse(tmp_path)
+    record = analysed(tmp_path, training(emulated=True, device_name="NVIDIA GeForce RTX 4090"), emulate="RTX-4090")
     (rank,) = record.ranks
-    assert rank.peak is not None
     peak = rank.peak.model_copy(update={"device_bytes": GIB + contexts * CONTEXT_BYTES, "reserved_bytes": GIB})
     record = record.model_copy(
         update={"ranks": [rank.model_copy(update={"peak": peak})], "context_bytes": CONTEXT_BYTES}
@@ -74,14 +68,9 @@ for _ in range(4):
 
 
 def test_an_ema_copy_is_weights_of_another_model(tmp_path: Path) -> None:
-    from emulated import require_emulation
-
-    python = require_emulation()
-    (tmp_path / "train.py").write_text(SCRIPT)
-    left = Verb(tmp_path, [str(python), str(tmp_path / "train.py")], "--emulate", "RTX-4090", "--json").left(120)
-    assert left.status == 0, left.err
+    left, record = profile_of(tmp_path, SCRIPT)
     assert "global hooks" not in left.err  # which are the profile's own, no concern of the script's
-    (rank,) = json.loads(left.out.splitlines()[-1])["ranks"]
+    (rank,) = record["ranks"]
     assert rank["at_peak"]["weights_bytes"] == 2 * 2 * 4 * MIB
     (one,) = [one for one in rank["largest"] if one["parameter"] == "another Sequential.*.weight"]
     assert (one["cause"], one["num_blocks"], one["size_bytes"]) == ("weights", 2, 4 * MIB)

@@ -14,13 +14,11 @@ from profile_factory import Script, write_launcher
 from typer.testing import CliRunner
 
 from vramprobe.allocator.ledger import Device
-from vramprobe.cli import display_profile
 from vramprobe.cli.verbs import app
 from vramprobe.lengths.course import CourseUnderWay, play
 from vramprobe.profile.analyse import analyse
-from vramprobe.profile.analyzed_rank import see
+from vramprobe.profile.analyzed_rank import micro_steps_of, see
 from vramprobe.profile.data_fragmentation import courses_of, data_fragmentation
-from vramprobe.profile.micro_steps import micro_steps_of
 from vramprobe.profile.next_steps import ProfiledRun, recorded
 from vramprobe.profile.raw import RawRank
 from vramprobe.profile.run_files import read_run
@@ -132,7 +130,7 @@ def test_each_step_reserves_what_the_program_itself_would(tmp_path: Path, num_mi
     assert [(one.num_different, one.bytes_different) for one in run.held_out] == [(0, 0)]
 
 
-def test_a_step_that_runs_out_of_memory_and_the_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_runs_out_of_memory_and_the_settings(tmp_path: Path, printed) -> None:
     raw = profiled(tmp_path, order=[(4, 100), (4, 5000), (4, 600)])
     found = data_fragmentation(raw, see(raw), raw.process.device_total_bytes - 100 * MIB)
     assert (found.first_step, [one.oom_step for one in found.courses]) == (4, [5])
@@ -140,32 +138,26 @@ def test_a_step_that_runs_out_of_memory_and_the_settings(tmp_path: Path, capsys:
     found = data_fragmentation(raw, see(raw), 0, num_steps=6)
     assert [one.oom_step for one in found.courses] == [None] * 6
     assert {one.num_steps for one in found.courses} == {9}
-    display_profile.print_profile(analyse(tmp_path, replay_steps=6))
-    shown = capsys.readouterr().out
+    shown = printed(analyse(tmp_path, replay_steps=6))
     assert "by the allocator's replay, predicted for steps 4 to 9" in shown
     assert "less than the default at the peak" in shown
-    display_profile.print_profile(analyse(tmp_path))
-    assert "--replay-steps compares other" in capsys.readouterr().out
+    assert "--replay-steps compares other" in printed(analyse(tmp_path))
 
 
-def test_sizes_that_do_not_follow_from_the_shape_are_told_with_their_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sizes_that_do_not_follow_from_the_shape_are_told_with_their_line(tmp_path: Path, printed) -> None:
     raw = profiled(tmp_path, is_random=True)
     found = data_fragmentation(raw, see(raw), 0)
     assert found.inexact_at == ["train.py:9 of values"]
     assert found.num_inexact == 2  # with and without the request that only long batches make
     assert found.held_out[0].bytes_different > 0
-    display_profile.print_profile(analyse(tmp_path))
-    assert "sizes do not follow from the batch's shape: train.py:9 of values" in capsys.readouterr().out
+    assert "sizes do not follow from the batch's shape: train.py:9 of values" in printed(analyse(tmp_path))
 
 
-def test_a_run_that_teaches_nothing_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_teaches_nothing_says_why(tmp_path: Path, printed) -> None:
     raw = profiled(tmp_path)
     assert data_fragmentation(raw, None, 0).why_not == "no allocations were recorded (--trace all)"
     (tmp_path / "100.history").unlink()
-    display_profile.print_profile(analyse(tmp_path))
-    assert "reserved memory over the run is not predicted: no allocations were recorded" in capsys.readouterr().out
+    assert "reserved memory over the run is not predicted: no allocations were recorded" in printed(analyse(tmp_path))
 
 
 def test_a_replay_needs_an_emulated_run(tmp_path: Path) -> None:

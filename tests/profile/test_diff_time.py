@@ -1,15 +1,14 @@
-"""Whether a change pays: by the ratio of two counts of one GPU, by intervals of two, with the memory that it costs."""
+"""Gain of a change: by the ratio of two counts of one GPU, by intervals of two, with the memory that it costs."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from profile_factory import training, write_launcher
+from profile_factory import analysed, training
 from rich.console import Console
 
 from vramprobe.cli.display_step_time import print_step_time, print_time_difference
-from vramprobe.profile.analyse import analyse
 from vramprobe.profile.diff import compare
 from vramprobe.profile.summary import markdown
 from vramprobe.records.profile import ProfileRecord
@@ -28,9 +27,7 @@ def timed(seconds: float, *, gpu: str = "A100-80GB-SXM", tokens: int = 4096, **b
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> ProfileRecord:
     folder = tmp_path_factory.mktemp("run")
-    training().write(folder)
-    write_launcher(folder)
-    return analyse(folder)
+    return analysed(folder, training())
 
 
 def at(record: ProfileRecord, time: StepTime | None, more_bytes: int = 0) -> ProfileRecord:
@@ -55,7 +52,6 @@ def test_of_one_gpu_the_ratio_decides(
     seconds: float, more_bytes: int, is_told: bool, verdict: str, record: ProfileRecord
 ) -> None:
     found = compare(at(record, timed(1.0)), at(record, timed(seconds), more_bytes)).time
-    assert found is not None
     assert found.ratio == pytest.approx(seconds)
     assert (found.is_told, found.verdict) == (is_told, verdict)
     assert "whose errors are mostly common" in found.compared

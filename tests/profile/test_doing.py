@@ -1,4 +1,4 @@
-"""What a process was doing when it was cut: its phase and progress, whether it compiled, the program's line."""
+"""Activity of a process when it was cut: its phase and progress, whether it compiled, the program's line."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from profile_factory import Script, write_launcher
+from profile_factory import Script, analysed
 from test_shown import shown
 
 from vramprobe.profile import waiting
-from vramprobe.profile.analyse import analyse
 from vramprobe.profile.doing import doing_of
 
 #: A program that compiles, as far as its stack shows; the watch's own numbers are given.
 _PROGRAM = """
 import os, sys, time
 from types import SimpleNamespace
+from vramprobe.emulate import values
+sys.modules["vramprobe_values"] = values
 from vramprobe.profile.hook.doing import note_doing
 phases = SimpleNamespace(name="evaluation", step=1, steps=0, num_phases={"evaluation": 640})
 watch = SimpleNamespace(phases=phases, counters=SimpleNamespace(allocated_now=lambda: 2**30))
@@ -51,11 +52,9 @@ def test_a_rank_that_is_cut_says_where(tmp_path: Path, capsys: pytest.CaptureFix
     pid, _ = cut(tmp_path, "watched")
     script = Script(pid, rank=0)
     script.write(tmp_path, with_history=False)
-    write_launcher(tmp_path, exit_status=143, signal=15)
-    record = analyse(tmp_path)
+    record = analysed(tmp_path, exit_status=143, signal=15)
     assert record.outcome.kind == "interrupted"
-    expected = "evaluation of step 1, 640 so far, 0 steps done, 1.00 GiB allocated, compiling, at script.py:10 evaluate"
-    assert record.ranks[0].doing is not None
+    expected = "evaluation of step 1, 640 so far, 0 steps done, 1.00 GiB allocated, compiling, at script.py:12 evaluate"
     assert record.ranks[0].doing.replace(f"{tmp_path}/", "") == expected
     text = " ".join(" ".join(shown(record, capsys)).split())
     assert "rank 0 was last seen in evaluation of step 1, 640 so far" in text
@@ -64,8 +63,7 @@ def test_a_rank_that_is_cut_says_where(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_rank_that_is_cut_while_loading_has_used_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pid, _ = cut(tmp_path, "watched")
     Script(pid, rank=0).write(tmp_path, with_history=False)
-    write_launcher(tmp_path, exit_status=143, signal=15)
-    record = analyse(tmp_path)
+    record = analysed(tmp_path, exit_status=143, signal=15)
     assert not record.ranks[0].phases
     text = " ".join(" ".join(shown(record, capsys)).split())
     assert "no training step was seen: it was ended in its first phase, whose peak is not known" in text
@@ -74,11 +72,9 @@ def test_a_rank_that_is_cut_while_loading_has_used_a_gpu(tmp_path: Path, capsys:
 
 def test_a_process_that_has_used_no_gpu_yet_says_so(tmp_path: Path) -> None:
     cut(tmp_path)
-    write_launcher(tmp_path, exit_status=143, signal=15)
-    (said,) = (one for one in analyse(tmp_path).warnings if "last seen" in one)
+    (said,) = (one for one in analysed(tmp_path, exit_status=143, signal=15).warnings if "last seen" in one)
     assert said.startswith("a process was last seen before its first use of a GPU, compiling, at ")
-    write_launcher(tmp_path, exit_status=1)
-    assert not any("last seen" in one for one in analyse(tmp_path).warnings), "an exception says more"
+    assert not any("last seen" in one for one in analysed(tmp_path, exit_status=1).warnings), "an exception says more"
 
 
 def test_a_torn_file_says_nothing() -> None:
@@ -142,7 +138,6 @@ def test_a_launcher_that_waits_is_not_the_process_whose_time_counts(tmp_path: Pa
     (tmp_path / "7.doing").write_text(doing("load", '  File "/e/site-packages/tf/load.py", line 5 in load'))
     (tmp_path / "8.doing").write_text(doing("load", '  File "/usr/lib/python3.11/subprocess.py", line 9 in _try_wait'))
     found = waiting.latest(tmp_path)
-    assert found is not None
     assert found.stack[0][2] == "load"
 
 
@@ -164,7 +159,6 @@ def test_a_checkpointed_layer_is_not_said_to_be_compiled() -> None:
     compiling = '  File "/e/site-packages/torch/_dynamo/convert_frame.py", line 9 in compile_inner'
     for frame, is_compiling in ((wrapper, False), (compiling, True)):
         found = doing_of(doing("forward", '  File "/e/site-packages/tf/gdn.py", line 5 in chunks', frame))
-        assert found is not None
         assert ("compiling" in found.progress()) is is_compiling
 
 
@@ -172,7 +166,6 @@ def test_a_checkpointed_layer_is_not_said_to_be_compiled() -> None:
 def test_the_line_that_waits_is_shown_and_never_one_of_the_profiler(frames: list[str], place: str) -> None:
     files = ["/usr/lib/python3.11/threading.py", "/any/vramprobe/profile/hook/history.py", *frames]
     found = doing_of(doing("generation", *(f'  File "{file}", line 5 in main' for file in files)))
-    assert found is not None
     assert found.place([]) == place
 
 

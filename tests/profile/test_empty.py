@@ -257,7 +257,7 @@ def test_files_are_listed_of_what_is_made_here(empty, tmp_path: Path) -> None:
     found, _ = repositories(empty, tmp_path / "run", tmp_path / "cache")
     kind = type("HfApi", (), {"list_repo_files": lambda api, repo_id, **options: ["the hub's"]})
     module = types.SimpleNamespace(HfApi=kind, api=kind())
-    found.serve_listing(module)
+    empty.hub.serve_listing(module, types.SimpleNamespace(repositories=found))
     files = module.list_repo_files("Qwen/Qwen3-0.6B", revision="main")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files)
     assert module.api.list_repo_files("no/model") == ["the hub's"]
@@ -455,7 +455,7 @@ def test_added_rows_of_an_embedding_on_the_host_are_zeros_without_a_covariance(d
         def _init_added_embeddings_weights_with_mean(self, *words):
             called.append(words[2:])
 
-    empty.added_rows.serve(types.SimpleNamespace(PreTrainedModel=PreTrainedModel))
+    empty.loading.serve_added_rows(types.SimpleNamespace(PreTrainedModel=PreTrainedModel), None)
     old, new = (torch.nn.Embedding(rows, 4, device=device) for rows in (8, 10))
     torch.nn.init.ones_(new.weight)
     PreTrainedModel()._init_added_embeddings_weights_with_mean(old, new, 8, 2)
@@ -537,7 +537,7 @@ def test_a_kernel_of_the_hub_that_is_not_there_is_said_and_the_program_sees_its_
         return "a kernel"
 
     module = types.SimpleNamespace(get_kernel=get_kernel)
-    empty.hub_kernels.serve(module, replacements=empty.replacements.Replacements(str(tmp_path)))
+    empty.downloads.serve_kernels(module, empty.replacements.Replacements(str(tmp_path)))
     assert module.get_kernel("kernels-community/there") == "a kernel"
     assert replaced(tmp_path) == []
     with pytest.raises(OSError, match="offline mode"):

@@ -55,11 +55,11 @@ def test_a_made_processor_hears_and_writes_as_whispers_does(tmp_path: Path, empt
 
 
 def test_silence_is_as_long_as_it_is_asked_and_read_at_any_rate(tmp_path: Path, empty) -> None:
-    path = empty.audio.silence(str(tmp_path), 2.5)
+    path = empty.media.silence(str(tmp_path), 2.5)
     with wave.open(path) as file:
         assert file.getnframes() / file.getframerate() == 2.5
-    assert empty.audio.silence(str(tmp_path), 2.5) == path
-    found = empty.audio._read(path, 8000)
+    assert empty.media.silence(str(tmp_path), 2.5) == path
+    found = empty.media._read(path, 8000)
     assert (len(found["array"]), found["sampling_rate"], float(abs(found["array"]).max())) == (20_000, 8000, 0.0)
     assert stand_ins.stand_ins(audio_seconds=2.5)["audio_seconds"] == 2.5
 
@@ -72,8 +72,8 @@ def test_only_rows_of_silence_are_read_without_the_librarys_decoder(tmp_path: Pa
             raise ImportError("To support decoding audio data, please install 'torchcodec'.")
 
     replacements = empty.replacements.Replacements(str(tmp_path))
-    empty.audio.serve(types.SimpleNamespace(Audio=Audio), folder=str(tmp_path), replacements=replacements)
-    made = Audio().decode_example({"path": empty.audio.silence(str(tmp_path), 1), "bytes": None})
+    empty.media.serve_audio(types.SimpleNamespace(Audio=Audio), replacements)
+    made = Audio().decode_example({"path": empty.media.silence(str(tmp_path), 1), "bytes": None})
     assert len(made["array"]) == 16_000
     with pytest.raises(ImportError, match="torchcodec"):
         Audio().decode_example({"path": "/data/mine.wav", "bytes": None})

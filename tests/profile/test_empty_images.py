@@ -41,9 +41,16 @@ PUBLISHED = {
 
 def config_of(slug: str) -> Any:
     found = find_profiled(slug)
-    assert found is not None
     raw = json.loads(found.config.read_text())
     return raw, transformers.AutoConfig.for_model(**raw)
+
+
+def tokenizer_of(empty, folder: Path, slug: str) -> Any:
+    """(config.json, the config, the tokenizer) of this model, as a command would load them."""
+    raw, config = config_of(slug)
+    (folder / "config.json").write_text(json.dumps(raw))
+    empty.hub._write_tokenizer(str(folder), raw, config)
+    return raw, config, transformers.AutoTokenizer.from_pretrained(folder)
 
 
 NAMES = [one.name for one in list_profiled()]
@@ -100,12 +107,12 @@ def processor_of(empty, folder: Path, slug: str, video_size: str | None = None):
     ):
         for name in names:
             empty.monkeypatch.setattr(kind, name, kind.__dict__[name])  # taken back after the test
-    replacements = empty.replacements.Replacements(str(folder))
     found, _ = repositories(empty, folder, folder / "cache")
     (folder / "model.safetensors").write_text("")
     asked = stand_ins.stand_ins(image_size="1024x768", video_size=video_size)
-    empty.processors.serve(processing_utils, repositories=found, replacements=replacements, asked=asked)
-    empty.processors.serve_videos(video_processing_auto, replacements=replacements)
+    run = empty.replacements.Replacements(str(folder), asked, found)
+    empty.processors.serve(processing_utils, run)
+    empty.processors.serve_videos(video_processing_auto, run)
     return transformers.AutoProcessor.from_pretrained(folder)
 
 
@@ -113,9 +120,7 @@ def test_a_transformers_that_checks_its_processors_in_init_is_served_too(empty, 
     plain = classmethod(lambda cls, folder: cls)
     module = types.SimpleNamespace(ProcessorMixin=type("ProcessorMixin", (), {"from_pretrained": plain}))  # as of 4.49
     found, _ = repositories(empty, tmp_path, tmp_path / "cache")
-    empty.processors.serve(
-        module, repositories=found, replacements=empty.replacements.Replacements(str(tmp_path)), asked={}
-    )
+    empty.processors.serve(module, empty.replacements.Replacements(str(tmp_path), {}, found))
     assert module.ProcessorMixin.__dict__["from_pretrained"] is not plain
     assert not hasattr(module.ProcessorMixin, "check_argument_for_proper_class")
 
@@ -171,10 +176,7 @@ def test_a_tokenizer_names_every_token_that_its_familys_processor_asks_it_for(em
 
 @pytest.mark.parametrize("slug", ["smolvlm2-500m", "smolvlm-instruct", "qwen2.5-vl-3b", "qwen2-audio-7b"])
 def test_named_tokens_are_those_of_the_text(slug, empty, tmp_path) -> None:
-    raw, config = config_of(slug)
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    empty.hub._write_tokenizer(str(tmp_path), raw, config)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    raw, _, tokenizer = tokenizer_of(empty, tmp_path, slug)
     named = empty.processors.of(raw)["named"]
     assert named
     for name, word in named.items():
@@ -183,18 +185,15 @@ def test_named_tokens_are_those_of_the_text(slug, empty, tmp_path) -> None:
 
 
 def test_an_image_of_gemma_3_stands_between_lines_that_are_tokens(empty, tmp_path) -> None:
-    raw, config = config_of("gemma-3-4b-it")
-    empty.hub._write_tokenizer(str(tmp_path), raw, config)
-    words = transformers.AutoTokenizer.from_pretrained(tmp_path).get_vocab()
+    words = tokenizer_of(empty, tmp_path, "gemma-3-4b-it")[2].get_vocab()
     assert {"\n" * count for count in (1, 2, 3, 4)} <= words.keys()  # vLLM looks them up
 
 
 def test_mistral_3_has_the_marks_of_its_images(empty, tmp_path) -> None:
     """Its processor needs torchvision."""
-    raw, config = config_of("mistral-small-3.1-24b")
-    empty.hub._write_tokenizer(str(tmp_path), raw, config)
+    raw, config, tokenizer = tokenizer_of(empty, tmp_path, "mistral-small-3.1-24b")
     said = empty.processors.write(str(tmp_path), raw, config)
-    words = transformers.AutoTokenizer.from_pretrained(tmp_path).get_vocab()
+    words = tokenizer.get_vocab()
     assert words["[IMG]"] == raw["image_token_index"]
     assert {"[IMG_BREAK]", "[IMG_END]"} <= words.keys()
     assert json.loads((tmp_path / "preprocessor_config.json").read_text())["size"] == {"longest_edge": 1540}
@@ -219,7 +218,7 @@ def test_llama_4_reads_an_image_at_its_patches(empty) -> None:
 
 def test_an_image_is_a_png_of_its_size(empty) -> None:
     image = pytest.importorskip("PIL.Image")
-    shown = image.open(io.BytesIO(empty.images.png(7, 3)))
+    shown = image.open(io.BytesIO(empty.media.png(7, 3)))
     assert (shown.format, shown.size, shown.getpixel((6, 2))) == ("PNG", (7, 3), (128, 128, 128))
 
 

@@ -19,7 +19,7 @@ def hub(empty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespa
         get_dir=lambda: str(tmp_path),
         load_state_dict_from_url=lambda url, *more, **options: {"weight": torch.ones(1, 2)},
     )
-    empty.torch_hub.serve(module, replacements=empty.replacements.Replacements(str(tmp_path)))
+    empty.downloads.serve_torch_hub(module, empty.replacements.Replacements(str(tmp_path)))
     return module
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from empty_package import replaced
+from grids import grid
 from test_empty_images import config_of, processor_of
 
 from benchmarks.frameworks import programs
@@ -24,7 +25,7 @@ from vramprobe.profile import stand_ins
 
 
 def chunks(data: bytes) -> dict[bytes, list[bytes]]:
-    """What an AVI file has, by kind, lists opened."""
+    """Return the chunks of an AVI file, by kind, lists opened."""
     found: dict[bytes, list[bytes]] = {}
     while data:
         kind, size = struct.unpack("<4sI", data[:8])
@@ -40,10 +41,10 @@ def chunks(data: bytes) -> dict[bytes, list[bytes]]:
 
 
 def test_a_file_has_its_frames_each_an_image_of_the_size(empty, tmp_path: Path) -> None:
-    path = Path(empty.videos.gray(str(tmp_path), (5, 31, 17)))
-    assert empty.videos.gray(str(tmp_path), (5, 31, 17)) == str(path)
+    path = Path(empty.media.gray(str(tmp_path), (5, 31, 17)))
+    assert empty.media.gray(str(tmp_path), (5, 31, 17)) == str(path)
     found = chunks(path.read_bytes())
-    assert [frame.rstrip(b"\0") for frame in found[b"00dc"]] == [empty.images.png(31, 17).rstrip(b"\0")] * 5
+    assert [frame.rstrip(b"\0") for frame in found[b"00dc"]] == [empty.media.png(31, 17).rstrip(b"\0")] * 5
     header = struct.unpack("<14I", found[b"avih"][0])
     assert (header[0], header[4], header[8:10]) == (1_000_000, 5, (31, 17))
     for at in range(5):
@@ -56,7 +57,7 @@ def test_a_file_has_its_frames_each_an_image_of_the_size(empty, tmp_path: Path) 
 @pytest.mark.parametrize("decoder", ["av", "cv2"])
 def test_the_usual_decoders_read_it(decoder: str, empty, tmp_path: Path) -> None:
     module: Any = pytest.importorskip(decoder)
-    path = empty.videos.gray(str(tmp_path), (5, 31, 17))
+    path = empty.media.gray(str(tmp_path), (5, 31, 17))
     if decoder == "av":
         shapes = [frame.to_ndarray(format="rgb24").shape for frame in module.open(path).decode(video=0)]
     else:
@@ -93,10 +94,9 @@ def test_only_files_of_the_rows_are_read_without_the_librarys_decoder(empty, tmp
         def fetch_videos(self, video_url_or_urls, sample_indices_fn=None):
             raise ImportError("`torchcodec` is not installed")
 
-    replacements = empty.replacements.Replacements(str(tmp_path))
-    module = types.SimpleNamespace(BaseVideoProcessor=Processor)
-    empty.videos.serve(module, folder=str(tmp_path), size=(6, 31, 17), replacements=replacements)
-    path = empty.videos.gray(str(tmp_path), (6, 31, 17))
+    run = empty.replacements.Replacements(str(tmp_path), {"video_size": (6, 31, 17)})
+    empty.media.serve_videos(types.SimpleNamespace(BaseVideoProcessor=Processor), run)
+    path = empty.media.gray(str(tmp_path), (6, 31, 17))
     frames, about = Processor().fetch_videos(path)
     assert (frames.shape, about.fps, about.total_num_frames, about.duration) == ((6, 17, 31, 3), 1.0, 6, 6.0)
     [two, _], _ = Processor().fetch_videos([path, path], sample_indices_fn=lambda metadata: [0, 5])
@@ -150,26 +150,27 @@ def test_the_counts_in_the_table_are_those_of_its_frames(empty) -> None:
     assert rows["Qwen3-VL-2B-Instruct, 1 × 64x1280x720"] == tokens == 11648
 
 
-def test_a_video_of_qwens_is_predicted_as_half_as_many_images() -> None:
+AS_IMAGES = {one.program: one for one in programs.RUNS if one.as_images}
+
+
+@pytest.mark.parametrize("program", grid(AS_IMAGES, "Qwen3-VL-2B-Instruct, 1 × 16x640x480"))
+def test_a_video_of_qwens_is_predicted_as_half_as_many_images(program: str) -> None:
     sizes = {row["program"]: int(row["allocated_bytes"]) for row in read_csv(programs.TABLE)}
-    runs = [one for one in programs.RUNS if one.as_images]
-    assert len(runs) == 3
     adapters: dict[str, Any] = {"lora_r": 16, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}
     step: dict[str, Any] = {"autocast": "bf16", "gradient_checkpointing": True, "device": "cuda"}
-    for one in runs:
-        *_, model, batch = one.command.split()
-        words = {"model": model, "batch_size": int(batch), "method": "lora", "gpu": one.gpu} | one.as_images
-        found = api.predict(**words, **adapters, **step).peak_allocated_bytes.value
-        assert found == pytest.approx(sizes[one.program], rel=2e-4)
+    one = AS_IMAGES[program]
+    *_, model, batch = one.command.split()
+    words = {"model": model, "batch_size": int(batch), "method": "lora", "gpu": one.gpu} | one.as_images
+    found = api.predict(**words, **adapters, **step).peak_allocated_bytes.value
+    assert found == pytest.approx(sizes[one.program], rel=2e-4)
 
 
 def test_who_cannot_read_videos_says_what_to_do(empty, tmp_path: Path, capsys) -> None:
     processor = types.SimpleNamespace(image_processor=1, chat_template="x", video_processor=None)
-    asked = stand_ins.stand_ins(video_size="2x31x17")
-    replacements = empty.replacements.Replacements(str(tmp_path))
-    empty.counts.tell(processor, "google/gemma", replacements, asked)
+    run = empty.replacements.Replacements(str(tmp_path), stand_ins.stand_ins(video_size="2x31x17"))
+    empty.counts.tell(processor, "google/gemma", run)
     processor.video_processor = types.SimpleNamespace(processes_no_videos=True)
-    empty.counts.tell(processor, "Qwen/Qwen", replacements, asked)
+    empty.counts.tell(processor, "Qwen/Qwen", run)
     said = [one["what"] for one in replaced(tmp_path) if one["kind"] == "missing"]
     assert said == [
         "google/gemma: its SimpleNamespace reads no videos; give --image-size instead of --video-size",
@@ -179,5 +180,6 @@ def test_who_cannot_read_videos_says_what_to_do(empty, tmp_path: Path, capsys) -
     with pytest.raises(ImportError, match="videos need torchvision where the command runs: pip install torchvision"):
         empty.processors._no_videos()(videos=[1])
     (tmp_path / "replaced").unlink()
-    empty.counts.tell(processor, "Qwen/Qwen", replacements, stand_ins.stand_ins())
+    run.asked = stand_ins.stand_ins()
+    empty.counts.tell(processor, "Qwen/Qwen", run)
     assert [one["kind"] for one in replaced(tmp_path)] == ["image tokens"]

@@ -21,7 +21,7 @@ download: https://example.org/coco8.zip
 
 
 def served(empty, folder: Path) -> SimpleNamespace:
-    """What ultralytics.data.utils has, over files of ``folder``; its check returns the YAML that it is given."""
+    """Return ultralytics.data.utils over files of ``folder``; its check returns the YAML that it is given."""
 
     def save(file: str, data: dict) -> None:
         Path(file).write_text(yaml.safe_dump(data))
@@ -32,12 +32,7 @@ def served(empty, folder: Path) -> SimpleNamespace:
         check_file=lambda name: str(folder / name),
         check_det_dataset=lambda dataset: yaml.safe_load((folder / dataset).read_text()),
     )
-    empty.yolo.serve_data(
-        module,
-        folder=str(folder / "run"),
-        size=(64, 48),
-        replacements=empty.replacements.Replacements(str(folder / "run")),
-    )
+    empty.yolo.serve_data(module, empty.replacements.Replacements(str(folder / "run"), {"image_size": (64, 48)}))
     return module
 
 

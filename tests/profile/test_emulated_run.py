@@ -2,57 +2,51 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from emulated import require_emulation
 from grids import grid
-from profile_factory import write_launcher
+from run_command import profiled
 
-from vramprobe.emulate.enter import entrance
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.run_files import read_run
 from vramprobe.units import MIB
 
-SCRIPT = Path(__file__).parent / "emulated_training.py"
+#: Four linear layers of 1024 × 1024 in fp32, Adam, three steps; a buffer that nobody holds.
+SCRIPT = """
+import os, torch
+def load():
+    layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)]
+    return torch.nn.Sequential(*layers).cuda(), torch.zeros(512, 1024, device="cuda")
+model, batch = load()
+optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+for step in range(3):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 @pytest.mark.parametrize("alloc_conf", grid(["", "expandable_segments:True"], ""))
-def test_a_real_history_closes(alloc_conf: str, tmp_path: Path) -> None:
-    require_emulation()
-    way = entrance("RTX-4090")
-    environment = way.environment | {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf, "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            [str(way.python), str(SCRIPT), str(tmp_path)], env=environment, capture_output=True, text=True
-        )
-    finally:
-        shutil.rmtree(way.machine, ignore_errors=True)
-    assert done.returncode == 0, done.stderr
-    write_launcher(tmp_path)
-    raw = read_run(tmp_path).ranks[0]
-    assert raw.history is not None
-    seen = see(raw)
-    assert seen is not None
-    spans = seen.spans
-    assert len(spans) == len(raw.phases) == 13
+def test_a_real_history_closes(alloc_conf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", alloc_conf)
+    assert profiled(tmp_path, SCRIPT).exit_status == 0
+    (raw,) = read_run(tmp_path / "run").ranks
+    spans = see(raw).spans
+    assert len(spans) == len(raw.phases)
     assert all(span.closes for span in spans)
-    record = analyse(tmp_path, gpus=["RTX-4090", "A10"])
+    record = analyse(tmp_path / "run", gpus=["RTX-4090", "A10"])
     (rank,) = record.ranks
     assert record.warnings == []
     assert rank.repeats is True
     at_peak = rank.at_peak
-    assert at_peak is not None
     assert at_peak.total_bytes == rank.peak.requested_bytes
     assert (at_peak.weights_bytes, at_peak.gradients_bytes) == (4 * 4 * MIB, 4 * 4 * MIB)
     assert at_peak.optimizer_state_bytes == 2 * 4 * 4 * MIB
-    assert rank.at_peak_of == "optimizer_step of step 1"
-    assert rank.largest[0].parameter is None
+    assert rank.at_peak_of.startswith("optimizer_step of step")
     weights = next(one for one in rank.largest if one.cause == "weights")
     assert (weights.parameter, weights.num_blocks, weights.function) == ("*.weight", 4, "load")
-    assert weights.line.startswith("emulated_training.py:")
+    assert weights.line.startswith("script.py:")
     for verdict in record.cards:
         assert (verdict.verdict, verdict.reserved_bytes) == ("fits", rank.peak.reserved_bytes)

@@ -1,4 +1,4 @@
-"""How long a generation takes is said at once, with how to shorten it; a short one says nothing."""
+"""Duration of a generation: it is said at once, with how to shorten it; a short one says nothing."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""What each step leaves behind: the slope by line, the collection that keeps it, the step that fills the card."""
+"""Growth by step: the slope by line, the collection that keeps it, the step that fills the card."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from profile_factory import training, write_launcher
+from profile_factory import analysed, training
 from run_command import profiled
 
-from vramprobe.cli import display_profile
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.growth import _lines_that_add
 
@@ -30,31 +29,26 @@ for step in range(NUM_STEPS):
 SLOPE_BYTES = 1024 * (1024 + 4096 + 1024) * 4 + 4
 
 
-def test_a_list_of_losses_with_their_graph_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_of_losses_with_their_graph_is_found(tmp_path: Path, printed) -> None:
     profiled(tmp_path, LEAK, steps=3, num_steps=20)
     record = analyse(tmp_path / "run")
     growth = record.ranks[0].growth
-    assert growth is not None
     assert (growth.bytes_per_step, growth.first_step, growth.last_step) == (SLOPE_BYTES, 2, 8)
     assert [(one.place, one.bytes_per_step) for one in growth.by_line] == [("script.py:7 <module>", SLOPE_BYTES)]
     (kept,) = growth.kept
     assert (kept.name, kept.num_tensors, kept.num_with_graph) == ("losses", 9, 9)
     assert kept.added_at == ["script.py:9"]
     peak = record.ranks[0].peak
-    assert peak is not None
     assert record.environment.device_total_bytes is not None
     free = record.environment.device_total_bytes - record.context_bytes - peak.allocated_bytes
     assert growth.full_at_step == 9 + free // SLOPE_BYTES + 1
-    display_profile.print_profile(record)
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = printed(record)
     assert "memory grows by 24.00 MiB with each step (steps 2 to 8)" in shown
     assert "kept by losses: 9 tensors, 9 with their graph, added to at script.py:9" in shown
 
 
 def test_steps_that_leave_nothing_behind_do_not_grow(tmp_path: Path) -> None:
-    training().write(tmp_path)
-    write_launcher(tmp_path)
-    assert analyse(tmp_path).ranks[0].growth is None
+    assert analysed(tmp_path, training()).ranks[0].growth is None
 
 
 @pytest.mark.parametrize(

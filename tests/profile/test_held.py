@@ -1,4 +1,4 @@
-"""What frameworks hold under names of their own is named as what it is: masters, flat buffers of gradients, shards."""
+"""Tensors that frameworks hold under their own names are named as what they are: masters, flat gradients, shards."""
 
 from __future__ import annotations
 
@@ -112,6 +112,5 @@ def test_a_framework_s_own_tensors(tmp_path: Path, script: str, expected: tuple[
     assert profiled(tmp_path, script).exit_status == 0
     (rank,) = analyse(tmp_path / "run").ranks
     found = rank.at_peak
-    assert found is not None
     known = found.weights_bytes, found.master_weights_bytes, found.gradients_bytes, found.optimizer_state_bytes
     assert all(0 <= bytes_ - wanted < 4096 for bytes_, wanted in zip(known, expected, strict=True)), (known, expected)

@@ -20,7 +20,6 @@ def read(folder: Path, script: Script, *, num_alloc_retries: int = 0) -> History
     script.write(folder)
     (raw,) = read_run(folder).ranks
     found = read_history_log(raw)
-    assert found is not None
     return found
 
 

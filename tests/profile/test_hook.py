@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from emulated import require_emulation
 from grids import exhaustive, grid
-from processes import command_line
 from run_command import NO_COMPILER, TRAIN, lines, profiled, told, unprofiled
 
 from vramprobe.emulate import values
@@ -280,23 +271,6 @@ def test_a_step_that_runs_out_of_memory_is_none_and_its_state_is_known(tmp_path:
     assert sum(states[-1]["storages"].values()) >= 2**24
 
 
-LEAVES = {
-    "exits with a status of its own": ("raise SystemExit(7)", 7),
-    "is killed": ("import os; os.kill(os.getpid(), 9)", 128 + 9),
-    "prints binary": ("sys.stderr.buffer.write(bytes(range(256)) * 99); sys.stdout.buffer.write(b'\\xff')", 0),
-    "closes stdin": ("import os, sys; os.close(0)", 0),
-    "execs": ("import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(5)'])", 5),
-}
-
-
-@pytest.mark.parametrize("what", grid(LEAVES, "execs"))
-def test_a_program_that_leaves_otherwise(tmp_path: Path, what: str) -> None:
-    last, status = LEAVES[what]
-    ended = profiled(tmp_path, TRAIN + last, num_steps=2)
-    assert ended == launch.Ended(exit_status=status, stopped=False, num_left=0)
-    assert [line["step"] for line in lines(tmp_path, "step")][:1] == [1]  # what was seen until then is kept
-
-
 def test_a_stop_leaves_no_words_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """As Megatron's timers: a context of the program logs the exception that it is left by."""
     context = (
@@ -307,13 +281,6 @@ def test_a_stop_leaves_no_words_of_its_own(tmp_path: Path, capfd: pytest.Capture
     assert profiled(tmp_path, context + loop, steps=3).stopped
     said = capfd.readouterr()
     assert "SystemExit" not in said.out + said.err
-
-
-@exhaustive
-def test_a_program_that_catches_the_end_is_ended(tmp_path: Path) -> None:
-    script = "try:\n" + textwrap.indent(TRAIN, "    ") + "except BaseException:\n    print('caught')\n"
-    ended = profiled(tmp_path, script, steps=2)
-    assert ended == launch.Ended(exit_status=0, stopped=True, num_left=0)
 
 
 def test_children_are_watched_each_by_itself_and_none_stays(tmp_path: Path) -> None:
@@ -328,54 +295,3 @@ def test_children_are_watched_each_by_itself_and_none_stays(tmp_path: Path) -> N
     processes = lines(tmp_path, "process")
     assert len(processes) == 2
     assert processes[0]["pid"] != processes[1]["pid"]
-
-
-@exhaustive
-def test_a_loader_with_workers(tmp_path: Path) -> None:
-    script = TRAIN.replace(
-        "import sys, torch\n",
-        """import sys, torch
-data = torch.utils.data.DataLoader(torch.zeros(64, 1024), batch_size=64, num_workers=2)
-""",
-    ).replace("    loss = ", "    list(data)\n    loss = ")
-    ended = profiled(tmp_path, script, num_steps=3)
-    assert ended == launch.Ended(exit_status=0, stopped=False, num_left=0)
-    assert len(lines(tmp_path, "process")) == 1
-
-
-@exhaustive
-def test_a_full_folder_costs_the_profile_and_not_the_program(tmp_path: Path) -> None:
-    script = TRAIN.replace(
-        "for step",
-        "import glob, os, shutil\nshutil.rmtree(os.environ['VRAMPROBE_PROFILE'] + '/x', "
-        "ignore_errors=True)\nos.chmod(os.environ['VRAMPROBE_PROFILE'], 0)\nfor step",
-    )
-    try:
-        assert profiled(tmp_path, script, num_steps=2).exit_status == 0
-    finally:
-        (tmp_path / "run").chmod(0o700)
-
-
-@exhaustive
-def test_an_interrupt_reaches_the_command_and_ends_the_verb(tmp_path: Path) -> None:
-    python = require_emulation()
-    script = tmp_path / "script.py"
-    script.write_text(TRAIN.replace("NUM_STEPS", "10 ** 9"))
-    (tmp_path / "run").mkdir()
-    code = (
-        "import sys, pathlib\nfrom vramprobe.profile import launch\n"
-        f"print(launch.run([{str(python)!r}, {str(script)!r}], pathlib.Path({str(tmp_path / 'run')!r}), "
-        "launch.Options(trace='all', steps=None), emulate='RTX-4090'))"
-    )
-    verb = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    for _ in range(600):
-        if (tmp_path / "run").is_dir() and len(lines(tmp_path, "step")) > 1:
-            break
-        time.sleep(0.1)
-    os.killpg(verb.pid, signal.SIGINT)
-    out, error = verb.communicate(timeout=60)
-    assert b"stopped=False" in out, error
-    assert lines(tmp_path, "end")  # the program unwound, and said what it had seen
-    assert not [process for process in psutil.process_iter() if str(tmp_path) in command_line(process)]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import pytest
-from profile_factory import training, write_launcher
+from profile_factory import analysed, training, write_launcher
 from run_command import NO_COMPILER
-from run_verb import Verb
+from run_verb import Verb, profile_of
 
-from vramprobe.cli import display_profile
 from vramprobe.profile.analyse import analyse
+from vramprobe.profile.hook import holes
 from vramprobe.units import GIB, KIB, MIB
 
 
@@ -32,10 +30,9 @@ def write_two_ranks(folder: Path) -> None:
     write_launcher(folder)
 
 
-def test_ranks_that_load_a_checkpoint_each_are_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_load_a_checkpoint_each_are_added_up(tmp_path: Path, printed) -> None:
     write_two_ranks(tmp_path)
     host = analyse(tmp_path, host_memory_bytes=24 * GIB).host
-    assert host is not None
     assert [(one.name, one.total_bytes // GIB, one.pinned_bytes // GIB) for one in host.phases] == [
         ("load", 32, 0),
         ("training", 6, 2),
@@ -43,8 +40,7 @@ def test_ranks_that_load_a_checkpoint_each_are_added_up(tmp_path: Path, capsys: 
     ]
     assert (host.peak_bytes, host.peak_phase, host.fits) == (32 * GIB, "load", False)
     assert host.mapped_bytes == 15 * GIB  # one file, however many map it
-    display_profile.print_profile(analyse(tmp_path, host_memory_bytes=24 * GIB))
-    out = " ".join(capsys.readouterr().out.split())
+    out = printed(analyse(tmp_path, host_memory_bytes=24 * GIB))
     assert "load 32.00 GiB up to 16.00 GiB on each of 2 ranks" in out
     assert "host of 24.00 GiB: does not fit, at least 32.00 GiB in load" in out
     assert analyse(tmp_path, host_memory_bytes=32 * GIB).host.fits is True
@@ -52,9 +48,7 @@ def test_ranks_that_load_a_checkpoint_each_are_added_up(tmp_path: Path, capsys: 
 
 
 def test_nobody_counts_the_host_beside_a_real_gpu(tmp_path: Path) -> None:
-    training().write(tmp_path)
-    write_launcher(tmp_path)
-    assert analyse(tmp_path).host is None
+    assert analysed(tmp_path, training()).host is None
 
 
 SCRIPT = """
@@ -77,15 +71,9 @@ for _ in range(4):
 
 
 def test_the_driver_counts_cpu_tensors_and_pinned_memory(tmp_path: Path) -> None:
-    from emulated import require_emulation
-
-    python = require_emulation()
     file = tmp_path / "weights.safetensors"
-    (tmp_path / "train.py").write_text(NO_COMPILER + SCRIPT.replace("/tmp/weights-of-test-host.safetensors", str(file)))
-    words = ["--emulate", "RTX-4090", "--host-memory", "256MiB", "--json"]
-    left = Verb(tmp_path, [str(python), str(tmp_path / "train.py")], *words).left(120)
-    assert left.status == 0, left.err
-    host = json.loads(left.out.splitlines()[-1])["host"]
+    script = NO_COMPILER + SCRIPT.replace("/tmp/weights-of-test-host.safetensors", str(file))
+    host = profile_of(tmp_path, script, "--host-memory", "256MiB")[1]["host"]
     by_phase = {one["name"]: one for one in host["phases"]}
     load, steps = by_phase["load"], by_phase["training"]
     assert load["pinned_bytes"] == steps["pinned_bytes"] == 64 * MIB
@@ -125,25 +113,12 @@ print("grown by", anonymous_mib() - before, "MiB", pinned.is_pinned(), int(pinne
 
 
 def test_an_empty_checkpoint_that_is_cast_stacked_and_pinned_takes_no_host_memory(tmp_path: Path) -> None:
-    import struct
-
-    from emulated import require_emulation
-
     file = tmp_path / "weights.safetensors"
-    about = {"weight": {"dtype": "BF16", "shape": [8192, 8192], "data_offsets": [0, 128 * MIB]}}
-    header = json.dumps(about).encode()
-    header += b" " * (-len(header) % 8)
-    with open(file, "wb") as out:
-        out.write(struct.pack("<Q", len(header)) + header)
-        out.truncate(8 + len(header) + 128 * MIB)
-    (tmp_path / "cast.py").write_text(CASTS.format(file=str(file)))
-    left = Verb(
-        tmp_path, [str(require_emulation()), str(tmp_path / "cast.py")], "--emulate", "RTX-4090", "--json"
-    ).left(120)
-    assert left.status == 0, left.err
+    holes.write_holes(file, {"weight": ("BF16", [8192, 8192], 128 * MIB)})
+    left, record = profile_of(tmp_path, CASTS.format(file=str(file)))
     said = next(line for line in left.out.splitlines() if line.startswith("grown by")).split()
     assert float(said[2]) < 32  # of 128 as float32, half and state, 4 times 128 stacked, and pinned
     assert said[4:] == ["True", "0"]
-    host = json.loads(left.out.splitlines()[-1])["host"]
+    host = record["host"]
     assert host["peak_bytes"] > 1024 * MIB  # counted all the same
     assert host["phases"][0]["pinned_bytes"] >= 512 * MIB

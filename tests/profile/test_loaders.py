@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from run_verb import Verb
+from run_verb import ROWS, profile_of
 
-from vramprobe.emulate import values
-from vramprobe.emulate.values import imports
-from vramprobe.profile.hook import stop
+from vramprobe.profile.hook import after_steps, stop
 from vramprobe.profile.hook.loaders import Loaders
 from vramprobe.units import MIB
 
@@ -128,41 +126,34 @@ class Run:
         self.said.append("stopped")
 
 
-@pytest.mark.parametrize("in_notebook", [False, True])
-def test_a_notebooks_kernel_is_not_ended_in_a_cell(in_notebook: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vramprobe_values", values)
+@pytest.fixture
+def stopped_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run, int], list[str]]:
+    """End a step of a run that is to take three; -> what becomes of the run."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # undone at the end
     monkeypatch.setattr(stop.threading, "Timer", lambda *words: threading.Thread(target=lambda: None))
+
+    def act(run: Run, step: int) -> list[str]:
+        stop.Stop(run, 3, None)
+        with contextlib.suppress(SystemExit):
+            run.on_step[0](step)
+        return run.said
+
+    return act
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_a_notebooks_kernel_is_not_ended_in_a_cell(in_notebook: bool, stopped_at, monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "ipykernel.kernelapp", raising=False)
     if in_notebook:
         monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", stop)
-    run = Run()
-    (ended,) = (stop.Stop(run, 3, None), run.on_step)[1]
-    ended(2)
-    assert run.said == []
-    if in_notebook:
-        ended(3)
-        assert run.said[-1] == "goes on"
-    else:
-        with pytest.raises(SystemExit):
-            ended(3)
-        assert run.said == ["stopped"]
+    assert stopped_at(Run(), 2) == []
+    assert stopped_at(Run(), 3)[-1] == ("goes on" if in_notebook else "stopped")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_rank_whose_steps_grow_ends_with_the_others(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("num_ranks", "said"), [(1, []), (2, ["stopped"])])
+def test_a_rank_whose_steps_grow_ends_with_the_others(num_ranks: int, said: list[str], stopped_at) -> None:
     """As rank 0 of NeMo Automodel's, which keeps 512 bytes of each step for its log, and rank 1, which does not."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(stop.threading, "Timer", lambda *words: threading.Thread(target=lambda: None))
-    run = Run(num_ranks, repeats=False)
-    (ended,) = (stop.Stop(run, 3, None), run.on_step)[1]
-    if num_ranks == 1:
-        ended(3)
-        assert run.said == []
-    else:
-        with pytest.raises(SystemExit):
-            ended(3)
-        assert run.said == ["stopped"]
+    assert stopped_at(Run(num_ranks, repeats=False), 3) == said
 
 
 class Rows(torch.utils.data.Dataset):
@@ -179,12 +170,8 @@ class Rows(torch.utils.data.Dataset):
 def test_the_batches_of_an_evaluation_are_those_of_its_longest_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "vramprobe_values", values)  # its name in a profiled process
-    monkeypatch.setitem(sys.modules, "vramprobe_values.imports", imports)
-    monkeypatch.setattr(imports, "when_imported", lambda name, act: None)
-    from vramprobe.profile.hook.after_steps import AfterSteps
-
-    after = AfterSteps(str(tmp_path), [])
+    monkeypatch.setattr(after_steps, "when_imported", lambda name, act: None)
+    after = after_steps.AfterSteps(str(tmp_path), [])
     loader = DataLoader(
         Rows(list(range(1, 31))), batch_size=2, collate_fn=lambda rows: [len(r["input_ids"]) for r in rows]
     )
@@ -195,23 +182,8 @@ def test_the_batches_of_an_evaluation_are_those_of_its_longest_rows(
 
 
 LOOP = """
-import torch
 from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
-
-class Rows(torch.utils.data.Dataset):
-    def __init__(self, count):
-        self.count = count
-    def __len__(self):
-        return self.count
-    def __getitem__(self, index):
-        tokens = torch.arange(256 if index == 77 and self.count == 100 else 64)
-        return {"input_ids": tokens, "labels": tokens}
-
-def collate(rows):
-    longest = max(len(row["input_ids"]) for row in rows)
-    padded = [torch.nn.functional.pad(row["input_ids"], (0, longest - len(row["input_ids"]))) for row in rows]
-    return {"input_ids": torch.stack(padded), "labels": torch.stack(padded)}
 
 config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=4096)
 model = LlamaForCausalLM(config)
@@ -242,16 +214,9 @@ print("end of the script", seen)
 
 
 def test_a_loop_of_ones_own_goes_through_what_follows_its_steps(tmp_path: Path) -> None:
-    from emulated import require_emulation
-
-    python = require_emulation()
-    (tmp_path / "train.py").write_text(LOOP)
-    words = ["--emulate", "RTX-4090", "--folder", str(tmp_path / "run"), "--json"]
-    left = Verb(tmp_path, [str(python), str(tmp_path / "train.py")], *words).left(180)
-    assert left.status == 0, left.err
+    left, record = profile_of(tmp_path, ROWS + LOOP, "--folder", str(tmp_path / "run"))
     assert left.stray == []
     assert "end of the script [4, 4]" in left.out
-    record = json.loads(left.out.splitlines()[-1])
     (rank,) = record["ranks"]
     assert (rank["num_steps"], record["outcome"]["stopped"]) == (3, True)
     highest = {one["name"]: one["allocated_bytes"] for one in rank["run_phases"]}

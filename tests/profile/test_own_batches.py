@@ -16,7 +16,6 @@ from grids import grid
 from profile_factory import Script, write_launcher
 from run_command import NO_COMPILER
 
-from vramprobe.cli import display_profile
 from vramprobe.profile import launch
 from vramprobe.profile.analyse import analyse
 from vramprobe.profile.data_batches import PeakByShape, data_batches, runs_of
@@ -184,12 +183,12 @@ def answered(folder: Path, script: Script) -> Any:
 
 
 def unused_bytes(raw: Any) -> int:
-    """What the allocator had reserved beside the highest step that fitted and was not held out."""
+    """Return reserved minus allocated bytes of the highest step that fitted and was not held out."""
     (*_, last) = [one for one in runs_of(raw) if not (one.is_oom or one.is_held_out)]
     return last.reserved_bytes - last.allocated_bytes
 
 
-def test_the_largest_batch_and_what_else_would_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_largest_batch_and_what_else_would_fit(tmp_path: Path, printed) -> None:
     raw, found = answered(tmp_path, on_batches([100, 200, 300, 400, 500]))
     assert raw.num_steps == 3  # the others are not the run's own
     assert [(one.name, one.width, one.source) for one in found.peaks] == [
@@ -207,14 +206,13 @@ def test_the_largest_batch_and_what_else_would_fit(tmp_path: Path, capsys: pytes
     assert found.max_batch_size.value == int(free / (500 * PER_TOKEN))
     record = analyse(tmp_path)
     assert record.ranks[0].peak.allocated_bytes == found.peaks[-1].allocated_bytes
-    display_profile.print_profile(record)
-    shown = capsys.readouterr().out
+    shown = printed(record)
     assert "the run's own data: 200 rows, 50 batches an epoch; 5 shapes, 5 of them" in shown
     assert "not the run's peak" not in shown
     assert "the largest batch fits" in shown
 
 
-def test_a_largest_batch_that_runs_out_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_largest_batch_that_runs_out_of_memory(tmp_path: Path, printed) -> None:
     widths = [100, 200, 300, 400, 500, 900]
     raw, found = answered(tmp_path, on_batches(widths, out_of_memory=True))
     worst = found.peaks[-1]
@@ -226,8 +224,7 @@ def test_a_largest_batch_that_runs_out_of_memory(tmp_path: Path, capsys: pytest.
     assert found.max_length.rows_cut_share == pytest.approx(len(cut) / len(widths))
     assert found.max_length.tokens_cut_share == pytest.approx(sum(cut) / sum(widths))
     assert found.max_batch_size.value == int(4 * length / 900)
-    display_profile.print_profile(analyse(tmp_path))
-    assert "the largest batch does not fit" in capsys.readouterr().out
+    assert "the largest batch does not fit" in printed(analyse(tmp_path))
 
 
 def test_a_run_that_ends_before_the_largest_batch_predicts_it(tmp_path: Path) -> None:
@@ -302,7 +299,6 @@ def test_the_largest_batch_is_that_of_the_whole_run(
     found = run_of(tmp_path / "chosen", script, steps=3)
     (rank,) = found.ranks
     batches = rank.batches
-    assert batches is not None
     assert (batches.is_complete, batches.peaks[-1].source, len(batches.held_out)) == (True, "emulated", 3)
     assert max(abs(one.error) for one in batches.held_out) < 0.03
     whole = run_of(tmp_path / "whole", script, steps=None).ranks[0]
@@ -333,9 +329,7 @@ loader = torch.utils.data.DataLoader(rows, batch_size=8, collate_fn=collate,
 
 
 @pytest.mark.exhaustive
-def test_each_rank_runs_its_own_largest_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_rank_runs_its_own_largest_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed) -> None:
     monkeypatch.chdir(tmp_path)
     found = run_of(tmp_path / "chosen", TWO_RANKS, steps=3, num_ranks=2)
     run_of(tmp_path / "whole", TWO_RANKS, steps=None, num_ranks=2)
@@ -343,12 +337,10 @@ def test_each_rank_runs_its_own_largest_batch(
     for rank in found.ranks:
         raw = every_step[rank.rank]
         peak = max(one.allocated_peak_bytes for one in raw.phases if one.step is not None)
-        assert rank.batches is not None
         assert (rank.batches.num_batches, rank.batches.peaks[-1].source) == (raw.num_steps, "emulated")
         assert rank.batches.peaks[-1].allocated_bytes == peak
     top = max(found.ranks, key=lambda one: one.batches.peaks[-1].allocated_bytes)
-    display_profile.print_profile(found)
-    assert f"own data on rank {top.rank}, whose largest batch needs the most of 2 ranks" in capsys.readouterr().out
+    assert f"own data on rank {top.rank}, whose largest batch needs the most of 2 ranks" in printed(found)
 
 
 TABLE = [[8, 100, 5, 0], [8, 200, 3, 2], [8, 300, 1, 6]]

@@ -1,4 +1,4 @@
-"""How ranks share a model, by the program's own groups; whose tokens are whose, and what a pipeline waits for."""
+"""Sharing of a model by ranks, by the program's own groups; whose tokens are whose, and what a pipeline waits for."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from profile_factory import training, write_launcher
+from profile_factory import COUNT, ROW, analysed, training
 from rich.console import Console
-from test_card_times import COUNT, ROW
 
 from vramprobe.cli.display_step_time import print_step_time
-from vramprobe.profile.analyse import analyse
 from vramprobe.profile.hook.parallel import missing_kernels, parallel_sizes
 from vramprobe.records.step_time import StepTime
 
 
 def step_time(folder: Path, *, sizes: dict[str, int], num_ranks: int = 1, num_micro_steps: int = 1) -> StepTime:
-    """Of ranks of which the first alone has an embedding."""
+    """Return the step time of ranks where the first alone has an embedding."""
     folder.mkdir()
     for rank in range(num_ranks):
         script = training(pid=100 + rank, rank=rank, device_name="NVIDIA H200", capability=[9, 0])
@@ -26,8 +24,7 @@ def step_time(folder: Path, *, sizes: dict[str, int], num_ranks: int = 1, num_mi
         script.say("parallel", sizes=sizes)
         script.say("count", **COUNT | {"rows": COUNT["rows"] if rank == 0 else [ROW, ROW, ROW]})
         script.write(folder)
-    write_launcher(folder)
-    found = analyse(folder).step_time
+    found = analysed(folder).step_time
     assert found is not None
     return found
 

@@ -1,4 +1,4 @@
-"""Which events are which phase's, where one step was traced and its neighbours are shorter than the clocks differ."""
+"""Events of each phase, where one step was traced and its neighbors are shorter than the clocks differ."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def history_of(actions: list[str], sizes: list[int], after_us: list[int], traced
 
 def spans(phases: tuple[RawPhase, ...], history: RawHistory) -> list[tuple[str, int, int, bool | None]]:
     seen = see(RawRank(process=RawProcess(pid=1), phases=phases, history=history))
-    assert seen is not None
     return [(span.phase.name, span.start, span.stop, span.closes) for span in seen.spans]
 
 

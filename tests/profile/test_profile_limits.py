@@ -1,4 +1,4 @@
-"""What CI asks of profiles: limits, what grew since a baseline, and the summary of it in Markdown."""
+"""Checks of profiles for CI: limits, what grew since a baseline, and the summary of it in Markdown."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from command_line import vramprobe, within
-from profile_factory import Script, training, write_launcher
+from profile_factory import COUNT, Script, training, write_launcher
 
 from vramprobe.catalog import find_gpu
 from vramprobe.cli import verbs
@@ -25,13 +25,7 @@ from vramprobe.records.traffic import KINDS
 from vramprobe.speed.counted import time_of
 from vramprobe.units import GIB, MIB
 
-ROW: dict[str, Any] = {
-    "phase": "forward", "what": "product", "name": "aten::mm", "shapes": "", "dtype": "bfloat16", "calls": 1,
-    "flops": 10**15, "read": 10**9, "written": 10**9, "launches": 1, "width": 4096, "line": ["/srv/train.py", 3, "f"],
-}  # fmt: skip
-TOKENS = ROW | {"what": "other", "name": "aten::embedding", "flops": 0, "shapes": "bfloat16[9, 2] int64[4, 2048] -> x"}
 STEP_TOKENS = 4 * 2048
-COUNT = {"step": 2, "num_launches": 2, "num_claimed": 2, "unclaimed": {}, "moved": [], "rows": [ROW, TOKENS]}
 TRAINER = {"num_steps": 300, "are_given": False, "num_epochs": 3, "num_batches": 400, "grad_accum": 4, "world_size": 1}
 TODAY = date(2026, 11, 25)
 ALL_REDUCE, ALL_GATHER = KINDS.index("all_reduce"), KINDS.index("all_gather")

@@ -12,7 +12,7 @@ import pytest
 from vramprobe.errors import SpecError
 from vramprobe.profile import launch, requests
 from vramprobe.profile.analyse import analyse
-from vramprobe.profile.engines.phases import as_served
+from vramprobe.profile.engines import as_served
 from vramprobe.profile.raw import RawPhase
 from vramprobe.profile.requests import ServerRequests, requests_of
 from vramprobe.profile.run_files import read_run
@@ -48,7 +48,6 @@ def test_what_is_asked_for_follows_from_the_option_and_the_command() -> None:
         number=4, prompt_tokens=1024, completion_tokens=128, port=9000
     )
     sglang = requests_of(None, ["python", "-m", "sglang.launch_server", "--port=31000"])
-    assert sglang is not None
     assert sglang.port == 31000
     assert requests_of(None, ["python", "train.py", "--port", "9000"]) is None
     assert str(requests_of("1x10x2", served)) == "1 request of 10 + 2 tokens"

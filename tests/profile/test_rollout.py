@@ -7,10 +7,9 @@ from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from profile_factory import Script, write_launcher
+from profile_factory import Script, analysed
 
-from vramprobe.emulate.values import imports
-from vramprobe.profile.analyse import analyse
+from vramprobe.profile.hook import engine as hook
 
 MIB = 2**20
 WEIGHTS, ENGINE, CACHE, SEGMENT, ACTIVATION = 0x1000000, 0x2000000, 0x10000000, 0x1F000000, 0x20000000
@@ -51,9 +50,7 @@ def rollout(*, asleep: bool) -> Script:
 
 @pytest.mark.parametrize("asleep", [True, False])
 def test_each_stage_has_what_is_mapped_then(tmp_path: Path, asleep: bool) -> None:
-    rollout(asleep=asleep).write(tmp_path)
-    write_launcher(tmp_path)
-    record = analyse(tmp_path)
+    record = analysed(tmp_path, rollout(asleep=asleep))
     stages = {one.name: one for one in record.ranks[0].rollout}
     assert list(stages) == ["generation", "forward", "weight_sync"]
     held = {
@@ -70,9 +67,7 @@ def test_each_stage_has_what_is_mapped_then(tmp_path: Path, asleep: bool) -> Non
 
 
 def test_another_gpu_is_not_judged_by_a_cache_that_was_sized_for_this_one(tmp_path: Path) -> None:
-    rollout(asleep=False).write(tmp_path)
-    write_launcher(tmp_path)
-    own, other = analyse(tmp_path, gpus=["RTX-4090", "H100-SXM"]).cards
+    own, other = analysed(tmp_path, rollout(asleep=False), gpus=["RTX-4090", "H100-SXM"]).cards
     assert (own.verdict, other.verdict) == ("fits", "unknown")
     assert "KV cache" in other.why
 
@@ -82,9 +77,7 @@ def test_a_process_without_an_engine_has_no_rollout(tmp_path: Path) -> None:
     with script.phase("generation", 2):
         script.alloc(WEIGHTS, MIB)
     script.say("end", why="exit")
-    script.write(tmp_path)
-    write_launcher(tmp_path)
-    assert analyse(tmp_path).ranks[0].rollout == []
+    assert analysed(tmp_path, script).ranks[0].rollout == []
 
 
 VLLM = {
@@ -94,7 +87,7 @@ VLLM = {
 
 
 class Watched:
-    """What the hook tells a watch."""
+    """Watch that keeps what the hook tells it."""
 
     def __init__(self) -> None:
         self.is_emulated, self.warnings = False, list[str]()
@@ -122,8 +115,6 @@ class Watched:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
     """Installs the hook into modules with these classes."""
-    monkeypatch.setitem(sys.modules, "vramprobe_values.imports", imports)  # its name in a profiled process
-    from vramprobe.profile.hook import engine as hook
 
     def installed(**modules: SimpleNamespace) -> Watched:
         for name, made in modules.items():
@@ -255,8 +246,7 @@ def test_processes_of_one_gpu_are_added_up_stage_by_stage(tmp_path: Path) -> Non
         cycle(trainer, engine, extra)
         trainer.write(tmp_path)
         engine.write(tmp_path)
-    write_launcher(tmp_path)
-    by_pid = {one.pid: {stage.name: stage for stage in one.rollout} for one in analyse(tmp_path).ranks}
+    by_pid = {one.pid: {stage.name: stage for stage in one.rollout} for one in analysed(tmp_path).ranks}
     assert (by_pid[200], by_pid[201]) == ({}, {})
     for card in (0, 1):
         stages = by_pid[100 + card]

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from run_verb import Verb
+from run_verb import profile_of
 
-from vramprobe.emulate import values
-from vramprobe.emulate.values import imports
+from vramprobe.profile.hook import scopes
 from vramprobe.profile.ranks import run_phases
 from vramprobe.profile.raw import RawPhase
 
 
-@pytest.fixture
-def scopes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    pytest.importorskip("torch")
-    monkeypatch.setitem(sys.modules, "vramprobe_values", values)  # its name in a profiled process
-    monkeypatch.setitem(sys.modules, "vramprobe_values.imports", imports)
-    from vramprobe.profile.hook import scopes
-
-    return scopes
-
-
 class Names:
-    """What a watch's phases are told, innermost last."""
+    """Names that a watch's phases are told, innermost last."""
 
     is_outside = False
 
@@ -53,7 +41,7 @@ class Trainer:
         return checkpoint
 
 
-def test_a_training_that_resumes_has_that_phase_and_another_has_not(scopes: ModuleType) -> None:
+def test_a_training_that_resumes_has_that_phase_and_another_has_not() -> None:
     names, kind = Names(), type("Trainer", (Trainer,), dict(vars(Trainer)))
     module = ModuleType("transformers.trainer")
     module.Trainer = kind  # type: ignore[attr-defined]
@@ -68,7 +56,7 @@ def test_a_training_that_resumes_has_that_phase_and_another_has_not(scopes: Modu
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_log_probs_with_gradients_are_a_forward_where_the_library_computes_its_loss_so(
-    scopes: ModuleType, monkeypatch: pytest.MonkeyPatch, grad: bool
+    monkeypatch: pytest.MonkeyPatch, grad: bool
 ) -> None:
     """TRL's loss calls them, verl's worker does not; and what is awaited within a phase belongs to it."""
     entered = []
@@ -131,19 +119,10 @@ print("parameters", trainer.model.num_parameters())
 @pytest.mark.exhaustive
 def test_a_resumed_training_takes_its_weights_and_moments_before_the_steps(tmp_path: Path) -> None:
     """In float32 the weights stand already; Adam's two moments come from the host, one tensor after the other."""
-    from emulated import require_emulation
-
-    python = require_emulation()
-    (tmp_path / "work").mkdir(exist_ok=True)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    words = [str(python), str(tmp_path / "train.py")]
-    options = ["--emulate", "RTX-4090", "--json", "--no-speed"]
-    saved = Verb(tmp_path, [*words, "2"], *options, "--whole").left(120)
-    assert saved.status == 0, saved.err
-    left = Verb(tmp_path, [*words, "900", "out/checkpoint-2"], *options).left(120)
-    assert left.status == 0, left.err
+    profile_of(tmp_path, SCRIPT, "--no-speed", "--whole", words=["2"])
+    left, record = profile_of(tmp_path, SCRIPT, "--no-speed", words=["900", "out/checkpoint-2"])
     num_parameters = int(next(line.split()[1] for line in left.out.splitlines() if line.startswith("parameters")))
-    (rank,) = json.loads(left.out.splitlines()[-1])["ranks"]
+    (rank,) = record["ranks"]
     highest = {one["name"]: one["allocated_bytes"] for one in rank["run_phases"]}
     assert list(highest)[:3] == ["load", "resume", "training"]
     assert rank["num_steps"] == 3

@@ -34,14 +34,12 @@ def profiled(folder: Path, log: str, device_name: str, gpus: list[str] | None = 
 
 def test_the_gpu_that_it_ran_on_has_what_the_engine_logged(tmp_path: Path) -> None:
     served = profiled(tmp_path, STARTS, "NVIDIA H100 80GB HBM3").served
-    assert served is not None
     assert (served.verdict, served.longest_request_tokens, served.kv_cache_gib) == ("fits", 658320, 70.32)
 
 
 def test_another_gpu_has_its_own_share_less_what_is_no_cache(tmp_path: Path) -> None:
     record = profiled(tmp_path, STARTS, "NVIDIA H100 80GB HBM3", ["L4"])
     (card,) = record.cards
-    assert card.served is not None
     cache = card_properties("L4").total_bytes / GIB * 0.92 - (72.85 - 70.32) - non_torch_charge() / GIB
     assert card.served.kv_cache_gib == pytest.approx(cache, abs=0.01)
     assert card.served.longest_request_tokens == pytest.approx(658320 * cache / 70.32, abs=16)
@@ -50,7 +48,6 @@ def test_another_gpu_has_its_own_share_less_what_is_no_cache(tmp_path: Path) -> 
 
 def test_an_engine_that_refuses_to_start_is_told_what_would_fit(tmp_path: Path) -> None:
     served = profiled(tmp_path, REFUSES, "NVIDIA L4").served
-    assert served is not None
     assert (served.verdict, served.length_tokens) == ("does not fit", 16384)
     total = card_properties("L4").total_bytes / GIB
     length, utilization, dtype = served.settings
@@ -63,7 +60,6 @@ def test_a_gpu_that_is_too_small_has_no_setting(tmp_path: Path) -> None:
     log = STARTS.replace("70.32", "12.00")  # 60 GiB are no cache
     (card,) = profiled(tmp_path, log, "NVIDIA H100 80GB HBM3", ["RTX-4090"]).cards
     assert card.verdict == "does not fit"
-    assert card.served is not None
     assert card.served.settings == ()
     assert "weights and activations alone" in card.why
 

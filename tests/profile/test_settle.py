@@ -9,20 +9,16 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
-from vramprobe.emulate.values import imports
+from vramprobe.profile.hook import settle
 
 
-@pytest.fixture
-def settle(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setitem(sys.modules, "vramprobe_values.imports", imports)  # its name in a profiled process
-    from vramprobe.profile.hook import settle
-
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "_PATIENCE_SECONDS", 60.0)
-    return settle
 
 
 def journal(folder: Path, pid: int, *kinds: str) -> Path:
@@ -31,7 +27,7 @@ def journal(folder: Path, pid: int, *kinds: str) -> Path:
     return path
 
 
-def test_nobody_is_asked_where_nobody_listens(tmp_path: Path, settle: ModuleType) -> None:
+def test_nobody_is_asked_where_nobody_listens(tmp_path: Path) -> None:
     journal(tmp_path, os.getpid(), "process")  # a trainer's other rank: it has an end of its own
     journal(tmp_path, os.getppid(), "process", "listens", "settled")
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
@@ -41,7 +37,7 @@ def test_nobody_is_asked_where_nobody_listens(tmp_path: Path, settle: ModuleType
     assert not (tmp_path / settle.FILE).exists()
 
 
-def test_those_that_listen_are_waited_for(tmp_path: Path, settle: ModuleType) -> None:
+def test_those_that_listen_are_waited_for(tmp_path: Path) -> None:
     path = journal(tmp_path, os.getpid(), "process", "listens", "end")  # of a cycle before
     asking = threading.Thread(target=settle.ask, args=(tmp_path,))
     asking.start()
@@ -57,7 +53,7 @@ def test_those_that_listen_are_waited_for(tmp_path: Path, settle: ModuleType) ->
 
 @pytest.mark.parametrize(("connected", "mode", "asks"), [(True, 0, True), (True, 1, False), (False, 0, False)])
 def test_a_program_asks_before_it_leaves_ray(
-    tmp_path: Path, settle: ModuleType, monkeypatch: pytest.MonkeyPatch, connected: bool, mode: int, asks: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: bool, mode: int, asks: bool
 ) -> None:
     """Its workers do not: they end with it."""
     done: list[str] = []

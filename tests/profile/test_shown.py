@@ -1,4 +1,4 @@
-"""What is made of profiles: differences, the terminal, the timeline, the report, the journal."""
+"""Views of profiles: differences, the terminal, the timeline, the report, the journal."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from profile_factory import (
     WEIGHT,
     WORKSPACE,
     Script,
+    analysed,
     training,
-    write_launcher,
 )
-from test_analyse import analysed, ran_out
+from test_analyse import ran_out
 
 from vramprobe import api
 from vramprobe.check import check
-from vramprobe.cli import display_profile
+from vramprobe.cli import display_difference, display_profile
 from vramprobe.cli.diff import ProfileLimits
 from vramprobe.errors import StoreError, VramprobeError
 from vramprobe.profile import diff, timeline
@@ -35,7 +35,6 @@ from vramprobe.units import format_bytes
 
 
 def record_of(folder: Path, *scripts: Script, **launcher: object) -> ProfileRecord:
-    folder.mkdir(exist_ok=True)
     return analysed(folder, *(scripts or (training(),)), **launcher)
 
 
@@ -56,23 +55,17 @@ def test_two_that_are_the_same_do_not_differ(tmp_path: Path) -> None:
     assert {one.grown_bytes for one in (*found.tiers, *found.causes)} == {0}
 
 
-def test_a_line_that_moved_did_not_grow(tmp_path: Path) -> None:
-    moved = training()
+@pytest.mark.parametrize(
+    ("extra_bytes", "expected"), [(0, []), (1024, [("models/llama.py:10 forward (saved activations)", 1024)])]
+)
+def test_a_line_that_moved_is_one_line(extra_bytes: int, expected: list[tuple[str, int]], tmp_path: Path) -> None:
+    moved = training(extra_bytes=extra_bytes)
     moved.stacks = {
         tuple((file, line + (0 if "torch" in file else 7), name) for file, line, name in stack): number
         for stack, number in moved.stacks.items()
     }
-    assert diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", moved)).lines == ()
-
-
-def test_a_line_that_moved_and_grew_is_one_line(tmp_path: Path) -> None:
-    moved = training(extra_bytes=1024)
-    moved.stacks = {
-        tuple((file, line + (0 if "torch" in file else 7), name) for file, line, name in stack): number
-        for stack, number in moved.stacks.items()
-    }
-    (found,) = diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", moved)).lines
-    assert (found.what, found.grown_bytes) == ("models/llama.py:10 forward (saved activations)", 1024)
+    found = diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", moved)).lines
+    assert [(one.what, one.grown_bytes) for one in found] == expected
 
 
 def test_what_makes_two_hard_to_compare_is_said(tmp_path: Path) -> None:
@@ -260,8 +253,7 @@ def test_what_was_replaced_is_shown_in_80_columns(tmp_path: Path, capsys: pytest
 
 
 def test_nothing_seen_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_launcher(tmp_path)
-    assert any("no process used a GPU" in line for line in shown(analyse(tmp_path), capsys))
+    assert any("no process used a GPU" in line for line in shown(analysed(tmp_path), capsys))
 
 
 def test_a_real_run_is_called_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +269,7 @@ def test_a_difference_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixt
     found = diff.compare(record_of(tmp_path / "a"), record_of(tmp_path / "b", other))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "80")
-        display_profile.print_difference(found)
+        display_difference.print_difference(found)
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert "saved_activations" in text

@@ -28,27 +28,6 @@ def flat(left: Left) -> str:
     return " ".join(left.out.split())
 
 
-def numbers(left: Left, cause: str) -> float:
-    """MiB of a cause among the live tensors at the peak."""
-    return float(re.findall(rf"^  {cause} +([\d.]+) MiB", left.out, re.MULTILINE)[0])
-
-
-@exhaustive
-def test_the_engine_called_by_a_framework_has_the_story_of_a_backward(tmp_path: Path) -> None:
-    by_engine, by_autograd = (left_by(tmp_path / one, "engine_backward.py", one) for one in ("engine", "autograd"))
-    assert "peak 296.36 MiB allocated, in backward of step 2" in by_engine.out
-    assert numbers(by_engine, "saved_activations") == 96
-    same = [left.out.split("\n", 1)[1].partition("step time")[0] for left in (by_engine, by_autograd)]
-    assert same[0] == same[1]
-
-
-@exhaustive
-def test_masters_and_a_flat_buffer_of_gradients_are_named(tmp_path: Path) -> None:
-    left = left_by(tmp_path, "main_grad.py")
-    causes = ("weights", "master_weights", "gradients", "optimizer_state")
-    assert [numbers(left, cause) for cause in causes] == [16, 32, 32, 64]
-
-
 def test_a_flag_that_an_absent_rank_would_send_is_said_and_no_result(tmp_path: Path) -> None:
     options = (*ONE_RANK, "--max-allocated", "10GiB")
     left = left_by(tmp_path, "broadcast_flag.py", ranks=8, options=options)
@@ -56,31 +35,6 @@ def test_a_flag_that_an_absent_rank_would_send_is_said_and_no_result(tmp_path: P
     assert "no training step was seen" in flat(left)
     assert "broadcast_flag.py:8 reads what rank 0 would have broadcast" in flat(left)
     assert "what training allocates is not known" in left.err
-
-
-@exhaustive
-def test_one_rank_of_a_launcher_of_eight_is_one_process(tmp_path: Path) -> None:
-    left = left_by(tmp_path, "which_rank.py", ranks=8, options=ONE_RANK)
-    assert left.status == 0
-    assert [line.split()[1] for line in left.out.splitlines() if line.startswith("up ")] == ["7"]
-
-
-@exhaustive
-def test_a_group_of_the_host_beside_an_absent_rank(tmp_path: Path) -> None:
-    left = left_by(tmp_path, "gloo_group.py", ranks=8, options=ONE_RANK)
-    assert left.status == 0
-    assert "ProcessGroup object" in left.out
-
-
-def test_the_exception_of_the_rank_that_failed_comes_first(tmp_path: Path) -> None:
-    left = left_by(tmp_path, "failing_rank.py", gpu="A100-80GB-SXM x4", ranks=4)
-    assert left.status == 1
-    said = flat(left)
-    first = re.search(
-        r"the exception that came first: rank (\d): AssertionError: persist_layer_norm not supported", said
-    )
-    assert first
-    assert said.index("failing_rank.py:2") < said.index("its last lines")
 
 
 #: MiB after each of five rounds: a future's wait keeps the last call's tensors, a work's keeps none.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from profile_factory import FIRST_NS, training, write_launcher
+from profile_factory import FIRST_NS, analysed, training
 from run_command import require_emulation
 from run_verb import Verb
 
-from vramprobe.profile.analyse import analyse
 from vramprobe.records.profile import profile_from_json
 
 
@@ -26,8 +25,7 @@ def test_the_first_to_fail_is_named_whoever_wrote_first(tmp_path: Path) -> None:
         },
     ]
     (tmp_path / "uncaught").write_text("".join(json.dumps(one) + "\n" for one in said))
-    write_launcher(tmp_path, exit_status=1, tail=["====", "FAILED"])
-    outcome = profile_from_json(analyse(tmp_path).to_json_line()).outcome
+    outcome = profile_from_json(analysed(tmp_path, exit_status=1, tail=["====", "FAILED"]).to_json_line()).outcome
     assert outcome.kind == "error"
     assert (outcome.rank, outcome.exception) == (1, "AssertionError: no data")
     assert (outcome.line, outcome.function) == ("mine/train.py:12", "main")

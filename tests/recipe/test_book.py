@@ -13,6 +13,7 @@ from vramprobe.recipe import recorder
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.recorder import USUAL, CannotRecord, close_recorders, record_packed
 
+SPEC = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
 SAYS = """#!/bin/sh
 read request
 echo '{"say": "recording run 1 of 4"}'
@@ -41,17 +42,19 @@ def stands_in(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Pat
             "echo \"ModuleNotFoundError: No module named 'pydantic'\" >&2; exit 1",
             "has no pydantic, which a recording needs: .*pip install .*pydantic",
         ),
-        ("""echo '{"error": "peft has no layer for it"}'; cat > /dev/null""", "peft has no layer for it"),
+        (
+            """echo '{"error": "peft has no layer for it", "kind": "NotRecorded"}'; cat > /dev/null""",
+            "peft has no layer for it",
+        ),
     ],
 )
 def test_a_recording_that_ends_early_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, words: str
 ) -> None:
     machine = stands_in(monkeypatch, tmp_path, script)
-    spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
     said: list[str] = []
     with pytest.raises(CannotRecord, match=words):
-        record_packed(spec, catalog.find_gpu("H100-SXM"), said.append)
+        record_packed(SPEC, catalog.find_gpu("H100-SXM"), said.append)
     assert said == ["recording run 1 of 4"]
     close_recorders()
     assert not machine.exists()
@@ -64,9 +67,8 @@ def test_an_interrupted_recording_ends_its_process(monkeypatch: pytest.MonkeyPat
     def interrupt(words: str) -> None:
         raise KeyboardInterrupt
 
-    spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
     with pytest.raises(KeyboardInterrupt):
-        record_packed(spec, catalog.find_gpu("H100-SXM"), interrupt)
+        record_packed(SPEC, catalog.find_gpu("H100-SXM"), interrupt)
     assert recorder._RECORDERS == {}
     assert not machine.exists()
 
@@ -74,12 +76,11 @@ def test_an_interrupted_recording_ends_its_process(monkeypatch: pytest.MonkeyPat
 def test_a_process_that_was_killed_between_two_cells_is_started_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    machine = stands_in(monkeypatch, tmp_path, """echo '{"error": "no"}'; cat > /dev/null""")
-    spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
+    machine = stands_in(monkeypatch, tmp_path, """echo '{"error": "no", "kind": "NotRecorded"}'; cat > /dev/null""")
     gpu = catalog.find_gpu("H100-SXM")
     for _ in range(2):
         with pytest.raises(CannotRecord, match="no"):
-            record_packed(spec, gpu, lambda words: None)
+            record_packed(SPEC, gpu, lambda words: None)
         process = recorder._RECORDERS[gpu.short_name, USUAL]._process
         process.kill()
         process.wait()

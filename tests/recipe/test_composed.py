@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from vramprobe.predict import recorded
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe, unpack
-from vramprobe.recipe.recorder import close_recorders, record_packed
+from vramprobe.recipe.recorder import record_packed
 from vramprobe.recipe.shipped import shipped_recipe
 from vramprobe.spec import CellSpec
 
@@ -46,13 +45,6 @@ OTHER_CARDS = [
     (card, method) for card in ("H100-SXM", "B200", "RTX-5090", "RTX-4090") for method in ("lora", "qlora", "full")
 ]
 A100, H100 = catalog.find_gpu("A100-80GB-SXM"), catalog.find_gpu("H100-SXM")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def recorders_ended() -> Iterator[None]:
-    """No recording process stays behind."""
-    yield
-    close_recorders()
 
 
 def recorded_cell(model: str, gpu: catalog.Gpu, **options: Any) -> Recipe:
@@ -186,9 +178,8 @@ def test_where_no_second_micro_step_follows_two_are_recorded(monkeypatch: pytest
 
     monkeypatch.setattr(recorded, "find_recipe", find)
     spec = api.cell(model="qwen3-0.6b", method="full", device="cuda", batch_size=2, seq_len=64, grad_accum=2, **CKPT)
-    recipe, accumulates = recorded._recipe_over(spec, "batch_size", A100, lambda words: None)
-    assert (asked, accumulates) == ([1, 2], False)
-    assert isinstance(recipe, OfForward)
+    recorded.over_shapes(spec, "batch_size", gpu=A100)
+    assert asked == [1, 2]
 
 
 def test_three_micro_steps_are_recorded_as_two_where_they_repeat() -> None:

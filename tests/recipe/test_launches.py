@@ -1,4 +1,4 @@
-"""What a step launches, extended: linear in depth, checked on another depth, the same as the whole model's."""
+"""Launches of a step, extended: linear in depth, checked on another depth, the same as the whole model's."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ SHAPES = ((5, 2048), (2, 512), (3, 1024), (8, 8192), (1, TOKENS))
 
 
 def count_of_shape(depth: int, rows: int, length: int) -> dict[str, Any]:
-    """Of each layer a product of the batch, one of as many rows always, and attention; an addition of tokens and one of
+    """Count in each layer a product of the batch, one of fixed rows, and attention; an addition of tokens and one of
     positions, an optimizer over all weights. Calls of the same shapes are one row.
     """
     tokens = rows * length

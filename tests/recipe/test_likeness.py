@@ -17,39 +17,7 @@ from vramprobe.recipe.likeness import as_in_catalog
 transformers = pytest.importorskip("transformers")
 
 #: Llama 3.1 8B's as its hub has it, with what a fine-tune changes: token ids, the length, the dtype.
-HUB: dict[str, Any] = {
-    "_name_or_path": "somebody/tuned",
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 128000,
-    "eos_token_id": [128001, 128008, 128009],
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.42.3",
-    "use_cache": True,
-    "vocab_size": 128256,
-}
+HUB: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "tuned-llama.json").read_text())
 OWN = catalog.find_model("llama-3.1-8b").config
 
 

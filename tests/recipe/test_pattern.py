@@ -1,4 +1,4 @@
-"""Which layers are alike, and which depths show it: over the configs that ship, and by hand."""
+"""Layers that are alike, and depths that show it: over the configs that ship, and by hand."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from vramprobe import api, catalog
 from vramprobe.predict import recorded
 from vramprobe.recipe import recording
 from vramprobe.recipe.book import recorded_as
-from vramprobe.recipe.recorder import close_recorders
 from vramprobe.recipe.recording import NotRecorded, Recording, Request
 
 #: Among them what happens between two phases (no_sync of FSDP1), and what is extended.
@@ -26,13 +24,6 @@ CELLS = (
     "smollm2-135m_full_fp32+bf16_adamw-fused_b2s512_fsdp1-x4_rank0",
     "smollm2-135m_full_fp32+bf16_adamw-fused_b1s128_ga3_ckpt_fsdp1-shard-grad-op-x16_rank0",
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def ended() -> Iterator[None]:
-    """No recording process stays behind."""
-    yield
-    close_recorders()
 
 
 @exhaustive
@@ -66,7 +57,7 @@ class _Deaf(Recording):
 def test_what_fills_buckets_is_recorded_whole(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any], depth: int | None
 ) -> None:
-    """Of one GPU two layers are enough, of ranks with layers gathered ahead four, and the first run has one more, as
+    """One GPU needs two layers, ranks with layers gathered ahead four, and the first run has one more, as
     those of other shapes; others' buckets hold any number."""
     monkeypatch.setattr(recording, "require_packages", lambda specs: None)
     launcher = SimpleNamespace(start=lambda: None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,8 @@ from emulated import require_emulation
 from grids import exhaustive, grid
 
 from vramprobe import api, catalog
+from vramprobe.catalog.own import cache_folder
 from vramprobe.catalog.shipped import data_file
-from vramprobe.emulate.build import cache_folder
 from vramprobe.emulate.enter import entrance, installation_to_use
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.emulate.values import hook
@@ -52,13 +51,6 @@ CELLS = [
     ("smollm2-135m", {"method": "full", "sharding": "fsdp1", **RANKS}),
     ("smollm2-135m", {"method": "full", "sharding": "tp", **RANKS, "num_gpus": 3}),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def ended() -> Iterator[None]:
-    """No recording process stays behind."""
-    yield
-    close_recorders()
 
 
 def silent(words: str) -> None:
@@ -105,8 +97,6 @@ def test_predict_records_once_and_answers_from_the_cache(tmp_path: Path, monkeyp
     assert said == []
     assert first.engine == "recipe"
     assert sum(first.terms.values()) == first.peak_allocated_bytes.value
-    arithmetic = api.predict(gpu="H100-SXM", **options | {"engine": "formula"})
-    assert first.peak_allocated_bytes.value == pytest.approx(arithmetic.peak_allocated_bytes.value, rel=0.002)
     (kept,) = tmp_path.iterdir()
     kept.write_bytes(kept.read_bytes()[:100])
     assert api.predict(gpu="H100-SXM", say=said.append, **options) == first
@@ -139,14 +129,14 @@ def test_models_that_differ_in_values_alone_share_a_recipe() -> None:
 
 @exhaustive
 def test_the_largest_batch_is_found_by_few_recordings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The answer's verdict is its own recording's; arithmetic, which knows this model, finds the same batch."""
+    """The answer's verdict is its own recording's; the recipe that ships finds the same batch."""
     require_emulation()
     monkeypatch.setattr(recorded, "find_recipe", _with_cache(tmp_path))
     options = {"model": "smollm2-135m", "method": "lora", "seq_len": 512, "gpu": "RTX-4090"}
     said: list[str] = []
     by_recipe = api.max_batch_size(engine="recipe", say=said.append, **options)
-    by_arithmetic = api.max_batch_size(engine="formula", **options)
-    assert by_recipe.tight.value == pytest.approx(by_arithmetic.tight.value, abs=1)
+    shipped = api.max_batch_size(**options)
+    assert by_recipe.tight.value == pytest.approx(shipped.tight.value, abs=1)
     assert by_recipe.fits.prediction.engine == "recipe"
     assert sum("run 1 of" in line for line in said) <= 6
 
@@ -254,12 +244,10 @@ def _with_cache(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"device": "cpu"}, "device cpu was given"),
-        ({"gpu": "MI300X"}, "made by AMD"),
+        ({"device": "cpu"}, "vramprobe measure --device cpu"),
         ({"sharding": "device-map", "num_gpus": 2}, "device-map has one process for all GPUs"),
         ({"sharding": "fsdp", "num_gpus": 1, "only_rank": 0}, "set num_gpus to 2 or more"),
         ({"sharding": "fsdp", "num_gpus": 2, "only_rank": 2}, "numbered from 0 to 1"),
-        ({"sharding": "fsdp", "num_gpus": 2, "engine": "formula"}, "engine formula is arithmetic of one GPU"),
     ],
 )
 def test_what_is_not_recorded_is_refused(options: dict[str, Any], words: str) -> None:
@@ -318,7 +306,7 @@ def test_experts_that_stay_in_16_bits_are_said(num_quantized: int, said: int) ->
 
 
 def test_lengths_in_other_branches_are_left_out_where_near_is_enough() -> None:
-    """Of a step's few tokens the norms' gradients are summed at once: a request less than of many."""
+    """A step of few tokens sums the norms' gradients at once: a request less than a step of many."""
     require_emulation()
     gpu, options = catalog.find_gpu("H100-SXM"), {"model": "smollm2-135m", "method": "full", "device": "cuda"}
     spec = recorded_as(api.cell(batch_size=4, seq_len=600, **options))

@@ -134,7 +134,7 @@ def test_skypilot_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPat
 
 
 def install_sky(monkeypatch: pytest.MonkeyPatch, listed: Callable[..., Any], clouds: tuple[str, ...]) -> None:
-    """What offers_from_skypilot imports of SkyPilot 0.14.1."""
+    """Install the modules of SkyPilot 0.14.1 that offers_from_skypilot imports."""
     sky, constants = ModuleType("sky"), ModuleType("sky.skylet.constants")
     sky.catalog = SimpleNamespace(list_accelerators=listed)
     constants.ALL_CLOUDS = clouds

@@ -1,24 +1,27 @@
-"""A model without arithmetic: which card, by a few recordings of each method and the launches that they counted."""
+"""A model without a recipe: which card, by a few recordings of each method and the launches that they counted."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from vramprobe import api
 from vramprobe.catalog import find_gpu
-from vramprobe.predict.predict import predict
-from vramprobe.predict.prediction import Interval, Prediction
+from vramprobe.predict import recorded as recordings
+from vramprobe.recipe import book
+from vramprobe.recipe.recipe import Recipe
 from vramprobe.recipe.recorder import CannotRecord
+from vramprobe.recipe.shipped import shipped_recipe
 from vramprobe.recommend import recorded
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 from vramprobe.speed.counted import time_of
 from vramprobe.speed.raw_count import count_of
-from vramprobe.units import GIB
 
-WORDS = {"model": "glm-4-9b", "seq_len": 2048, "tokens": "10M", "global_batch": 16}
-NEEDED_BYTES = {"full": 150 * GIB, "lora": 30 * GIB, "qlora": 16 * GIB}
+WORDS = {"model": "llama-3.2-1b", "seq_len": 2048, "tokens": "10M", "global_batch": 16}
 
 
 def launches(num_micro_steps: int, rows: int = 1) -> dict[str, Any]:
@@ -54,75 +57,79 @@ def launches(num_micro_steps: int, rows: int = 1) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def shipped_as(spec: CellSpec) -> Recipe:
+    """The recipe that ships, in place of one that is recorded of this shape."""
+    one = resolve(model="llama-3.2-1b", method="lora", device="cuda", batch_size=spec.batch_size, seq_len=2048)
+    found = shipped_recipe(book.recorded_as(one), find_gpu("A100-80GB-SXM"))
+    assert found is not None
+    return replace(found.recipe, launches=launches(1, spec.batch_size), launch_rules=None)
+
+
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[CellSpec, str]]:
-    found: list[tuple[CellSpec, str]] = []
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[CellSpec, str, bool]]]:
+    """Cells that are recorded, on which card, and if of several shapes; QLoRA cannot be."""
+    found: list[tuple[CellSpec, str, bool]] = []
 
-    def predicted(one: CellSpec) -> Prediction:
-        any_cell = resolve(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=8)
-        size = NEEDED_BYTES[one.method] + one.batch_size * (GIB if one.gradient_checkpointing else 6 * GIB)
-        needed = Interval(value=size, low=size, high=size)
-        return predict(any_cell).model_copy(update={"engine": "recipe", "reserved_bytes": needed})
-
-    def predict_and_count(one: CellSpec, *, gpu: Any, say: Any) -> tuple[Prediction, dict[str, Any]]:
-        found.append((one, gpu.short_name))
-        if one.method == "qlora":
+    def find_recipe(spec: CellSpec, gpu: Any, say: Any, *, shapes: Any = (), counted: bool) -> Recipe:
+        found.append((spec, gpu.short_name, bool(shapes)))
+        say(f"recording {spec.cell_id}")
+        if spec.method == "qlora":
             raise CannotRecord("no packed experts")
-        return predicted(one), launches(one.grad_accum)
+        return shipped_as(spec)
 
-    def over_rows(one: CellSpec, *, gpu: Any, say: Any) -> tuple[int, Any]:
-        return 8, lambda other: (predicted(other), launches(other.grad_accum, other.batch_size))
-
-    monkeypatch.setattr(recorded, "predict_and_count", predict_and_count)
-    monkeypatch.setattr(recorded, "over_rows", over_rows)
+    monkeypatch.setattr(recorded, "shipped_recipe", lambda *words: None)
+    monkeypatch.setattr(recorded, "_kept", lambda *words: None)
+    monkeypatch.setattr(book, "find_recipe", find_recipe)
+    monkeypatch.setattr(recordings, "find_recipe", find_recipe)
     return found
 
 
-def test_each_method_is_recorded_twice_and_answers_for_every_card(asked: list[tuple[CellSpec, str]]) -> None:
-    """With checkpointing and without; a method that cannot be recorded, once."""
-    found = api.recommend(**WORDS)
-    assert [(one.method, one.gradient_checkpointing, one.grad_accum, card) for one, card in asked] == [
-        (method, checkpointing, 2, "A100-80GB-SXM")
-        for method, checkpointing in [("full", True), ("full", False), ("lora", True), ("lora", False), ("qlora", True)]
-    ]
+def test_each_method_is_recorded_a_few_times_and_answers_for_every_card(
+    asked: list[tuple[CellSpec, str, bool]],
+) -> None:
+    """With checkpointing and without, one row and several; a method that cannot be recorded is named."""
+    said: list[str] = []
+    found = api.recommend(say=said.append, gpus=("A100-80GB-SXM", "RTX-4090", "B200"), max_gpus=1, **WORDS)
+    assert {card for _, card, _ in asked} == {"A100-80GB-SXM"}
+    recordings = {(one.method, one.gradient_checkpointing, several) for one, _, several in asked}
+    assert len(recordings) == 12
+    assert len(said) == len(asked)
     assert found.by_method["qlora"] == "not recorded: no packed experts"
     assert found.by_method["lora"] is None
-    assert "RTX-4090" not in {one.gpu for one in found.options if one.fits}
-    cheapest = next(answer.option for answer in found.answers if answer.question == "cheapest")
-    assert cheapest.fits
-    assert cheapest.usd.value == min(one.usd.value for one in found.options if one.fits and one.usd)
-    assert all((one.hours is None) == (one.setting.verdict.verdict == "does not fit") for one in found.options)
+    assert {one.gpu for one in found.options} == {"A100-80GB-SXM", "RTX-4090", "B200"}
 
 
-@pytest.mark.parametrize(("gpu", "rows"), [("L40S", 8), ("RTX-A6000", 8), ("V100-32GB", 1)])
-def test_the_fastest_micro_batch_that_fits_is_taken(asked: list[tuple[CellSpec, str]], gpu: str, rows: int) -> None:
-    """30 GiB and 1 for each row, or 6: products of more rows are nearer to a card's peak."""
-    (option,) = api.recommend(method="lora", gpus=(gpu,), **WORDS).options
-    setting = option.setting
-    assert (setting.batch_size, setting.grad_accum) == (rows, 16 // rows)
-    each = GIB if setting.gradient_checkpointing else 6 * GIB
-    assert setting.verdict.needed_bytes.value == NEEDED_BYTES["lora"] + rows * each
+def times_as_many(row: dict[str, Any], times: float) -> dict[str, Any]:
+    names = ("calls", "flops", "read", "written", "launches")
+    return row | {name: round(row[name] * times) for name in names}
 
 
 @pytest.mark.parametrize(("batch_size", "accum"), [(1, 16), (8, 2), (16, 1)])
-def test_the_time_is_of_all_micro_steps(asked: list[tuple[CellSpec, str]], batch_size: int, accum: int) -> None:
-    """Two are recorded, and the step has ``accum``: as if all had been counted."""
-    found = api.recommend(method="lora", batch_size=batch_size, gpus=("H100-SXM",), **WORDS)
-    (one, card), (option,) = asked[0], found.options
-    assert (one.grad_accum, card) == (min(accum, 2), "H100-SXM")
-    assert option.setting.grad_accum == accum
-    whole = time_of(count_of(launches(accum)), find_gpu("H100-SXM"))
-    assert option.setting.estimate.seconds == pytest.approx(whole.seconds)
-    assert option.setting.estimate.tokens_per_second.value == pytest.approx(16 * 2048 / whole.seconds)
-    assert option.hours.value == pytest.approx(10_000_000 / (16 * 2048) * whole.seconds / 3600)
+def test_the_time_is_of_all_micro_steps(asked: list[tuple[CellSpec, str, bool]], batch_size: int, accum: int) -> None:
+    """One is recorded, a second composed, which adds gradients; the others are like the second's half."""
+    own = {"batch_size": batch_size, "gradient_checkpointing": True, "gpus": ("B200",), "max_gpus": 1}
+    (option,) = api.recommend(method="lora", **own, **WORDS).options
+    ((one, card, _),) = asked
+    assert (one.batch_size, one.grad_accum, card, option.setting.grad_accum) == (batch_size, 1, "A100-80GB-SXM", accum)
+    counted = shipped_as(one).launches_at(accumulates=accum > 1)
+    assert counted is not None
+    times = accum / min(accum, 2)
+    rows = [row if row["phase"] == "optimizer" else times_as_many(row, times) for row in counted["rows"]]
+    whole = count_of(counted | {"rows": rows, "num_claimed": 0, "num_launches": 0})
+    unclaimed = (counted["num_launches"] - counted["num_claimed"]) * times
+    seconds = time_of(replace(whole, num_launches=round(unclaimed)), find_gpu("B200")).seconds
+    assert option.setting.estimate.seconds == pytest.approx(seconds)
+    assert option.setting.estimate.tokens_per_second.value == pytest.approx(16 * 2048 / option.setting.estimate.seconds)
+    assert option.hours.value == pytest.approx(10_000_000 / (16 * 2048) * option.setting.estimate.seconds / 3600)
 
 
-def test_several_gpus_are_recorded_where_the_sharding_is_named(asked: list[tuple[CellSpec, str]]) -> None:
-    found = api.recommend(method="lora", sharding="fsdp", gpus=("H100-SXM",), **WORDS)
-    assert [(one.num_gpus, one.sharding) for one, _ in asked] == [(2, "fsdp"), (4, "fsdp"), (8, "fsdp")]
-    assert {one.setting.grad_accum for one in found.options} == {8, 4, 2}
+def test_a_card_before_ampere_is_recorded_by_itself_in_fp16(asked: list[tuple[CellSpec, str, bool]]) -> None:
+    found = api.recommend(method="lora", batch_size=1, gradient_checkpointing=True, gpus=("T4",), max_gpus=1, **WORDS)
+    ((one, card, _),) = asked
+    assert (card, one.dtype, one.autocast) == ("T4", "fp16", "fp16")
+    assert found.options[0].gpu == "T4"
 
 
-def test_what_cannot_be_recorded_at_all_is_the_error(asked: list[tuple[CellSpec, str]]) -> None:
+def test_what_cannot_be_recorded_at_all_is_the_error(asked: list[tuple[CellSpec, str, bool]]) -> None:
     with pytest.raises(CannotRecord, match="no packed experts"):
-        api.recommend(method="qlora", **WORDS)
+        api.recommend(method="qlora", gpus=("B200",), **WORDS)

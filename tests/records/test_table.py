@@ -6,7 +6,7 @@ import pytest
 from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spec
 
 from vramprobe.errors import IncomparableRecords
-from vramprobe.records import outcomes
+from vramprobe.records import outcomes, phase_memory
 from vramprobe.records import record as rec
 from vramprobe.records.table import describe_outcome, require_comparable, to_row
 from vramprobe.spec import CellSpec
@@ -33,8 +33,8 @@ def test_every_field_of_a_cell_and_of_its_results_has_a_column() -> None:
     row = to_row(make_record())
     assert set(CellSpec.model_fields) - set(row) == {"architecture"}
     assert set(rec.ModelFacts.model_fields) <= set(row)
-    assert set(rec.MemoryLedger.model_fields) - set(row) == {"at_peak"}
-    assert {f"at_peak_{name}" for name in rec.Composition.model_fields} <= set(row)
+    assert set(phase_memory.MemoryLedger.model_fields) - set(row) == {"at_peak"}
+    assert {f"at_peak_{name}" for name in phase_memory.Composition.model_fields} <= set(row)
 
 
 def test_a_failed_record_has_the_same_columns_and_no_made_up_numbers() -> None:

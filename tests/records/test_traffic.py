@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vramprobe.records.record import CollectiveKind, CollectiveTraffic
-from vramprobe.records.traffic import KINDS, added_up, link_bytes, moved_since
+from vramprobe.records.traffic import KINDS, CollectiveKind, CollectiveTraffic, added_up, link_bytes, moved_since
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How true an emulation is on a GPU, from records of both with known differences."""
+"""Accuracy of an emulation against a GPU, from records of both with known differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from vramprobe.catalog import contexts
 from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.errors import SpecError
 from vramprobe.records import writing
-from vramprobe.records.record import Peak, RunRecord, Timing
+from vramprobe.records.phase_memory import Peak
+from vramprobe.records.record import RunRecord, Timing
 from vramprobe.report.card_truth import card_truth_document, card_truth_gpu, context_row, truth_in_words, truth_rows
 from vramprobe.report.formats import markdown
 from vramprobe.spec import CellSpec

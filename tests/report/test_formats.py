@@ -79,7 +79,7 @@ def test_csv_has_every_column_and_exact_values() -> None:
 
 
 class Reader(HTMLParser):
-    """What a browser would see: every tag with its attributes, every text."""
+    """Parser that keeps what a browser would see: every tag with its attributes, every text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ def test_nothing_is_fetched_and_only_the_pages_own_script_may_run() -> None:
 
 def test_published_results_are_tables_with_exact_values_behind_rounded_ones() -> None:
     chapters = {chapter.title: chapter for chapter in published().chapters}
-    [measured] = [table for table in chapters["Measured peak memory"].tables if table.title == "In the fit"]
+    [measured] = [table for table in chapters["Measured peak memory"].tables if table.title == "Cells"]
     column = next(column for column in measured.shown if column.name == "measured_bytes")
     exact = column.published(measured.rows[0])
     assert isinstance(exact, int)

@@ -16,13 +16,14 @@ from grids import exhaustive
 from page_browser import waiting, written
 from page_example import MODELS, content
 
-from vramprobe import catalog, spec
+from vramprobe import catalog
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.predict import at_hand, recorded
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict
 from vramprobe.recipe.shipped import LIKE_ALL, Shipped, answers_for
 from vramprobe.report.page import page_book
+from vramprobe.resolve import resolve
 from vramprobe.units import format_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ def shipped_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def by_python(entry: page_book.PageRecipe, shape: tuple[int, int], workspace_bytes: int) -> dict[str, Any]:
     """Python's answer from an entry's recipe, for GPUs with these workspaces."""
-    cell = spec.resolve(model=entry.model, device="cuda", batch_size=shape[0], seq_len=shape[1], **dict(entry.options))
+    cell = resolve(model=entry.model, device="cuda", batch_size=shape[0], seq_len=shape[1], **dict(entry.options))
     a100 = catalog.find_gpu(LIKE_ALL)
     is_other = workspace_bytes != a100.blas_workspace_bytes
     recipe = dataclasses.replace(entry.recipe, workspace_bytes=(a100.blas_workspace_bytes, workspace_bytes))
@@ -241,9 +242,11 @@ def test_other_options_of_the_model_are_compared_and_taken_over_by_a_click(opene
     rows = [row.replace("\t", "\n").split("\n") for row in one.tab.locator("#changes li").all_inner_texts()]
     assert {row[0] for row in rows} == {"Method: qlora", "Gradient checkpointing: off; Method: full"}
     assert one.text("#changes-basis") == "Reserved memory, and the verdict on L4."
+    workspace_bytes = one.tab.evaluate("vramprobe.gpus.find(({ slug }) => slug === 'L4').workspace_bytes")
     now, other = (
         one.tab.evaluate(
-            "(method) => vramprobe.predict({ ...form.read().cell, method }, 'A100-80GB-SXM').reserved.value", method
+            "([method, workspace]) => vramprobe.predict({ ...form.read().cell, method }, workspace).reserved.value",
+            [method, workspace_bytes],
         )
         for method in ("lora", "qlora")
     )

@@ -1,4 +1,4 @@
-"""Where there is no browser, the tests' summary says how many of the page were skipped and what is missing."""
+"""Summary of tests without a browser: how many of the page were skipped, and what is missing."""
 
 from __future__ import annotations
 

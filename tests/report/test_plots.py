@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_record, make_spec
+from factories import make_record, make_spec, specs, synthetic
 
-from vramprobe.model.card_fit import load_fit
 from vramprobe.records import store
-from vramprobe.records.record import Peak
+from vramprobe.records.phase_memory import Peak
 from vramprobe.report.cells import Cell, cells_of
 from vramprobe.report.plots import LOOKS, METHODS, errors, files, label_ends, length, predicted, spread, terms
 from vramprobe.report.plots.drawn import contents
+from vramprobe.resolve import resolve
 from vramprobe.units import GIB, MIB
 
 QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
@@ -23,7 +23,7 @@ QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 
 @pytest.fixture(scope="module")
 def cells() -> list[Cell]:
-    return cells_of(store.read(QUICKSTART).records, load_fit(QUICKSTART / "fit.json"))
+    return cells_of(store.read(QUICKSTART).records, None)
 
 
 def with_errors() -> list[Cell]:
@@ -100,27 +100,26 @@ def test_nothing_traced_makes_no_plot_of_terms() -> None:
     assert terms.plot(cells_of([make_record(ledger=ledger)], None)) == {}
 
 
-def test_the_lengths_are_of_the_largest_model_with_most_methods(cells: list[Cell]) -> None:
-    model = load_fit(QUICKSTART / "fit.json")
-    lines = length.lines_of(cells, model)
+def test_the_lengths_are_of_the_largest_model_with_most_methods() -> None:
+    """Lengths are predicted where a recipe at hand was recorded around them; none is of the CPU."""
+    some = [spec for spec in specs(("smollm2-135m", "smollm2-360m")) if spec.seq_len == 2048 or spec.method == "lora"]
+    measured = cells_of(map(synthetic, some), None)
+    lines = length.lines_of(measured, None)
     assert {line.spec.model for line in lines} == {"smollm2-360m"}
-    assert [(line.spec.method, line.spec.gradient_checkpointing) for line in lines] == [
-        ("full", False),
-        ("lora", False),
-        ("lora", True),
-        ("qlora", False),
-        ("qlora", True),
-    ]
+    ways = [(method, on) for method in ("full", "lora", "qlora") for on in (False, True)]
+    assert [(line.spec.method, line.spec.gradient_checkpointing) for line in lines] == ways
     for line in lines:
-        ((at, size, phase),) = line.measured
-        assert [point[1:] for point in line.predicted if point[0] == at] == [(pytest.approx(size, rel=1e-3), phase)]
-        assert [size for _, size, _ in line.predicted] == sorted(size for _, size, _ in line.predicted)
+        known = {at: (size, phase) for at, size, phase in line.predicted}
+        assert set(known) >= {2048, 4096, 8192}
+        assert all(known[at] == (size, phase) for at, size, phase in line.measured)
+        assert list(known.values()) == sorted(known.values())
+    assert length.plot(cells_of([make_record()], None), None) == {}
 
 
 def test_positions_that_a_model_has_not_are_not_drawn() -> None:
-    model = load_fit(QUICKSTART / "fit.json")
-    gpt2 = [cell for cell in cells_of(store.read(QUICKSTART).records, model) if cell.record.spec.model == "gpt2"]
-    assert max(at for line in length.lines_of(gpt2, model) for at, *_ in line.predicted) == 1024
+    gpt2 = resolve(model="gpt2", method="lora", device="cuda", batch_size=2, seq_len=512, gradient_checkpointing=True)
+    (line,) = length.lines_of(cells_of([synthetic(gpt2)], None), None)
+    assert max(at for at, *_ in line.predicted) == 1024
 
 
 def test_errors_are_of_what_the_fit_has_not_seen() -> None:

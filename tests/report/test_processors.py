@@ -1,4 +1,4 @@
-"""What is published is the same from every processor: reports under several kernels and threads, byte for byte."""
+"""Published files are the same from every processor: reports under several kernels and threads, byte for byte."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from vramprobe.report.plots.drawn import settled_svg
 from vramprobe.units import published
 
 ROOT = Path(__file__).parents[2]
-#: Prints name → digest of the quickstart's fit, evaluation and report, and the standard error of one constant in full.
+#: Prints name → digest of a fit, an evaluation and a report, and the standard errors of constants in full.
 PUBLISH = """
 import hashlib, json
 from pathlib import Path
+from factories import specs, synthetic
 from vramprobe import api
 from vramprobe.model.card_fit import save_fit
-from vramprobe.report import build
+from vramprobe.records import writing
+from vramprobe.report.publish import build
 from vramprobe.report.evaluation import evaluation_page
 
-results, here = "results/cpu/quickstart", Path({folder!r})
+here = Path({folder!r})
+results = here / "results"
+for number, spec in enumerate(() if results.exists() else specs()):
+    writing.append(results / "records.jsonl", synthetic(spec, 1.05 + number / 1000))
 model = api.fit(results)
 save_fit(model, here / "fit.json")
 files = {{"fit.json": (here / "fit.json").read_bytes()}}
@@ -35,7 +40,7 @@ files |= {{f"evaluation/{{name}}": content for name, content in
           evaluation_page(api.evaluate(results, leave_out="family"), "x").items()}}
 files |= build(results, "out", model=model, fit_path="fit.json")
 digests = {{name: hashlib.sha256(content).hexdigest() for name, content in files.items()}}
-errors = [one.standard_error for one in api.calibrate(results, fit=model).constants]
+errors = [one.standard_error for one in api.calibrate("results/cpu/quickstart").constants]
 print(json.dumps([digests, repr(errors)]))
 """
 
@@ -45,7 +50,7 @@ def published_under(folder: Path, **environment: str) -> tuple[dict[str, str], s
     done = subprocess.run(
         [sys.executable, "-c", PUBLISH.format(folder=str(folder))],
         cwd=ROOT,
-        env=os.environ | environment,
+        env=os.environ | environment | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
         capture_output=True,
         text=True,
         check=True,

@@ -16,7 +16,7 @@ from vramprobe.errors import SpecError
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.report.receipt import command_of_cell, receipt_of
-from vramprobe.spec import resolve
+from vramprobe.resolve import resolve
 
 QUICKSTART = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 
@@ -64,7 +64,7 @@ def test_a_changed_option_is_in_the_command_and_a_default_is_not(records: tuple[
 
 
 def asked(*words: str) -> str:
-    """What ``vramprobe export`` prints, errors too."""
+    """Return what ``vramprobe export`` prints, errors too."""
     return CliRunner().invoke(app, ["export", str(QUICKSTART), *words]).output
 
 

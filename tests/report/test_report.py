@@ -20,15 +20,18 @@ from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spe
 from PIL.PngImagePlugin import PngInfo
 
 from vramprobe.errors import FitError, IncomparableRecords, StaleReport, StoreError
+from vramprobe.predict import expected
+from vramprobe.predict.at_hand import NoRecipe
 from vramprobe.records import store, writing
 from vramprobe.records.outcomes import Oom, Timeout
-from vramprobe.records.record import Peak, RunRecord
+from vramprobe.records.phase_memory import Peak
+from vramprobe.records.record import RunRecord
 from vramprobe.records.whole import read_whole
-from vramprobe.report import Material, build, command_of, documents, gather, publish
 from vramprobe.report.by_size import LADDER, by_size, params_in_words
 from vramprobe.report.cells import cells_of, summaries
 from vramprobe.report.formats import files_of
 from vramprobe.report.plots.drawn import read_stamp
+from vramprobe.report.publish import Material, build, command_of, documents, gather, publish
 from vramprobe.report.speed import rate_of, speed
 from vramprobe.spec import CellSpec
 from vramprobe.units import GIB, MIB
@@ -78,21 +81,16 @@ def with_peak(spec: CellSpec, allocated_bytes: int, **overrides: Any) -> RunReco
 
 @pytest.fixture
 def predictor(monkeypatch: pytest.MonkeyPatch) -> dict[int, object]:
-    """A stand-in for predict with a fit: predictions (or errors to raise) by the cell's seq_len."""
-    from vramprobe.predict import predict as module
-
+    """A stand-in for predictions by recipes at hand (or errors to raise) by the cell's seq_len."""
     answers: dict[int, object] = {}
-    real = module.predict
 
-    def predict(spec: CellSpec, model: object = None, **options: object) -> object:
-        if model is None:
-            return real(spec)
-        answer = answers[spec.seq_len]
+    def predict(spec: CellSpec, gpu: object, model: object = None) -> object:
+        answer = answers.get(spec.seq_len, NoRecipe("none is at hand"))
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    monkeypatch.setattr(module, "predict", predict)
+    monkeypatch.setattr(expected, "predict_at_hand", predict)
     return answers
 
 
@@ -133,7 +131,7 @@ def section(text: str, title: str) -> str:
     return text.split(f"## {title}\n")[1].split("\n## ")[0].split("\n---\n")[0]
 
 
-def test_without_a_fit_every_cell_is_listed_and_nothing_is_predicted(tmp_path: Path) -> None:
+def test_on_the_cpu_every_cell_is_listed_and_nothing_is_predicted(tmp_path: Path) -> None:
     records = [make_record(), make_record(make_spec(method="qlora", seq_len=32))]
     written = report(save(tmp_path / "results", records), tmp_path / "out")
     kinds = ("md", "csv", "tex", "html")
@@ -164,6 +162,18 @@ def test_predictions_stand_beside_measurements_and_held_out_cells_apart(tmp_path
     assert "In every row: optimizer adamw_torch_fused." in held_out
     assert "| 2 × 8 | no | backward | 100.0 | 103.0 | 90.0 | 110.0 | +3.00 |" in in_fit
     assert "2 × 16 " not in in_fit
+
+
+def test_without_a_fit_a_recipe_at_hand_predicts_and_what_has_none_has_a_dash(tmp_path: Path, predictor) -> None:
+    predictor |= {8: prediction(103, 90, 110)}
+    records = [with_peak(make_spec(seq_len=length), 100 * MIB) for length in (8, 16)]
+    report(save(tmp_path / "results", records), tmp_path / "out")
+    text = unpadded((tmp_path / "out" / "measured.md").read_text())
+    assert "a dash where there is none, which vramprobe predict would record" in text
+    assert "| 2 × 8 | backward | 100.0 | 103.0 | 90.0 | 110.0 | +3.00 |" in section(text, "Cells")
+    assert "| 2 × 16 | backward | 100.0 | – | – | – | – |" in section(text, "Cells")
+    assert section(text, "Summary").strip().splitlines()[2:] == ["| predicted, all | 1 | 3.00 | 3.00 | – | 100 |"]
+    assert "held_out" not in (tmp_path / "out" / "measured.csv").read_text()
 
 
 def test_the_summary_is_right(tmp_path: Path, predictor) -> None:
@@ -356,9 +366,9 @@ def test_a_method_of_one_model_is_shown_where_there_is_no_other() -> None:
     assert table.caption == "lora: r 16, all-linear, bf16 + bf16 (fp32), adamw_torch_fused."
 
 
-def test_what_the_fit_predicts_is_marked_and_what_it_refuses_is_not_printed(predictor) -> None:
+def test_what_is_predicted_is_marked_and_what_has_no_recipe_is_not_printed(predictor) -> None:
     predictor[16] = prediction(2048, 1024, 4096)
-    model = FakeModel(fingerprints=())
+    model = None
     records = [with_peak(make_spec(num_layers=depth), GIB) for depth in (1, 2)]
     records += [with_peak(make_spec(method="lora", model=model), GIB) for model in ("pythia-70m", "gpt2")]
     document = by_size(cells_of(records, None), model, [], "x")
@@ -372,7 +382,7 @@ def test_what_the_fit_predicts_is_marked_and_what_it_refuses_is_not_printed(pred
     assert {line["low_bytes"] for line in measured} == {""}
     assert len(measured) == 4
     assert {line["peak_allocated_bytes"] for line in lines if line["is_measured"] == "false"} == {str(2 * GIB)}
-    predictor[16] = FitError("no terms")
+    del predictor[16]
     shown = {row[0]: row[2:] for row in by_size(cells_of(records, None), model, [], "x").tables[0].texts()}
     assert shown["gpt2"] == ["–", "1.00"]
     assert LADDER[-1] not in shown

@@ -21,7 +21,7 @@ from vramprobe import api
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.log.log import CAUSES, Log, PhaseMark
 from vramprobe.predict import recorded
-from vramprobe.records.record import Composition, Peak, PhaseMemory
+from vramprobe.records.phase_memory import Composition, Peak, PhaseMemory
 from vramprobe.report import timeline_file, timeline_page
 from vramprobe.report.recorded_timeline import timeline_of
 from vramprobe.report.timeline import MAX_COLUMNS, STACK, Subject, Timeline, _with_ordered_frees, timeline_over

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from vramprobe.profile import causes
-from vramprobe.records.record import TRAINING_PHASES
+from vramprobe.records.phase_memory import TRAINING_PHASES
 
 ROOT = Path(__file__).parents[2]
 WORDS = (ROOT / "docs" / "words.md").read_text()

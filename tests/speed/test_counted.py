@@ -9,7 +9,7 @@ import pytest
 
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError, StoreError
-from vramprobe.speed.counted import Count, CountRow, attention_shape, class_of, product_shape, time_of
+from vramprobe.speed.counted import Count, CountRow, time_of
 from vramprobe.speed.rates import shipped_counted
 from vramprobe.speed.raw_count import count_of
 from vramprobe.speed.shapes import product_share
@@ -75,7 +75,7 @@ def test_a_copy_on_a_stream_of_its_own_runs_while_the_card_computes() -> None:
     ],
 )
 def test_rows_columns_and_depth_of_a_product(name: str, shapes: str, flops: int, expected: tuple) -> None:
-    assert product_shape(CountRow(phase="forward", what="product", name=name, shapes=shapes, flops=flops)) == expected
+    assert CountRow(phase="forward", what="product", name=name, shapes=shapes, flops=flops).product_shape == expected
 
 
 def test_the_keys_of_an_attention_and_the_width_of_its_heads() -> None:
@@ -83,10 +83,10 @@ def test_the_keys_of_an_attention_and_the_width_of_its_heads() -> None:
     flash = CountRow(
         phase="forward", what="attention", name="aten::_flash_attention_forward", shapes=f"{tensors} -> a[2]"
     )
-    assert attention_shape(flash) == (1024, 64)
+    assert flash.attention_shape == (1024, 64)
     backward = "a[2, 8, 512, 64] a[2, 8, 512, 64] a[2, 2, 1024, 64] a[2, 2, 1024, 64] -> a[2]"
     name = "aten::_scaled_dot_product_flash_attention_backward"
-    assert attention_shape(CountRow(phase="backward", what="attention", name=name, shapes=backward)) == (1024, 64)
+    assert CountRow(phase="backward", what="attention", name=name, shapes=backward).attention_shape == (1024, 64)
 
 
 def test_a_phase_ends_when_the_host_has_issued_it_and_the_card_has_computed_it() -> None:
@@ -153,7 +153,7 @@ def test_tokens_are_those_that_the_largest_embedding_looks_up_in_forward() -> No
     ],
 )
 def test_each_operator_has_its_class(row: CountRow, expected: str) -> None:
-    assert class_of(row) == expected
+    assert row.kind == expected
 
 
 def test_what_cannot_be_predicted_is_said() -> None:

@@ -74,7 +74,7 @@ def test_narrow_heads_and_short_sequences_reach_less() -> None:
 
 
 def test_what_a_gpu_sends_in_a_collective() -> None:
-    """Of the message: (n - 1)/n in an all-gather, twice that in an all-reduce; PCIe among eight is far below two."""
+    """A GPU sends (n - 1)/n of the message in an all-gather, twice that in an all-reduce, and far less by PCIe."""
     speeds = TABLES.collectives["A100-80GB-SXM"]["all_gather"]["8"]
     assert sent_bytes_per_second(A100, "all_gather", 8, 1 << 29) == pytest.approx(speeds[-1] * 1e9 * 7 / 8)
     speeds = TABLES.collectives["A100-80GB-SXM"]["all_reduce"]["8"]

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from command_line import vramprobe
 from emulated import require_emulation
-from factories import TINY_LLAMA_PATH, make_environment, make_record, synthetic
+from factories import TINY_LLAMA_PATH, make_environment, make_record, make_spec, synthetic
 
 from vramprobe import api
 from vramprobe.errors import SpecError
@@ -33,7 +33,7 @@ from vramprobe.records.record import Environment, RunRecord
 from vramprobe.spec import CellSpec
 from vramprobe.sweep import runner, stages
 from vramprobe.sweep.bookkeeping import Bookkeeping
-from vramprobe.sweep.boundary import Predicted, next_steps
+from vramprobe.sweep.boundary import Predicted, next_steps, predicted_counts
 from vramprobe.sweep.campaign import Campaign, campaign_in
 from vramprobe.sweep.card import Card, Rate
 from vramprobe.sweep.definition import Sweep
@@ -53,13 +53,15 @@ stages:
     boundary: batch_size
     predict_with: model
     after: held-out
-    sweep: {cells: [{model: [smollm2-135m, smollm2-360m], method: lora, seq_len: 512}]}
+    sweep:
+      cells: [{model: [smollm2-135m, smollm2-360m], method: lora, gradient_checkpointing: true, seq_len: 2048}]
   held-out:
     predict_with: model
-    sweep: {cells: [{model: smollm2-360m, method: full, batch_size: [1, 2], seq_len: 256}]}
+    sweep: {cells: [{model: smollm2-360m, method: lora, batch_size: 2, seq_len: [512, 1024]}]}
   model: {fit: calibration}
   calibration:
-    sweep: {cells: [{model: smollm2-135m, method: [full, lora], batch_size: [1, 2], seq_len: [128, 512]}]}
+    sweep:
+      cells: [{model: smollm2-135m, method: lora, batch_size: 2, seq_len: [512, 544, 576, 608, 640, 672, 704, 736]}]
 """
 
 
@@ -249,6 +251,27 @@ def test_the_search_ends_at_the_truth_wherever_it_is(truth: int) -> None:
         assert num_cells <= 2 + 2 * abs(truth - likely).bit_length()
 
 
+def test_without_a_recipe_the_search_begins_at_one_step() -> None:
+    spec = make_spec(device="cuda")
+    predicted = predicted_counts(spec, "seq_len", 4, CARD, None)
+    assert predicted == Predicted(surely=0, likely=1, possibly=2**20)
+    assert [next_steps(predicted, *known) for known in ((None, None), (1, None), (9, None), (9, 12))] == [1, 2, 17, 10]
+
+
+def test_nothing_is_fitted_to_emulated_runs(tmp_path: Path) -> None:
+    class Emulated(Played):
+        def instrument_of(self, spec: CellSpec) -> str:
+            return "emulated"
+
+        def record(self, spec: CellSpec) -> RunRecord:
+            return super().record(spec).model_copy(update={"instrument": "emulated"})
+
+    results = run(campaign(tmp_path), tmp_path / "out", Emulated(true=1.0))
+    assert results["model"].fit is None
+    assert results["held-out"].mean_absolute_error == 0
+    assert all(one.is_exact for one in results["largest"].boundaries)
+
+
 def test_a_prediction_without_room_runs_nothing() -> None:
     assert next_steps(Predicted(surely=0, likely=0, possibly=0), None, None) is None
 
@@ -344,9 +367,8 @@ def test_an_emulated_card_runs_out_of_memory_right_behind_the_boundary(tmp_path:
 def test_kill_9_of_a_real_campaign_loses_no_record_and_doubles_none(tmp_path: Path) -> None:
     small = f"model: {TINY_LLAMA_PATH}, seq_len: [16, 32], timing_steps: 0"
     (tmp_path / "some.yaml").write_text(
-        f"stages:\n  calibration: {{sweep: {{cells: [{{{small}, method: [full, lora], batch_size: [1, 2]}}]}}}}\n"
-        f"  model: {{fit: calibration}}\n"
-        f"  held-out: {{predict_with: model, sweep: {{cells: [{{{small}, method: full, batch_size: 4}}]}}}}\n"
+        f"stages:\n  one: {{sweep: {{cells: [{{{small}, method: [full, lora], batch_size: [1, 2]}}]}}}}\n"
+        f"  other: {{after: one, sweep: {{cells: [{{{small}, method: full, batch_size: 4}}]}}}}\n"
     )
     words = [sys.executable, "-m", "vramprobe", "run", "some.yaml", "--device", "cpu", "--out", "out"]
 
@@ -363,4 +385,3 @@ def test_kill_9_of_a_real_campaign_loses_no_record_and_doubles_none(tmp_path: Pa
     assert vramprobe(*words[3:], cwd=tmp_path).returncode == 0
     found = Counter(record.fingerprint for record in store.read(tmp_path / "out").records)
     assert sorted(found.values()) == [1] * 10
-    assert len(json.loads((tmp_path / "out" / "held-out" / stages.PREDICTIONS).read_text())) == 2

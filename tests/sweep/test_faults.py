@@ -106,7 +106,7 @@ def at_call(number: int, then: Callable[[str, Callable, tuple], Any]) -> Callabl
 
 
 def num_calls(folder: Path) -> int:
-    """How many watched calls an undisturbed sweep makes."""
+    """Return the number of watched calls that an undisturbed sweep makes."""
     counted: list[int] = []
     count = folder / "count"
 
@@ -168,7 +168,7 @@ def finished_in(folder: Path) -> Counter[str]:
 
 
 def resume_and_check(folder: Path, stored: list[str]) -> None:
-    """What was stored is still there, and a resume ends with one finished record of each cell."""
+    """Check that what was stored is still there, and that a resume ends with one finished record of each cell."""
     journal = folder / runner.JOURNAL
     before = store.read(journal, allow_empty=True).records if journal.exists() else ()
     assert set(stored) <= {record.attempt_id for record in before}

@@ -102,7 +102,7 @@ def test_without_dry_run_skypilots_command_starts_each_task(tmp_path: Path, monk
 
 @pytest.mark.skipif(PYTHON is None, reason="SkyPilot is not installed: pip install 'vramprobe[cloud]'")
 def test_skypilots_own_loader_and_optimizer_take_the_tasks(tmp_path: Path) -> None:
-    """Of machines and prices that are made up, the one that each task asks for is chosen."""
+    """SkyPilot chooses the machine that each task asks for, among machines and prices that are made up."""
     files, catalogs = [], tmp_path / ".sky" / "catalogs" / "v8"
     for file in DATA.rglob("*.csv"):
         name = file.relative_to(DATA) if file.parent != DATA else Path(file.stem) / "vms.csv"

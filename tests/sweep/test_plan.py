@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_oom, make_record, make_spec
+from factories import make_oom, make_record, make_spec, specs, synthetic
 
 from vramprobe import api
 from vramprobe.cli.display_plan import plan_as_json, plan_in_words
 from vramprobe.errors import SpecError, UnknownName
-from vramprobe.predict import questions
+from vramprobe.model.card_fit import save_fit
+from vramprobe.predict import at_hand, questions, recorded
+from vramprobe.predict.expected import fit_records
 from vramprobe.records import store, writing
 from vramprobe.records.outcomes import Skipped
 from vramprobe.records.record import Timing
@@ -19,17 +22,17 @@ from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, Rate, card_named, card_seen, hourly_rate
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.duration import Pace, account_seconds, pace_of
-from vramprobe.sweep.plan import START_SECONDS, Plan, SweepPolicy, make_plan, plan_sweep, with_evidence
+from vramprobe.sweep.plan import NOT_AT_HAND, START_SECONDS, Plan, SweepPolicy, make_plan, plan_sweep, with_evidence
 from vramprobe.sweep.resume import ResumedCell, open_journal
 from vramprobe.units import GIB
 
 CARD_24 = Card(name="Test GPU", total_bytes=24 * GIB, gpu=None)
-QUICKSTART = Path(__file__).parents[2] / "configs" / "sweeps" / "quickstart.yaml"
+EMULATED = Path(__file__).parents[2] / "configs" / "sweeps" / "emulated.yaml"
 RESULTS = Path(__file__).parents[2] / "results" / "cpu" / "quickstart"
 
 
 def cell(model: str = "llama-3.1-8b", **options: Any) -> CellSpec:
-    words = {"method": "qlora", "device": "cuda", "batch_size": 1, "seq_len": 512, "gradient_checkpointing": True}
+    words = {"method": "qlora", "device": "cuda", "batch_size": 1, "seq_len": 1024, "gradient_checkpointing": True}
     return make_spec(model=model, **(words | options))
 
 
@@ -41,9 +44,9 @@ def planned(*specs: CellSpec, **options: Any) -> Plan:
 def test_verdicts_come_from_the_interval_and_the_card() -> None:
     plan = planned(
         cell(),  # 8B in 4 bits, a few GiB
-        cell(method="full"),  # 8 bytes for each of 8 billion parameters
+        cell(method="full", seq_len=4096),  # 8 bytes for each of 8 billion parameters
         cell(method="lora", seq_len=4096),  # 16 GB of weights, logits, and what else there is
-        cell("t5-large"),  # no arithmetic for this family
+        cell("t5-large"),  # no recipe ships
         policy=SweepPolicy(audit_share=0.0),
     )
     found = {(row.spec.method, row.spec.model): (row.action, row.verdict) for row in plan.rows}
@@ -51,7 +54,7 @@ def test_verdicts_come_from_the_interval_and_the_card() -> None:
     assert found[("full", "llama-3.1-8b")] == ("skip", "certain oom")
     assert found[("lora", "llama-3.1-8b")] == ("run", "risky")
     assert found[("qlora", "t5-large")] == ("run", "unknown")
-    assert "or measure the cell" in next(row.note for row in plan.rows if row.spec.model == "t5-large")
+    assert next(row.note for row in plan.rows if row.spec.model == "t5-large") == NOT_AT_HAND
     assert plan.verdicts() == {"fits": 1, "certain oom": 1, "risky": 1, "unknown": 1}
 
 
@@ -61,7 +64,7 @@ def test_an_oom_of_other_libraries_is_stale_and_no_evidence(tmp_path: Path) -> N
     writing.append(tmp_path / "records.jsonl", oom)
     newer = oom.environment.model_copy(update={"versions": oom.environment.versions | {"torch": "2.14.0"}})
     sweep = Sweep(
-        name="s", description="", cells=(oom.spec, cell("t5-large", seq_len=1024)), held_out=frozenset(), notes=()
+        name="s", description="", cells=(oom.spec, cell("t5-large", seq_len=2048)), held_out=frozenset(), notes=()
     )
     actions = [
         [
@@ -82,7 +85,7 @@ def test_an_oom_of_other_libraries_is_stale_and_no_evidence(tmp_path: Path) -> N
 def test_small_weights_come_first_and_the_same_weights_together() -> None:
     specs = [
         cell("llama-3.1-70b", num_layers=20),
-        cell("smollm2-135m", seq_len=1024),
+        cell("smollm2-135m", seq_len=2048),
         cell(method="lora", seq_len=256),
         cell("smollm2-135m"),
         cell(),
@@ -91,13 +94,13 @@ def test_small_weights_come_first_and_the_same_weights_together() -> None:
     ]
     rows = planned(*specs, card=card_named("H200")).rows
     assert [(row.spec.model, row.spec.method, row.spec.seq_len) for row in rows] == [
-        ("smollm2-135m", "qlora", 512),
         ("smollm2-135m", "qlora", 1024),
+        ("smollm2-135m", "qlora", 2048),
         ("llama-3.1-8b", "qlora", 128),
-        ("llama-3.1-8b", "qlora", 512),
+        ("llama-3.1-8b", "qlora", 1024),
         ("llama-3.1-8b", "lora", 128),
         ("llama-3.1-8b", "lora", 256),
-        ("llama-3.1-70b", "qlora", 512),
+        ("llama-3.1-70b", "qlora", 1024),
     ]
 
 
@@ -110,7 +113,7 @@ def test_a_few_cells_at_the_boundary_come_before_all_others() -> None:
 
 
 def test_an_observed_oom_skips_what_it_dominates_and_the_record_says_so() -> None:
-    smaller, larger = cell("t5-large"), cell("t5-large", seq_len=1024)
+    smaller, larger = cell("t5-large"), cell("t5-large", seq_len=2048)
     (row,) = planned(larger, ooms=[make_oom(smaller)], policy=SweepPolicy(audit_share=0.0)).rows
     assert (row.action, row.verdict, row.skipped.why) == ("skip", "certain oom", "dominated")
     assert row.seconds == 0
@@ -122,7 +125,7 @@ def test_an_observed_oom_skips_what_it_dominates_and_the_record_says_so() -> Non
 
 
 def test_a_skip_that_still_holds_is_kept_and_not_written_again() -> None:
-    spec = cell(method="full")
+    spec = cell(method="full", seq_len=4096)
     skipped = make_record(spec, outcome=Skipped(why="predicted", evidence="too large"))
     policy = SweepPolicy(audit_share=0.0)
     resumed = ResumedCell(spec, "run", "the last attempt ended as skipped", skipped)
@@ -134,7 +137,7 @@ def test_a_skip_that_still_holds_is_kept_and_not_written_again() -> None:
 
 
 def test_a_limited_card_is_a_smaller_card() -> None:
-    spec = cell(method="full", limit_vram="24GiB")
+    spec = cell(method="full", seq_len=4096, limit_vram="24GiB")
     (row,) = planned(spec, card=card_named("H200"), policy=SweepPolicy(audit_share=0.0)).rows
     assert row.action == "skip"
 
@@ -149,7 +152,7 @@ def test_audits_are_as_many_as_asked_and_the_same_each_time() -> None:
 
 
 def test_evidence_that_comes_later_skips_a_row_when_its_turn_comes() -> None:
-    (row,) = planned(cell("t5-large", seq_len=1024)).rows
+    (row,) = planned(cell("t5-large", seq_len=2048)).rows
     policy = SweepPolicy(audit_share=0.0)
     assert with_evidence(row, [], CARD_24, policy) is row
     assert with_evidence(row, [make_oom(cell("t5-large"))], CARD_24, policy).action == "skip"
@@ -251,21 +254,20 @@ def test_a_card_that_nvml_names_is_found_in_the_catalog() -> None:
 
 
 def test_a_plan_for_a_card_that_is_not_here() -> None:
-    plan = api.plan(QUICKSTART, gpu="RTX-4090", out="nowhere", only=["smollm2-360m"], usd_per_hour=0.34)
-    assert (len(plan.rows), plan.card.name) == (5, "GeForce RTX 4090")
+    words = {"only": ["llama-3.1-8b_qlora"], "usd_per_hour": 0.34}
+    plan = api.plan(EMULATED, gpu="RTX-4090", out="nowhere", **words)
+    assert (len(plan.rows), plan.card.name) == (2, "GeForce RTX 4090")
     assert {row.verdict for row in plan.rows} == {"fits"}
     assert plan.rate == Rate(0.34, "as given")
 
 
 def test_it_predicts_what_predict_does() -> None:
-    """By the allocator's replay, and not by the fit of the arithmetic alone."""
-    name = "pythia-70m_lora-r16-all_bf16+bf16_adamw-fused_b2s128_ckpt"
-    (row,) = api.plan(QUICKSTART, gpu="RTX-4090", out="nowhere", only=[name]).rows
+    (row,) = api.plan(EMULATED, gpu="RTX-4090", out="nowhere", only=["llama-3.1-8b_qlora*s1024*"]).rows
     told = questions.predict(
-        model="pythia-70m",
-        method="lora",
-        batch_size=2,
-        seq_len=128,
+        model="llama-3.1-8b",
+        method="qlora",
+        batch_size=1,
+        seq_len=1024,
         gradient_checkpointing=True,
         gpu="RTX-4090",
         device="cuda",
@@ -275,10 +277,32 @@ def test_it_predicts_what_predict_does() -> None:
     assert told.reserved_bytes is not None
 
 
-def test_the_fit_of_the_folder_predicts() -> None:
-    plan = api.plan(QUICKSTART, device="cpu", out=RESULTS, only=["smollm2-360m_full"])
-    assert plan.fit is not None
-    assert api.plan(QUICKSTART, device="cpu", out="nowhere", only=["smollm2-360m_full"]).fit is None
+def test_the_fit_of_the_folder_predicts(tmp_path: Path) -> None:
+    save_fit(fit_records(map(synthetic, specs()[:4])), tmp_path / "fit.json")
+    words = {"gpu": "H100-SXM", "only": ["llama-3.1-8b_qlora"]}
+    plan, bare = (api.plan(EMULATED, out=out, **words) for out in (tmp_path, "nowhere"))
+    assert [row.prediction.fit is not None for row in (*plan.rows, *bare.rows)] == [True, True, False, False]
+    assert plan_in_words(plan).endswith("; 2 predicted by recipes and a fit of 4 records; estimated, not measured")
+    assert plan_in_words(bare).endswith("; 2 predicted by recipes; estimated, not measured")
+
+
+def test_what_no_recipe_is_at_hand_of_is_recorded_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one go, after the others; a cell of the CPU is measured and not predicted."""
+    asked = []
+
+    def record(specs: Sequence[CellSpec], stop: object, **words: object) -> list[str]:
+        asked.append([spec.method for spec in specs])
+        return ["recorded"] * len(specs)
+
+    monkeypatch.setattr(recorded, "predict_many", record)
+    monkeypatch.setattr(at_hand, "kept_recipe", lambda *given: None)  # what this machine recorded before
+    words = {"gpu": "H200", "only": ["qwen2.5-1.5b*s2048"], "out": "nowhere"}
+    assert {row.note for row in api.plan(EMULATED, records=True, **words).rows} == {"recorded", ""}
+    assert asked == [["full"]]
+    (near,) = (row.prediction for row in api.plan(EMULATED, **words).rows if row.spec.method == "full")
+    assert near is not None
+    assert any(note.endswith("near, not exact") for note in near.warnings)
+    assert {row.note for row in planned(cell(device="cpu"), card=None, recording=record).rows} == {""}
 
 
 def test_an_emulated_cell_takes_this_machines_time_and_no_money() -> None:

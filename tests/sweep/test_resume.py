@@ -1,4 +1,4 @@
-"""What a resumed sweep does with each cell: it trusts what finished here, and retries the rest, not for ever."""
+"""Actions of a resumed sweep: it trusts the cells that finished here, and retries the rest, not for ever."""
 
 from __future__ import annotations
 

@@ -480,7 +480,7 @@ def test_the_proof_needs_a_canary_that_works(monkeypatch: pytest.MonkeyPatch) ->
 
 @exhaustive
 def test_a_cuda_server_without_a_gpu_does_not_prove_itself(tmp_path: Path) -> None:
-    """What it says on a machine without one: the very path of a proof that fails."""
+    """A machine without a GPU takes the very path of a proof that fails."""
     if launcher.nvml.first_visible_gpu() is not None:
         pytest.skip("there is a GPU here")
     server = launcher.Server("cuda", None, launcher.worker_environment(), ["llama"], tmp_path / "log")

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from factories import make_oom, make_spec
 
-from vramprobe.predict.predict import predict
-from vramprobe.predict.prediction import Interval
+from vramprobe.predict.at_hand import replay_at_hand
+from vramprobe.predict.prediction import Interval, Prediction
+from vramprobe.predict.recorded import predict_replay
 from vramprobe.predict.verdict import usable_bytes
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.card import Card, card_named
@@ -37,6 +38,12 @@ def cell(**options: Any) -> CellSpec:
         "gradient_checkpointing": True,
     }
     return make_spec(**(words | options))
+
+
+def predict() -> Prediction:
+    """Predict a cell whose recipe ships."""
+    spec = make_spec(model="smollm2-135m", method="lora", device="cuda", batch_size=4, seq_len=1024)
+    return predict_replay(replay_at_hand(spec), spec)
 
 
 def card_of(total_bytes: int) -> Card:
@@ -116,7 +123,7 @@ def test_weights_that_could_not_be_loaded_are_not_loaded_again() -> None:
 
 
 def test_a_lower_bound_above_the_card_is_evidence_and_one_below_is_not() -> None:
-    prediction = predict(cell())
+    prediction = predict()
     low = prediction.peak_allocated_bytes.low
     assert certain_oom(cell(), [], prediction, card_of(low)) is None
     skipped = certain_oom(cell(), [], prediction, card_of(low - 1))
@@ -124,6 +131,8 @@ def test_a_lower_bound_above_the_card_is_evidence_and_one_below_is_not() -> None
     assert "predicted to need at least" in skipped.evidence
     assert certain_oom(cell(), [], None, card_of(1)) is None
     assert certain_oom(cell(), [], prediction, None) is None
+    near = prediction.model_copy(update={"engine": "near"})  # no lower bound
+    assert certain_oom(cell(), [], near, card_of(1)) is None
 
 
 def test_an_oom_on_a_card_that_others_filled_is_no_evidence() -> None:
@@ -141,7 +150,7 @@ def test_an_oom_fills_the_card_beside_its_own_context_and_the_driver_s_part(is_f
     """An H100's 1.31 GiB: more than an amount of memory has set aside."""
     card = card_named("H100-SXM")
     oom = make_oom(cell())
-    size = usable_bytes(card, device_is_known=False) - oom.outcome.requested_bytes - (not is_filled)
+    size = usable_bytes(card.of(cell()), device_is_known=False) - oom.outcome.requested_bytes - (not is_filled)
     oom = oom.model_copy(update={"outcome": oom.outcome.model_copy(update={"reserved_bytes": size})})
     assert size + oom.outcome.requested_bytes < card.total_bytes - GIB
     assert (certain_oom(cell(), [oom], None, card) is not None) == is_filled
@@ -152,7 +161,7 @@ def test_the_lower_bound_counts_what_sits_behind_torch_but_not_the_cache() -> No
         return Interval(value=round(gib * GIB), low=round(gib * GIB), high=round(gib * GIB))
 
     tiers = {"peak_allocated_bytes": interval(20), "reserved_bytes": interval(23), "device_bytes": interval(23.5)}
-    assert lower_bound_bytes(predict(cell()).model_copy(update=tiers)) == round(20.5 * GIB)
+    assert lower_bound_bytes(predict().model_copy(update=tiers)) == round(20.5 * GIB)
 
 
 def test_every_field_of_a_spec_is_compared_or_said_to_be_without_effect() -> None:

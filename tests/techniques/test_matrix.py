@@ -1,4 +1,4 @@
-"""What combines: refusals against what ran and cells' own rules, counts by hand."""
+"""Combinations of techniques: refusals against what ran and cells' own rules, counts by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from vramprobe.cli.verbs import app
 from vramprobe.errors import VramprobeError
-from vramprobe.spec import resolve
+from vramprobe.resolve import resolve
 from vramprobe.techniques.matrix import matrix, parts, ran_together, refusal
 from vramprobe.techniques.registry import Technique, bases, exclusions, techniques
 

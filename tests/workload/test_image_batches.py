@@ -12,7 +12,8 @@ from factories import make_spec
 from vramprobe.architecture.images import _RULES
 from vramprobe.catalog import cut_depth
 from vramprobe.catalog.profiled import find_profiled, list_profiled
-from vramprobe.spec import CellSpec, checked
+from vramprobe.resolve import checked
+from vramprobe.spec import CellSpec
 from vramprobe.workload.images import is_vision
 from vramprobe.workload.training import NOBODY, set_up, train_step
 

@@ -12,7 +12,7 @@ from factories import make_spec
 from grids import exhaustive
 
 from vramprobe import api
-from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.architecture import architecture
 from vramprobe.bounds.tensors import tensors
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import MissingDependency, SpecError
@@ -72,14 +72,6 @@ def test_a_second_model_is_not_offloaded() -> None:
     with pytest.raises(SpecError, match=r"has a reference model, .* use method lora, whose reference is the model"):
         make_spec(**DPO | asked)
     make_spec(**DPO | asked | {"method": "lora"})
-
-
-def test_arithmetic_that_is_asked_for_names_what_records_it() -> None:
-    with pytest.raises(
-        UnsupportedArchitecture,
-        match="a step of trainer dpo is not counted by the formula engine; vramprobe predict --engine recipe",
-    ):
-        api.predict(engine="formula", method="lora", batch_size=1, seq_len=64, gpu="RTX-4090", **DPO)
 
 
 def test_a_batch_of_pairs_has_twice_the_rows() -> None:

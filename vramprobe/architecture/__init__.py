@@ -70,8 +70,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     model_type = config.get("model_type")
     if model_type not in SUPPORTED_MODEL_TYPES:  # a tuple: the key may be anything, a list, too
         raise UnsupportedArchitecture(
-            f"model type {model_type!r} is not counted by the formula engine; vramprobe predict --engine recipe "
-            "records it, or measure the cell"
+            f"tensors of model type {model_type!r} are not counted here; vramprobe predict records a step of it"
         )
     inventory = _INVENTORIES[model_type]
     found = inventory(Config(config))

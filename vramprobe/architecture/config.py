@@ -45,17 +45,10 @@ class Config:
         return None if self.values.get(key, default) is None else self.size(key, default)
 
     def count(self, key: str, default: int) -> int:
-        """How many of something that may be missing; the default is for an absent key."""
+        """A number of something that may be missing; the default is for an absent key."""
         value = self.values.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self.wrong(key, "a whole number of 0 or more")
-        return value
-
-    def limit(self, key: str, default: float | None) -> float | None:
-        """A number above 0 that null switches off; the default is for an absent key."""
-        value = self.values.get(key, default)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not value > 0):
-            raise self.wrong(key, "a number above 0, or null for none")
         return value
 
     def rate(self, key: str, default: float) -> float:
@@ -72,13 +65,6 @@ class Config:
             raise self.wrong(key, "true or false")
         return bool(value)
 
-    def text(self, key: str, default: str) -> str:
-        """A name."""
-        value = self.values.get(key, default)
-        if not isinstance(value, str):
-            raise self.wrong(key, "a name in quotes")
-        return value
-
     def part(self, key: str) -> Config:
         """The config nested under this key, empty where there is none."""
         value = self.values.get(key) or {}
@@ -88,7 +74,7 @@ class Config:
 
     def no_arithmetic(self, text: str) -> UnsupportedArchitecture:
         """An error for a kind of this family that is not counted here."""
-        return UnsupportedArchitecture(f"{self.model_type} with {text}; --engine recipe knows it")
+        return UnsupportedArchitecture(f"{self.model_type} with {text}; vramprobe predict records a step of it")
 
     def require_flag(self, key: str, allowed: bool, why: str = "") -> None:
         """Raise where this yes or no, ``allowed`` where the key is absent, is the one that is not counted here."""

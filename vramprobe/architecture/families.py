@@ -60,9 +60,7 @@ def llama_like(config: Config) -> Architecture:
         head_size=head_size,
         vocab_size=config.size("vocab_size"),
         tied=tied,
-        activation=config.text("hidden_act", "silu"),
         rotary_size=head_size,
-        attention_dropout=config.rate("attention_dropout", 0.0),
         sliding_window=window,
         sliding_layers=sliding,
         parameters=tuple(inventory.parameters),
@@ -96,7 +94,6 @@ def _gpt_neox(config: Config) -> Architecture:
     num_heads = config.size("num_attention_heads")
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
     tied, bias = config.flag("tie_word_embeddings", False), config.flag("attention_bias", True)
-    dropout = config.rate("hidden_dropout", 0.0)
     inventory, layer = Inventory(), "gpt_neox.layers.{layer}"
     inventory.embedding("gpt_neox.embed_in", config.size("vocab_size"), hidden)
     inventory.layer_norm(f"{layer}.input_layernorm", hidden)
@@ -115,12 +112,7 @@ def _gpt_neox(config: Config) -> Architecture:
         head_size=hidden // num_heads,
         vocab_size=config.size("vocab_size"),
         tied=tied,
-        activation=config.text("hidden_act", "gelu"),
         rotary_size=int(hidden // num_heads * _partial_rotary(config)),
-        parallel_residual=config.flag("use_parallel_residual", True),
-        embedding_dropout=dropout,
-        attention_dropout=config.rate("attention_dropout", 0.0),
-        residual_dropout=dropout,
         parameters=tuple(inventory.parameters),
     )
 
@@ -133,8 +125,7 @@ def _partial_rotary(config: Config) -> float:
 def _gpt2(config: Config) -> Architecture:
     hidden, num_heads = config.size("n_embd"), config.size("n_head")
     config.require_multiple("n_embd", "n_head", hidden, num_heads)
-    for key in ("add_cross_attention", "reorder_and_upcast_attn"):
-        config.require_flag(key, False)
+    config.require_flag("add_cross_attention", False)
     mlp = config.size("n_inner", 4 * hidden)
     tied = config.flag("tie_word_embeddings", True)
     inventory, layer = Inventory(), "transformer.h.{layer}"
@@ -156,11 +147,7 @@ def _gpt2(config: Config) -> Architecture:
         head_size=hidden // num_heads,
         vocab_size=config.size("vocab_size"),
         tied=tied,
-        activation=config.text("activation_function", "gelu_new"),
         rotary_size=0,
-        embedding_dropout=config.rate("embd_pdrop", 0.1),
-        attention_dropout=config.rate("attn_pdrop", 0.1),
-        residual_dropout=config.rate("resid_pdrop", 0.1),
         parameters=tuple(inventory.parameters),
     )
 
@@ -169,12 +156,8 @@ def _opt(config: Config) -> Architecture:
     hidden, mlp, num_heads = config.size("hidden_size"), config.size("ffn_dim"), config.size("num_attention_heads")
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
     config.require_flag("layer_norm_elementwise_affine", True)
-    if config.rate("layerdrop", 0.0):
-        raise config.no_arithmetic("layerdrop above 0, which skips layers by chance, has no arithmetic")
     embedding = config.size("word_embed_proj_dim", hidden)
     tied, bias = config.flag("tie_word_embeddings", True), config.flag("enable_bias", True)
-    norm_first = config.flag("do_layer_norm_before", True)
-    dropout = config.rate("dropout", 0.1)
     inventory, layer = Inventory(), "model.decoder.layers.{layer}"
     inventory.embedding("model.decoder.embed_tokens", config.size("vocab_size"), embedding)
     # OPT shifts its positions by two: OPTLearnedPositionalEmbedding.offset.
@@ -182,7 +165,7 @@ def _opt(config: Config) -> Architecture:
     if embedding != hidden:
         inventory.linear("model.decoder.project_out", hidden, embedding, False)
         inventory.linear("model.decoder.project_in", embedding, hidden, False)
-    if norm_first and not config.flag("_remove_final_layer_norm", False):
+    if config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False):
         inventory.layer_norm("model.decoder.final_layer_norm", hidden)
     for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
         inventory.linear(f"{layer}.self_attn.{name}", hidden, hidden, bias)
@@ -200,11 +183,6 @@ def _opt(config: Config) -> Architecture:
         vocab_size=config.size("vocab_size"),
         tied=tied,
         rotary_size=0,
-        activation=config.text("activation_function", "relu"),
-        norm_first=norm_first,
-        embedding_dropout=0.0,
-        attention_dropout=config.rate("attention_dropout", 0.0),
-        residual_dropout=dropout,
         parameters=tuple(inventory.parameters),
     )
 

@@ -73,12 +73,12 @@ def image_of(config: Mapping[str, Any], width: int, height: int) -> Image:
 
 
 def has_images(config: Mapping[str, Any]) -> bool:
-    """Whether this is the config of a model with a vision tower."""
+    """Return True for the config of a model with a vision tower."""
     return isinstance(config.get("vision_config"), Mapping)
 
 
 def knows_images(config: Mapping[str, Any]) -> bool:
-    """Whether :func:`image_of` counts its images."""
+    """Return True if :func:`image_of` counts its images."""
     return has_images(config) and config["model_type"] in _RULES
 
 

@@ -15,7 +15,7 @@ _ATTENTION, _FEED = f"{_LAYER}.self_attn", f"{_LAYER}.feed_forward"
 
 
 def llama4(config: Config) -> Architecture:
-    """Of a llama4_text. Raises as architecture.architecture does."""
+    """Return the architecture of a llama4_text. Raises as architecture.architecture does."""
     hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     num_kv_heads = config.size("num_key_value_heads", num_heads if "num_key_value_heads" in config.values else 8)
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
@@ -23,12 +23,8 @@ def llama4(config: Config) -> Architecture:
     num_layers, vocab_size = config.size("num_hidden_layers"), config.size("vocab_size")
     experts = Experts(
         num=config.size("num_local_experts", 16),
-        per_token=config.size("num_experts_per_tok", 1),
         width=config.size("intermediate_size", 8192),
-        renormalised=False,
     )
-    if experts.per_token > experts.num:
-        raise config.wrong("num_experts_per_tok", f"{experts.num} or less, as many experts as there are")
     tied = config.flag("tie_word_embeddings", False)
     dense, turned = _dense_layers(config, num_layers), _turned_layers(config, num_layers)
     inventory = Inventory()
@@ -44,9 +40,7 @@ def llama4(config: Config) -> Architecture:
         head_size=head_size,
         vocab_size=vocab_size,
         tied=tied,
-        activation=config.text("hidden_act", "silu"),
         rotary_size=head_size,
-        attention_dropout=config.rate("attention_dropout", 0.0),
         sliding_window=config.size("attention_chunk_size", 8192) if any(turned) else None,
         sliding_layers=turned,
         experts=experts,

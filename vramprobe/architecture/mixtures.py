@@ -23,17 +23,13 @@ _QWEN_TARGETS = {"gate.weight": ("gate",), "gate_up_proj": ("gate_proj", "up_pro
 
 
 def _mixtral(config: Config) -> Architecture:
-    if config.rate("router_jitter_noise", 0.0):
-        raise UnsupportedArchitecture("the formula engine has no arithmetic for router_jitter_noise; set it to 0")
     hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     if config.values.get("head_dim") is None:
         config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
     head_size = config.size("head_dim", hidden // num_heads)
     experts = Experts(
         num=config.size("num_local_experts", 8),
-        per_token=config.size("num_experts_per_tok", 2),
         width=config.size("intermediate_size"),
-        renormalised=True,
     )
     absent_heads = num_heads if "num_key_value_heads" in config.values else 8
     num_kv_heads = config.size("num_key_value_heads", absent_heads)
@@ -55,8 +51,8 @@ def _mixtral(config: Config) -> Architecture:
 def _qwen3_moe(config: Config) -> Architecture:
     if config.values.get("mlp_only_layers") or config.size("decoder_sparse_step", 1) != 1:
         raise UnsupportedArchitecture(
-            "the formula engine has no arithmetic for a qwen3_moe of which some layers are dense (mlp_only_layers, "
-            "decoder_sparse_step); it can be measured: vramprobe measure"
+            "a qwen3_moe of which some layers are dense (mlp_only_layers, decoder_sparse_step) is not counted here; "
+            "vramprobe predict records a step of it"
         )
     hidden, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     if "head_dim" not in config.values:
@@ -65,9 +61,7 @@ def _qwen3_moe(config: Config) -> Architecture:
     num_kv_heads = config.size("num_key_value_heads", 4)
     experts = Experts(
         num=config.size("num_experts", config.size("num_local_experts", 128)),
-        per_token=config.size("num_experts_per_tok", 8),
         width=config.size("moe_intermediate_size", 768),
-        renormalised=config.flag("norm_topk_prob", False),
     )
     inventory = _start(config, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", False))
     inventory.add(f"{_ATTENTION}.q_norm.weight", (head_size,), "norm")
@@ -93,9 +87,7 @@ def _gpt_oss(config: Config) -> Architecture:
     head_size = config.size("head_dim", 64)
     experts = Experts(
         num=config.size("num_local_experts", 128),
-        per_token=config.size("num_experts_per_tok", 4),
         width=width,
-        renormalised=False,
     )
     inventory = _start(config, num_heads, num_kv_heads, head_size, bias=config.flag("attention_bias", True), sinks=True)
     inventory.add(f"{_MLP}.router.weight", (experts.num, hidden), "router")
@@ -124,17 +116,9 @@ def _gpt_oss(config: Config) -> Architecture:
 
 
 def _deepseek_v2(config: Config) -> Architecture:
-    num_dense, method = config.count("first_k_dense_replace", 0), config.text("topk_method", "greedy")
+    num_dense = config.count("first_k_dense_replace", 0)
     if config.values.get("moe_layer_freq", 1) not in (None, 1):
         raise config.wrong("moe_layer_freq", "1: transformers makes every layer after the dense ones a mixture")
-    for key in ("n_group", "topk_group"):  # of group_limited_greedy
-        config.absent_or_size(key, None)
-    config.flag("norm_topk_prob", False)  # which transformers never reads
-    if num_dense not in (0, 1) or method != "greedy":
-        raise UnsupportedArchitecture(
-            f"the formula engine has no arithmetic for a deepseek_v2 with first_k_dense_replace {num_dense!r} and "
-            f"topk_method {method!r}, only with 0 or 1 and 'greedy'; it can be measured: vramprobe measure"
-        )
     hidden, num_heads, rotated = (
         config.size("hidden_size"),
         config.size("num_attention_heads"),
@@ -149,9 +133,7 @@ def _deepseek_v2(config: Config) -> Architecture:
     head_size, value_size = config.size("qk_nope_head_dim", 128) + rotated, config.size("v_head_dim", 128)
     experts = Experts(
         num=config.size("n_routed_experts", 64),
-        per_token=config.size("num_experts_per_tok"),
         width=config.size("moe_intermediate_size", 1407),
-        renormalised=False,
     )
     inventory = Inventory()
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
@@ -258,20 +240,11 @@ def _finish(
     dense_layers: tuple[int, ...] = (),
 ) -> Architecture:
     """The layer's two norms and what follows the layers."""
-    if experts.per_token > experts.num:
-        raise VramprobeError(
-            f"the {config.model_type} config.json has num_experts_per_tok {experts.per_token} and {experts.num} "
-            "experts; a token cannot take more experts than there are"
-        )
     hidden, tied = config.size("hidden_size"), config.flag("tie_word_embeddings", False)
     inventory.add(f"{_LAYER}.input_layernorm.weight", (hidden,), "norm")
     inventory.add(f"{_LAYER}.post_attention_layernorm.weight", (hidden,), "norm")
     inventory.add("model.norm.weight", (hidden,), "norm")
     inventory.head(config.size("vocab_size"), hidden, tied)
-    if config.flag("output_router_logits", False):
-        raise UnsupportedArchitecture(
-            "the formula engine has no arithmetic for the load-balancing loss of output_router_logits; set it to false"
-        )
     return Architecture(
         model_type=config.model_type,
         num_layers=config.size("num_hidden_layers"),
@@ -280,11 +253,9 @@ def _finish(
         head_size=head_size,
         vocab_size=config.size("vocab_size"),
         tied=tied,
-        activation=config.text("hidden_act", "silu"),
         rotary_size=rotary_size or head_size,
         value_size=value_size,
         dense_layers=dense_layers,
-        attention_dropout=config.rate("attention_dropout", 0.0),
         sliding_window=window,
         sliding_layers=sliding,
         experts=experts,

@@ -1,4 +1,4 @@
-"""What an architecture is made of: its parameters, its linear layers, its experts, and the widths they have.
+"""Parts of an architecture: its parameters, its linear layers, its experts, and the widths they have.
 
 In: what the families' modules have read of a config.json. Out: frozen values. Never reads a config.
 """
@@ -16,11 +16,8 @@ from vramprobe.errors import VramprobeError
 Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts", "sinks"]
 
 
-#: How the loss puts logits beside labels that are one token ahead.
-
-
 class UnsupportedArchitecture(VramprobeError):
-    """A model, or an option of it, that the formula engine has no arithmetic for."""
+    """A model, or an option of it, whose tensors are not counted here."""
 
 
 class RunFails(UnsupportedArchitecture):
@@ -51,7 +48,6 @@ class Linear:
     name: str
     num_in: int
     num_out: int
-    bias: bool
     per_layer: bool
     num_copies: int
 
@@ -73,17 +69,15 @@ class Wrapped:
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """A layer's experts, of which each token takes some."""
+    """A layer's experts."""
 
     num: int
-    per_token: int
     width: int  # of the inner layer of one
-    renormalised: bool  # the scores of those taken are divided by their sum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Dimensions and parameters of a causal language model. Widths are elements, rates are probabilities."""
+    """Dimensions and parameters of a causal language model. Widths are elements."""
 
     model_type: str
     num_layers: int
@@ -93,23 +87,14 @@ class Architecture:
     vocab_size: int
     tied: bool  # the head's weight is the embedding's
     scores_rows: bool = False  # by a head of one output in place of the vocabulary's
-    activation: str
     rotary_size: int  # rotated part of a head; 0 with learned positions
     value_size: int | None = None  # of a value's head, where it is not head_size
-    parallel_residual: bool = False
-    norm_first: bool = True
-    embedding_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    residual_dropout: float = 0.0
     sliding_window: int | None = None
     #: Which layers look through the window, one by one; empty where all do or there is none.
     sliding_layers: tuple[bool, ...] = ()
     own_linears: bool = False  # a linear class of its own, which bitsandbytes leaves alone
     scales_embedding: bool = False  # by a number that is kept in a buffer
-    scales_residuals: bool = False  # the embedding, each block's result and the logits, by numbers of the config
     num_rotary_tables: int = 1  # kinds of layers that turn heads at their own speeds
-    caps_scores: bool = False  # tanh over the attention's scores, and over the logits
-    caps_logits: bool = False
     experts: Experts | None = None
     dense_layers: tuple[int, ...] = ()  # those without experts, where others have them
     wrapped: tuple[Wrapped, ...] = ()
@@ -120,17 +105,12 @@ class Architecture:
         """Elements of a token that the output head takes: as wide as the embedding."""
         return self.parameters[0].shape[1]
 
-    @property
-    def num_outputs(self) -> int:
-        """Outputs of the head."""
-        return 1 if self.scores_rows else self.vocab_size
-
     def slides(self, layer: int) -> bool:
-        """Whether this layer looks through the window."""
+        """True if this layer looks through the window."""
         return self.sliding_layers[layer] if self.sliding_layers else self.sliding_window is not None
 
     def num_copies(self, parameter: Parameter) -> int:
-        """How many tensors of this name pattern the model has."""
+        """Number of tensors of this name pattern in the model."""
         if not parameter.per_layer:
             return 1
         num_dense = len(self.dense_layers)
@@ -144,12 +124,10 @@ class Architecture:
     @cached_property
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers apart from the output head; a fused projection is one."""
-        biased = {(p.name.rpartition(".")[0]) for p in self.parameters if p.role == "bias"}
         return tuple(
             Linear(
                 p.name.removesuffix(".weight"),
                 *_in_out(p, self.model_type),
-                p.name.removesuffix(".weight") in biased,
                 p.per_layer,
                 self.num_copies(p),
             )

@@ -16,7 +16,7 @@ _OLMO3_PERIOD = 4
 
 
 def sliding_layers(config: Config, period: int, num_layers: int) -> tuple[bool, ...]:
-    """Which layers look through the window: as layer_types says, else all but each last of a period."""
+    """Return for each layer if it looks through the window: as layer_types says, else all but each period's last."""
     kinds = config.values.get("layer_types")
     if kinds is None:
         if config.model_type == "gemma3_text":
@@ -45,7 +45,6 @@ def _gemma(config: Config) -> Architecture:
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
     head_size, num_layers = config.size("head_dim", 256), config.size("num_hidden_layers")
     tied, bias = config.flag("tie_word_embeddings", True), config.flag("attention_bias", False)
-    config.require_flag("use_bidirectional_attention", False, ", being no causal model")
     queries, keys = num_heads * head_size, num_kv_heads * head_size
     inventory, layer = Inventory(), "model.layers.{layer}"
     inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
@@ -71,15 +70,11 @@ def _gemma(config: Config) -> Architecture:
         head_size=head_size,
         vocab_size=config.size("vocab_size"),
         tied=tied,
-        activation=config.text("hidden_activation", "gelu_pytorch_tanh"),
         rotary_size=head_size,
-        attention_dropout=config.rate("attention_dropout", 0.0),
         sliding_window=window_of(config, sliding, 4096),
         sliding_layers=sliding,
         scales_embedding=True,
         num_rotary_tables=len(set(sliding)) if is_third else 1,
-        caps_scores=config.limit("attn_logit_softcapping", None if is_third else 50.0) is not None,
-        caps_logits=config.limit("final_logit_softcapping", None if is_third else 30.0) is not None,
         parameters=tuple(inventory.parameters),
     )
 
@@ -112,10 +107,7 @@ def _phi3(config: Config) -> Architecture:
         head_size=head_size,
         vocab_size=vocab_size,
         tied=tied,
-        activation=config.text("hidden_act", "silu"),
         rotary_size=int(head_size * share),
-        attention_dropout=config.rate("attention_dropout", 0.0),
-        residual_dropout=config.rate("resid_pdrop", 0.0),
         sliding_window=config.absent_or_size("sliding_window", None),
         parameters=tuple(inventory.parameters),
     )
@@ -157,9 +149,7 @@ def _olmo(config: Config) -> Architecture:
         head_size=head_size,
         vocab_size=vocab_size,
         tied=tied,
-        activation=config.text("hidden_act", "silu"),
         rotary_size=head_size,
-        attention_dropout=config.rate("attention_dropout", 0.0),
         sliding_window=window_of(config, sliding, 4096) if sliding else None,
         sliding_layers=sliding,
         num_rotary_tables=max(len(set(sliding)), 1),
@@ -183,7 +173,7 @@ def _falcon(config: Config) -> Architecture:
     config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
     head_size, vocab_size = hidden // num_heads, config.size("vocab_size")
     mlp, bias = config.size("ffn_hidden_size", 4 * hidden), config.flag("bias", False)
-    tied, dropout = config.flag("tie_word_embeddings", True), config.rate("hidden_dropout", 0.0)
+    tied = config.flag("tie_word_embeddings", True)
     inventory, layer = Inventory(), "transformer.h.{layer}"
     inventory.embedding("transformer.word_embeddings", vocab_size, hidden)
     inventory.linear(f"{layer}.self_attention.query_key_value", hidden, hidden + 2 * head_size, bias)
@@ -201,10 +191,8 @@ def _falcon(config: Config) -> Architecture:
         head_size=head_size,
         vocab_size=vocab_size,
         tied=tied,
-        activation=config.text("activation", "gelu"),
         rotary_size=head_size,
         own_linears=True,
-        residual_dropout=dropout,
         parameters=tuple(inventory.parameters),
     )
 
@@ -213,8 +201,6 @@ def _bloom(config: Config) -> Architecture:
     hidden, num_heads = config.size("hidden_size"), config.size("n_head")
     config.require_multiple("hidden_size", "n_head", hidden, num_heads)
     vocab_size, tied = config.size("vocab_size"), config.flag("tie_word_embeddings", True)
-    if config.size("pretraining_tp", 1) > 1 and config.flag("slow_but_exact", False):
-        raise config.no_arithmetic("slow_but_exact true and pretraining_tp above 1 has no arithmetic")
     inventory, layer = Inventory(), "transformer.h.{layer}"
     inventory.embedding("transformer.word_embeddings", vocab_size, hidden)
     inventory.layer_norm("transformer.word_embeddings_layernorm", hidden)
@@ -234,11 +220,7 @@ def _bloom(config: Config) -> Architecture:
         head_size=hidden // num_heads,
         vocab_size=vocab_size,
         tied=tied,
-        activation="bloom_gelu",
         rotary_size=0,
-        norm_first=not config.flag("apply_residual_connection_post_layernorm", False),
-        attention_dropout=config.rate("attention_dropout", 0.0),
-        residual_dropout=config.rate("hidden_dropout", 0.0),
         parameters=tuple(inventory.parameters),
     )
 

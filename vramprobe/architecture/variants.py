@@ -14,21 +14,18 @@ VARIANTS = ("gemma", "granite", "seed_oss", "hunyuan_v1_dense", "arcee", "minist
 #: What transformers takes where the key is absent; null, and the absent key of the others, mean as many as query heads.
 _DEFAULT_KV_HEADS = {"gemma": 16, "seed_oss": 8, "ministral3": 8}
 _DEFAULT_HEAD_SIZE = {"gemma": 256, "seed_oss": 128, "ministral3": 128}
-_DEFAULT_ACTIVATION = {"gemma": "gelu_pytorch_tanh", "arcee": "relu2"}
 #: Those whose MLP has a bias where mlp_bias says so; of the rest it has none.
 _MLP_BIAS = ("granite", "seed_oss", "arcee")
 
 
 def variant(config: Config) -> Architecture:
-    """Of one of VARIANTS. Raises as architecture.architecture does."""
+    """Return the architecture of one of VARIANTS. Raises as architecture.architecture does."""
     model_type = config.values["model_type"]
     hidden, mlp, num_heads = (config.size(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
     absent_heads = num_heads if "num_key_value_heads" in config.values else _DEFAULT_KV_HEADS.get(model_type, num_heads)
     num_kv_heads = config.size("num_key_value_heads", absent_heads)
     config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
     head_size = _head_size(config, model_type, hidden, num_heads)
-    if model_type == "gemma":
-        config.require_flag("use_bidirectional_attention", False, ", being no causal model")
     qkv_bias = config.flag("attention_bias", model_type == "seed_oss") and model_type != "ministral3"
     out_bias = config.flag("attention_out_bias", False) if model_type == "seed_oss" else qkv_bias
     mlp_bias = config.flag("mlp_bias", False) and model_type in _MLP_BIAS
@@ -52,7 +49,6 @@ def variant(config: Config) -> Architecture:
     inventory.add(f"{layer}.post_attention_layernorm.weight", (hidden,), "norm")
     inventory.add("model.norm.weight", (hidden,), "norm")
     inventory.head(vocab_size, hidden, tied)
-    dropout = 0.1 if model_type == "seed_oss" else 0.0
     return Architecture(
         model_type=model_type,
         num_layers=config.size("num_hidden_layers"),
@@ -61,13 +57,9 @@ def variant(config: Config) -> Architecture:
         head_size=head_size,
         vocab_size=vocab_size,
         tied=tied,
-        activation=_activation(config, model_type),
         rotary_size=head_size,
-        attention_dropout=config.rate("attention_dropout", dropout),
-        residual_dropout=config.rate("residual_dropout", dropout) if model_type == "seed_oss" else 0.0,
         sliding_window=config.absent_or_size("sliding_window", None) if model_type == "ministral3" else None,
         scales_embedding=model_type == "gemma",
-        scales_residuals=model_type == "granite",
         parameters=tuple(inventory.parameters),
     )
 
@@ -80,9 +72,3 @@ def _head_size(config: Config, model_type: str, hidden: int, num_heads: int) -> 
     if default is not None and "head_dim" in config.values and config.values["head_dim"] is None:
         return hidden // num_heads
     return config.size("head_dim", default or hidden // num_heads)
-
-
-def _activation(config: Config, model_type: str) -> str:
-    given = config.text("hidden_act", _DEFAULT_ACTIVATION.get(model_type, "silu"))
-    # Gemma's early configs say gelu and mean its approximation (configuration_gemma.py).
-    return "gelu_pytorch_tanh" if model_type == "gemma" and given == "gelu" else given

@@ -39,18 +39,6 @@ def allocated_state_bytes(spec: CellSpec, trained: Sequence[Tensor]) -> int:
     return state - sum(size * tensor.num_copies for tensor in large for size, _ in _state_tensors(row, tensor))
 
 
-def allocated_state_parts(spec: CellSpec, tensor: Tensor) -> list[int]:
-    """The state of one copy of a tensor as CUDA's allocator is asked for it, tensor by tensor."""
-    row = OPTIMIZERS[spec.optim]
-    if row.state == "factored" or row.counter == "state":
-        return [_state_bytes(row, tensor)]
-    parts = [STEP_BYTES] if row.counter == "card" else []
-    is_paged = row.is_paged and tensor.numel >= MIN_PAGED_ELEMENTS
-    for size, scales in _state_tensors(row, tensor):
-        parts += [part for part in (0 if is_paged else size, scales) if part]
-    return parts
-
-
 def is_8bit(row: Optimizer, tensor: Tensor) -> bool:
     """Return True if the state is quantized: not of small tensors, nor of embeddings (transformers exempts them)."""
     return row.state == "8bit" and tensor.numel >= MIN_8BIT_ELEMENTS and tensor.role != "embedding"

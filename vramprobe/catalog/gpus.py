@@ -18,7 +18,7 @@ from vramprobe.catalog.shipped import csv_rows, number, split
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.units import GIB, KIB, MIB, parse_bytes
 
-LIKE_A_SIZE = "A100-80GB"  # whose kernels are predicted where no GPU is named (kernels/chip.py)
+LIKE_A_SIZE = "A100-80GB"  # whose kernels are recorded where no GPU is named
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The libraries that the arithmetic reads like, and that cells are run with: what is pinned in what ships.
+"""The libraries that cells are recorded and run with: what is pinned in what ships.
 
 In: data/emulated_environment.txt, whose versions are constraints.txt's. Out: package → version.
 """

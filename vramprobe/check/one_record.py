@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from vramprobe.check.entry import Doubt
 from vramprobe.measure.observation import Observation, closure, ledger_of, order_of_tiers, peak_of, steady_steps
-from vramprobe.records.record import TRAINING_PHASES, RunRecord
+from vramprobe.records.phase_memory import TRAINING_PHASES
+from vramprobe.records.record import RunRecord
 from vramprobe.units import MIB, format_bytes, word_for
 
 #: Idle allocated memory that no tensor of the workload explains: on cuda cuBLAS workspaces (32 MiB a handle on Hopper,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from vramprobe.cli import display_plan, live
+from vramprobe.report.formats import terminal
 from vramprobe.units import format_seconds
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ def plan(campaign: Campaign, words: dict[str, Any], *, as_json: bool) -> None:
             display_plan.print_plan(planned)
     if as_json:
         return
-    seconds, dollars = sum(one.seconds for one in plans.values()), [one.dollars for one in plans.values()]
-    cost = "" if None in dollars else f", ${sum(dollars):.2f}"
+    seconds = sum(one.seconds for one in plans.values())
+    priced = [dollars for one in plans.values() if (dollars := one.dollars) is not None]
+    cost = f", ${sum(priced):.2f}" if len(priced) == len(plans) else ""
     print(
         f"{len(plans)} stages with cells: about {format_seconds(seconds)}{cost}, estimated; a boundary takes at least "
         "one cell more, and up to about ten where its prediction is off"
@@ -81,9 +82,9 @@ def show(result: StageResult, *, as_json: bool) -> None:
         live.print_summary(result.summary, as_json=False)
     if result.fit is not None:
         print(f"stage {result.name}: a fit of {result.fit.num_records} records ({result.fit.data_fingerprint})")
-    if result.errors:
+    if (error := result.mean_absolute_error) is not None:
         print(
-            f"stage {result.name}: predicted before it ran: {100 * result.mean_absolute_error:.2f} % mean absolute "
+            f"stage {result.name}: predicted before it ran: {100 * error:.2f} % mean absolute "
             f"error, {result.inside} of {len(result.errors)} inside their interval"
         )
     if result.boundaries:
@@ -123,11 +124,10 @@ def result_as_json(result: StageResult) -> dict[str, Any]:
 
 
 def _print_boundaries(boundaries: list[Boundary]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for title in ("predicted", "runs", "out of memory", "cell, smallest", ""):
-        table.add_column(title, justify="left" if title in ("", "cell, smallest") else "right")
+    rows = []
     for one in boundaries:
         known = [str(value) if value is not None else "-" for value in (one.runs, one.fails)]
-        table.add_row(str(one.step * one.predicted.likely), *known, one.spec.cell_id, one.why)
+        rows.append((str(one.step * one.predicted.likely), *known, one.spec.cell_id, one.why))
     print(f"the largest {boundaries[0].question}:")
-    Console(highlight=False, width=10_000).print(table, markup=False)
+    titles = ("predicted", "runs", "out of memory", "cell, smallest", "")
+    terminal.show_whole(titles, rows, left=titles[3:])

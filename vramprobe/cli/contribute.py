@@ -102,15 +102,11 @@ def _write_receipts(results: Path, out: Path | None, cell: str | None, *, json_o
 
 
 def _print_merged(merged: Merged) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from vramprobe.report.formats import terminal
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("source", "instrument", "device", "torch", "vramprobe", "records", "cells"):
-        table.add_column(title, justify="right" if title in ("records", "cells") else "left")
-    for share in merged.shares:
-        table.add_row(*("?" if value is None else str(value) for value in share))
-    Console(highlight=False, width=10_000).print(table)
+    titles = ("source", "instrument", "device", "torch", "vramprobe", "records", "cells")
+    rows = (["?" if value is None else str(value) for value in share] for share in merged.shares)
+    terminal.show_whole(titles, rows, left=titles[:5])
     repeated = f"; {merged.num_repeated} stood in several files, kept once" if merged.num_repeated else ""
     print(f"{merged.num_records} records → {merged.journal}{repeated}")
     if merged.warnings:

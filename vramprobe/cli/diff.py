@@ -38,7 +38,7 @@ def diff(
     json_output: Json = False,
 ) -> None:
     """Compare two profiles: which causes and which lines of the program grew."""
-    from vramprobe.cli import display_profile
+    from vramprobe.cli import display_difference
     from vramprobe.profile.diff import profile_at
 
     limits = ProfileLimits(None, max_growth, before)
@@ -48,7 +48,7 @@ def diff(
     if json_output:
         print(difference.model_dump_json())
     else:
-        display_profile.print_difference(difference)
+        display_difference.print_difference(difference)
     raise typer.Exit(int(limits.exceeded_by(record, summary)))
 
 

@@ -1,5 +1,5 @@
-"""Print predictions, fits and lists. Records are display_record.py's, plans display_plan.py's, a sweep under way
-live.py's.
+"""Print fits, checks and lists. Predictions are display_prediction.py's, records display_record.py's, plans
+display_plan.py's, a sweep under way live.py's.
 
 In: frozen results of the stages. Out: text on the terminal (rich), plain lines where there is none, JSON for machines.
 Decides nothing and computes nothing that a stage should.
@@ -7,16 +7,16 @@ Decides nothing and computes nothing that a stage should.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from vramprobe import catalog
-from vramprobe.cli.display_record import print_bars
+from vramprobe.report.definition import Column, Table
+from vramprobe.report.formats import terminal
 from vramprobe.units import format_bytes, format_seconds, plural, word_for
 
 if TYPE_CHECKING:
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from vramprobe.literature.calibrate import Calibration
     from vramprobe.literature.claims import Judgement
     from vramprobe.measure.doctor import Diagnosis
-    from vramprobe.model.card_fit import CardFit
+    from vramprobe.model.card_fit import CardFit, Spread
     from vramprobe.predict.evaluate import Evaluation
-    from vramprobe.predict.frontier import Frontier
-    from vramprobe.predict.largest import Largest
-    from vramprobe.predict.prediction import Prediction
-    from vramprobe.predict.unknowns import Unknown
-    from vramprobe.predict.verdict import Verdict
-    from vramprobe.report.definition import Table
 
 _PLACES_PER_RULE = 10
-#: A part of a prediction below this share of its peak is printed as 0.0 %.
-_LEAST_SHARE = 0.0005
+#: What a card adds to a prediction: the median, and how far nine in ten further records stay.
+_FIT_COLUMNS = (
+    Column("records", "records of"),
+    Column("num_records", "n", is_number=True),
+    Column("allocated", "allocated", is_number=True),
+    Column("reserved", "reserved", is_number=True),
+    Column("device", "device − reserved", is_number=True),
+)
 _STATUS_STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "absent": "dim"}
 
 
@@ -66,107 +66,6 @@ def print_doctor(diagnosis: Diagnosis) -> None:
     console.print(
         f"[bold {style}]{escape(diagnosis.verdict)}[/]  ({format_seconds(diagnosis.seconds)})", soft_wrap=True
     )
-
-
-def print_prediction(
-    prediction: Prediction,
-    verdict: Verdict | None,
-    unknowns: Sequence[Unknown] = (),
-    largest_part: str = "",
-    parts: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """One prediction: the interval and its widest unknown, the phase, a bar for each term, the largest in words and
-    ``parts``, the verdict for a GPU.
-    """
-    console = Console(highlight=False)
-    peak = prediction.peak_allocated_bytes
-    console.print(
-        f"peak [bold]{format_bytes(peak.value)}[/] allocated ({format_bytes(peak.low)} to {format_bytes(peak.high)}), "
-        f"in {prediction.peak_phase}: predicted, not measured",
-    )
-    for name in ("reserved_bytes", "device_bytes"):
-        tier = getattr(prediction, name)
-        if tier is not None:
-            low, high = format_bytes(tier.low), format_bytes(tier.high)
-            console.print(f"     {format_bytes(tier.value)} {name.removesuffix('_bytes')} ({low} to {high})")
-    if unknowns:
-        from vramprobe.predict.unknowns import in_words
-
-        console.print(f"     widest unknown: {escape(in_words(unknowns[0]))}")
-    print_bars(console, _readable(prediction.shown_terms))
-    if largest_part:
-        console.print(f"largest part: {escape(largest_part)}")
-    for name, said in parts.items():
-        console.print(f"  [bold]{name}[/]: {escape(said)}")
-    if (fit := prediction.fit) is not None:
-        from vramprobe.report.fit_table import in_percent
-
-        console.print(
-            f"fit: {fit.num_records} records of {plural(len(fit.models), 'model')} on {fit.device_name} "
-            f"({fit.instrument}), {in_percent(fit.allocated_over_predicted)} of what is predicted without it",
-        )
-    for warning in prediction.warnings:
-        console.print(f"[yellow]note[/]: {escape(warning)}")
-    _print_libraries(console, prediction.libraries)
-    _print_verdict(console, verdict)
-
-
-def _readable(terms: Mapping[str, int]) -> dict[str, int]:
-    """Return the terms with those together that would be 0.0 %."""
-    small = {name: size for name, size in terms.items() if size < _LEAST_SHARE * sum(terms.values())}
-    if len(small) < 2:
-        return dict(terms)
-    return {name: size for name, size in terms.items() if name not in small} | {"smaller parts": sum(small.values())}
-
-
-def _print_libraries(console: Console, versions: Mapping[str, str | None]) -> None:
-    """Print the library versions for which a number holds that was not measured."""
-    from vramprobe.catalog.libraries import in_words
-
-    console.print(f"valid for {escape(in_words(versions))}; other versions: docs/versions.md")
-
-
-def _print_verdict(console: Console, verdict: Verdict | None) -> None:
-    if verdict is not None:
-        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})")
-
-
-def print_largest(found: Largest) -> None:
-    """The largest that fits and the largest that is tight, with what else bounds them."""
-    console = Console(highlight=False)
-    name = {"batch_size": "batch size", "seq_len": "sequence length", "model": "model"}[found.question]
-    for what, answer in (("fits", found.fits), ("is tight", found.tight)):
-        if answer is None:
-            if what == "fits":
-                console.print(f"{escape(found.gpu)}: none fits")
-            continue
-        console.print(
-            f"{escape(found.gpu)}: the largest {name} that {what} is [bold]{answer.value}[/] ({answer.verdict.reason})",
-        )
-    for note in found.notes:
-        console.print(f"[yellow]note[/]: {escape(note)}")
-    if found.not_judged:
-        console.print(f"[yellow]not judged[/]: {', '.join(found.not_judged)}; --json says why")
-    shown = found.fits or found.tight
-    if shown is not None:
-        for warning in shown.prediction.warnings:
-            console.print(f"[yellow]note[/]: {escape(warning)}")
-
-
-def print_frontier(found: Frontier) -> None:
-    """A line for each number of rows, with the longest sequences that fit and are tight."""
-    from vramprobe.report.definition import Column, Table
-
-    columns = [
-        Column("batch_size", "rows", lambda row: row.batch_size, is_number=True),
-        Column("fits", "tokens that fit", lambda row: f"{row.fits:,}" if row.fits else "none", is_number=True),
-        Column("tight", "tight up to", lambda row: f"{row.tight:,}" if row.tight else "", is_number=True),
-    ]
-    console = Console(highlight=False)
-    console.print(f"{escape(found.gpu)}: the longest sequence for each number of rows, predicted, not measured")
-    _print_tables([Table(title="frontier", columns=columns, rows=found.rows)])
-    for note in found.notes:
-        console.print(f"[yellow]note[/]: {escape(note)}")
 
 
 def print_evaluation(found: Evaluation) -> None:
@@ -212,22 +111,47 @@ def _printable(text: str) -> str:
 
 
 def print_fit(model: CardFit, path: Path) -> None:
-    """Print a fit: its records, a table of what each card adds to a prediction, what was left out, and its file."""
-    from vramprobe.report.fit_table import fit_table
-
+    """Print a fit: its records, a table of what the card adds to a prediction, what was left out, and its file."""
     console = Console(highlight=False)
-    cards = ", ".join(f"{count} on {card}" for card, count in model.cards.items())
     console.print(
         f"{model.num_records} records of {plural(len(model.models), 'model')} ({escape(', '.join(model.models))}), "
-        f"{model.instrument} instrument: {escape(cards)}",
+        f"measured on {escape(model.card)}",
         soft_wrap=True,
     )
-    _print_tables([fit_table(model)])
+    _print_tables([_fit_table(model)])
     for reason, count in model.left_out.items():
         console.print(f"[yellow]left out[/] {count}: {escape(reason)}", soft_wrap=True)
     for warning in model.warnings:
         console.print(f"[yellow]note[/]: {escape(warning)}", soft_wrap=True)
     console.print(f"written to {escape(str(path))}", soft_wrap=True)
+
+
+def _fit_table(model: CardFit) -> Table:
+    """Return a row for all records and one per method with enough of its own; a column that no record fills is left
+    out.
+    """
+    gaps, empty = model.gaps, dict.fromkeys(column.name for column in _FIT_COLUMNS)
+    device = gaps.device_over_reserved_bytes
+    whole = {
+        "records": "all",
+        "num_records": gaps.num_records,
+        "allocated": in_percent(gaps.allocated),
+        "reserved": gaps.reserved and in_percent(gaps.reserved),
+        "device": device and _in_bytes(device),
+    }
+    methods = [empty | {"records": name, "allocated": in_percent(own)} for name, own in gaps.by_method.items()]
+    rows = [whole, *methods]
+    filled = [column for column in _FIT_COLUMNS if any(row[column.name] is not None for row in rows)]
+    return Table(title="Measured over predicted memory", columns=filled, rows=rows)
+
+
+def in_percent(spread: Spread) -> str:
+    """Return a ratio's median, and how far nine in ten further records stay: ``100.02 ± 0.31 %``."""
+    return f"{100 * spread.value:.2f} ± {100 * (spread.high - spread.value):.2f} %"
+
+
+def _in_bytes(spread: Spread) -> str:
+    return f"{format_bytes(round(spread.value))} ± {format_bytes(round(spread.high - spread.value))}"
 
 
 def print_calibration(calibration: Calibration) -> None:
@@ -242,8 +166,6 @@ def print_calibration(calibration: Calibration) -> None:
 
 
 def _print_tables(tables: Iterable[Table], remarks: Iterable[str] = ()) -> None:
-    from vramprobe.report.formats import terminal
-
     terminal.show(tables, remarks, Console(highlight=False))
 
 
@@ -277,8 +199,6 @@ def print_claims(judged: list[Judgement], out: Path | None, *, as_json: bool) ->
 
 def print_models(entries: Sequence[catalog.ModelEntry], profiled: Sequence[ProfiledModel]) -> None:
     """The catalog's models, then those that only a profile knows."""
-    from vramprobe.report.definition import Column, Table
-
     columns = [
         Column("model", "model", lambda entry: entry.name),
         Column("num_params", "parameters", lambda entry: entry.n_params, "{:,}".format, is_number=True),
@@ -307,7 +227,6 @@ def print_models(entries: Sequence[catalog.ModelEntry], profiled: Sequence[Profi
 
 def print_gpus(gpus: Sequence[catalog.Gpu]) -> None:
     """The catalog's GPUs with the cheapest on-demand price of one."""
-    from vramprobe.report.definition import Column, Table
 
     def cheapest(gpu: catalog.Gpu) -> float | None:
         offers = [price for price in catalog.list_prices(gpu.short_name) if price.terms == "on-demand"]

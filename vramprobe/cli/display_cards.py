@@ -14,10 +14,11 @@ from rich.markup import escape
 
 from vramprobe.report.definition import Column, Table
 from vramprobe.report.formats import terminal
-from vramprobe.units import format_bytes, format_usd, spread_of_seconds
+from vramprobe.units import format_bytes, format_usd, spread_of_seconds, spread_of_usd
 
 if TYPE_CHECKING:
     from vramprobe.records.profile import CardVerdict
+    from vramprobe.records.step_time import CardTime
 
 _STYLES = {"does not fit": "red", "unknown": "yellow"}
 
@@ -27,7 +28,7 @@ def print_cards(console: Console, cards: Sequence[CardVerdict]) -> None:
     if not cards:
         return
     held = [one for one in cards if one.verdict == "fits"]
-    timed = [one for one in held if one.time is not None]
+    timed = [one.time for one in held if one.time is not None]
     what = "memory by replaying these allocations" + ("; time and cost predicted, 80 % intervals" if timed else "")
     if any(one.served is not None for one in cards):
         what = "KV cache predicted from the engine's account, with the same settings"
@@ -38,11 +39,11 @@ def print_cards(console: Console, cards: Sequence[CardVerdict]) -> None:
             console.print(f"[{style}]{verdict}[/]: {escape(', '.join(names))}: {escape(why)}")
     for why, names in _by_reason((one for one in held if one.why_no_time), "why_no_time").items():
         console.print(f"no time: {escape(', '.join(names))}: {escape(why)}")
-    if old := sorted({one.time.price_date for one in timed if one.time.price_is_old}):
+    if old := sorted({one.price_date for one in timed if one.price_is_old and one.price_date}):
         console.print(f"[yellow]prices of {', '.join(old)} are more than 3 months old[/]")
 
 
-def _columns(timed: Sequence[CardVerdict]) -> list[Column]:
+def _columns(timed: Sequence[CardTime]) -> list[Column]:
     """Without those that no card has a value for."""
     columns = [
         Column("gpu", "GPU", lambda one: one.gpu),
@@ -50,14 +51,14 @@ def _columns(timed: Sequence[CardVerdict]) -> list[Column]:
     ]
     if not timed:
         return [*columns, Column("why", "", lambda one: one.why, is_prose=True)]
-    several = timed[0].time.num_gpus > 1
+    several = timed[0].num_gpus > 1
     columns.append(Column("seconds", "step", _of_time(_seconds), is_number=True))
-    if any(one.time.tokens_per_second for one in timed):
+    if any(one.tokens_per_second for one in timed):
         heading = "tokens/s per GPU" if several else "tokens/s"
         columns.append(
             Column("tokens_per_s", heading, _of_time(lambda one: one.tokens_per_second), _whole, is_number=True)
         )
-    if any(one.time.usd_per_1000_steps for one in timed):
+    if any(one.usd_per_1000_steps for one in timed):
         columns.append(Column("usd", "1,000 steps", _of_time(_usd), is_number=True))
         columns.append(Column("price", "price", _of_time(_price)))
     return columns
@@ -78,8 +79,7 @@ def _seconds(time: Any) -> str:
 def _usd(time: Any) -> str | None:
     if time.usd_per_1000_steps is None:
         return None
-    low, high = format_usd(time.low_usd_per_1000_steps)[1:], format_usd(time.high_usd_per_1000_steps)[1:]
-    return f"{format_usd(time.usd_per_1000_steps)} ({low} to {high})"
+    return spread_of_usd(time.usd_per_1000_steps, time.low_usd_per_1000_steps, time.high_usd_per_1000_steps)
 
 
 def _price(time: Any) -> str | None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from vramprobe.options import as_typed
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _print_change(console: Console, one: Change, *, timed: bool) -> None:
         share = one.slower_share or 0.0
         head += f"{f'{share:+.0%}' if abs(share) >= _LEAST_SHARE else '':>5}  "
     lines, room = [""], console.width - len(head)
-    said = list(map(option_words, one.options, one.options.values()))
+    said = [" ".join(as_typed({name: value})) for name, value in one.options.items()]
     if one.tight_bytes is not None:
         said.append(f"({format_bytes(one.tight_bytes)} allocated)")
     if one.trl and one.trl.replace("_", "-") != " ".join(said[: len(one.options)]):  # TRL reads dashes, too
@@ -73,11 +74,3 @@ def _print_change(console: Console, one: Change, *, timed: bool) -> None:
         return
     for number, line in enumerate(lines):
         console.print((head if number == 0 else " " * len(head)) + line, style=_STYLES[one.verdict], soft_wrap=True)
-
-
-def option_words(name: str, value: Any) -> str:
-    """An option as it is typed."""
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {value}"

@@ -12,7 +12,7 @@ from rich.console import Console
 from vramprobe.units import GIB, format_bytes
 
 if TYPE_CHECKING:
-    from vramprobe.records.profile import HostMemory, HostPhase
+    from vramprobe.records.profile_memory import HostMemory, HostPhase
 
 _WORTH_SHOWING_BYTES = GIB
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from vramprobe.report.formats import terminal
 from vramprobe.sweep.resume import NO_ATTEMPT_YET
 from vramprobe.units import format_bytes, format_seconds, plural
 
@@ -20,25 +20,22 @@ if TYPE_CHECKING:
     from vramprobe.sweep.plan import Plan, PlanRow
 
 _MOST_REASONS = 10
-_NO_WIDTH = 10_000
 
 
 def print_plan(plan: Plan) -> None:
     """The cells in the order of running, then how many fit, the time and the cost."""
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False)
-    of_data = ("padding", "truncated") if plan.data else ()
-    for title in ("", "verdict", "predicted peak", "from", "to", "about", *of_data, "cell"):
-        table.add_column(title, justify="left" if title in ("", "verdict", "cell") else "right")
+    titles = ("", "verdict", "predicted peak", "from", "to", "about")
+    titles += (*(("padding", "truncated") if plan.data else ()), "cell")
+    rows = []
     for row in plan.rows:
         peak = row.prediction.peak_allocated_bytes if row.prediction else None
         sizes = [format_bytes(size) for size in (peak.value, peak.low, peak.high)] if peak else ["-", "", ""]
         verdict = row.verdict if plan.card and (row.is_run or row.action == "skip") else ""
         about = format_seconds(row.seconds) if row.is_run else ""
         of_data = _shares(plan, row) if plan.data else ()
-        table.add_row(row.action, verdict, *sizes, about, *of_data, escape(row.spec.cell_id))
-    # As wide as its longest id: ids are there to be copied, and a terminal wraps better than a table folds.
-    Console(highlight=False, width=_NO_WIDTH).print(table)
+        rows.append((row.action, verdict, *sizes, about, *of_data, row.spec.cell_id))
+    terminal.show_whole(titles, rows, left=("", "verdict", "cell"))
     told = [row for row in plan.rows if _is_worth_a_word(row)]
     for row in told[:_MOST_REASONS]:
         console.print(f"[yellow]{row.action}[/] {escape(row.spec.cell_id)}: {escape(row.reason)}", soft_wrap=True)
@@ -60,7 +57,7 @@ def _is_worth_a_word(row: PlanRow) -> bool:
     shown.
     """
     if row.action == "skip":
-        return row.skipped.why == "dominated"
+        return row.skipped is not None and row.skipped.why == "dominated"
     return row.action in ("stale", "quarantined") or (row.action == "run" and row.reason != NO_ATTEMPT_YET)
 
 
@@ -77,11 +74,11 @@ def plan_in_words(plan: Plan) -> str:
     text += f"; about {format_seconds(plan.seconds)}"
     if plan.rate is not None:
         text += f", ${plan.dollars:.2f} at ${plan.rate.usd_per_hour:.2f}/h ({plan.rate.source})"
-    predictor = "arithmetic alone" if plan.fit is None else f"a fit of {plural(plan.fit.num_records, 'record')}"
-    num_recorded = sum(row.prediction is not None and row.prediction.engine == "recipe" for row in plan.rows)
-    if num_recorded:
-        predictor += f" ({plural(num_recorded, 'cell')} from recordings)"
-    return f"{text}; predicted by {predictor}, estimated, not measured"
+    num_predicted = sum(row.prediction is not None for row in plan.rows)
+    if num_predicted:
+        text += f"; {num_predicted} predicted by recipes"
+        text += f" and a fit of {plural(plan.fit.num_records, 'record')}" if plan.fit is not None else ""
+    return f"{text}; estimated, not measured"
 
 
 def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def plan_as_json(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
     - ``card``: name and total_bytes of the GPU, and whether it is emulated; null on a CPU
     - ``expected_seconds``, ``expected_dollars``: for all that is run; dollars are null without a price
     - ``usd_per_hour``, ``price_source``: of one GPU
-    - ``fit``: the data that the predictor was fitted to; null for arithmetic alone
+    - ``fit``: the data that predictions were fitted to; null without a fit
     """
     cells = [
         {

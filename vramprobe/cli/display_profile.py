@@ -1,6 +1,6 @@
-"""Print a profile or two: peaks, causes, lines, verdicts; at most as wide as the terminal.
+"""Print a profile: peaks, causes, lines, verdicts; at most as wide as the terminal.
 
-In: a ProfileRecord or a Difference. Out: text on the terminal (rich). What was emulated is called so. Decides nothing.
+In: a ProfileRecord. Out: text on the terminal (rich). What was emulated is called so. Decides nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vramprobe.cli.display_host import print_host
 from vramprobe.cli.display_record import print_bars, print_traffic, print_values
 from vramprobe.cli.display_rollout import print_rollout
 from vramprobe.cli.display_run_phases import print_run_phases, rank_name
-from vramprobe.cli.display_step_time import print_step_time, print_time_difference
-from vramprobe.units import format_bytes, short_seconds, signed_bytes, word_for
+from vramprobe.cli.display_step_time import print_step_time
+from vramprobe.cli.folded import on_one_line, print_folded, print_lines, print_place
+from vramprobe.units import format_bytes, short_seconds, word_for
 
 if TYPE_CHECKING:
-    from vramprobe.profile.diff import Difference, ProfileChange
     from vramprobe.records.profile import ProfileRecord, RankProfile
     from vramprobe.records.profile_memory import BlocksAlike, PlaceBytes, ProfilePeak
-    from vramprobe.records.profile_outcomes import ProfileOutcome
+    from vramprobe.records.profile_outcomes import ProfileOom, ProfileOutcome
 
 _NUM_PLACES = 10
 _RARE = ("batch", "engine_weights", "kv_cache", "master_weights")
@@ -35,7 +35,7 @@ _RARE = ("batch", "engine_weights", "kv_cache", "master_weights")
 def print_profile(record: ProfileRecord) -> None:
     """Print the outcome, the ranks' peaks, live tensors at the highest one and their lines, and the cards' verdicts."""
     console = Console(highlight=False, emoji=False)
-    console.print(f"[bold]{escape(_line(record.name))}[/]")
+    console.print(f"[bold]{escape(on_one_line(record.name))}[/]")
     console.print(_where(record))
     if record.answers:
         print_answers(console, record.answers)
@@ -43,16 +43,16 @@ def print_profile(record: ProfileRecord) -> None:
         _print_outcome(console, record.outcome, max((rank.num_steps for rank in record.ranks), default=0))
     for rank in record.ranks:
         if rank.doing is not None:
-            _print_folded(console, "", f"  {rank_name(rank)} was last seen in {rank.doing}", 0, 4)
+            print_folded(console, "", f"  {rank_name(rank)} was last seen in {rank.doing}", 0, 4)
     if record.replaced:
         console.print("\nreplaced by --empty-weights:")
-        _print_lines(console, [f"{one.kind} of {one.what}: {one.by}" for one in record.replaced])
+        print_lines(console, [f"{one.kind} of {one.what}: {one.by}" for one in record.replaced])
     if record.engine is not None:
         print_engine(console, record.engine)
         print_workers(console, [rank.engine for rank in record.ranks if rank.engine is not None])
     if record.served is not None:
         print_served(console, record.served)
-    shown = _rank_shown(record)
+    shown = record.highest_rank
     if len(record.ranks) > 1:
         _print_ranks(console, record)
     if shown is not None:
@@ -72,38 +72,7 @@ def print_profile(record: ProfileRecord) -> None:
         )
     print_cards(console, record.cards)
     for warning in record.warnings:
-        console.print(f"[yellow]note[/]: {escape(_line(warning))}")
-
-
-def print_difference(difference: Difference) -> None:
-    """The tiers, the causes and the lines that grew or shrank."""
-    console = Console(highlight=False, emoji=False)
-    for side, name, phase in (
-        ("before", difference.before, difference.before_phase),
-        ("after", difference.after, difference.after_phase),
-    ):
-        at = f", live at the peak in {phase}" if phase else ""
-        console.print(f"{side:<6}  {escape(_line(name))}{escape(at)}")
-    console.print()
-    _print_changes(console, difference.tiers)
-    if difference.time is not None:
-        print_time_difference(console, difference.time)
-    if difference.settings:
-        console.print("\nsettings that differ:")
-    for one in difference.settings:
-        console.print(f"  {escape(f'{one.what}: {one.before} → {one.after}')}")
-    changed = [one for one in difference.causes if one.grown_bytes]
-    if difference.causes:
-        console.print("\nby cause, at the peak:" if changed else "\nby cause: no change")
-        _print_changes(console, changed)
-    if difference.lines:
-        console.print("\nby line:")
-        for one in difference.lines[:_NUM_PLACES]:
-            _print_place(console, signed_bytes(one.grown_bytes), one.what)
-        if (more := len(difference.lines) - _NUM_PLACES) > 0:
-            console.print(f"  and {more} more; --json lists all")
-    for warning in difference.warnings:
-        console.print(f"[yellow]note[/]: {escape(_line(warning))}")
+        console.print(f"[yellow]note[/]: {escape(on_one_line(warning))}")
 
 
 def _where(record: ProfileRecord) -> str:
@@ -130,24 +99,24 @@ def _print_outcome(console: Console, outcome: ProfileOutcome, num_steps: int) ->
                 who = "" if outcome.rank is None else f"rank {outcome.rank}: "
                 at = f", at {outcome.line} {outcome.function}" if outcome.line else ""
                 console.print(f"[red]error[/]: the command ended with {how}; the exception that came first:")
-                _print_lines(console, [f"{who}{outcome.exception}{at}"])
+                print_lines(console, [f"{who}{outcome.exception}{at}"])
                 console.print("its last lines:")
-            _print_lines(console, outcome.last_lines[-_NUM_PLACES:])
+            print_lines(console, outcome.last_lines[-_NUM_PLACES:])
         case "interrupted":
             console.print("[yellow]interrupted[/]: shown is what was seen until then")
         case "lost":
             console.print(f"[yellow]lost[/]: {escape(outcome.known)}")
 
 
-def _print_oom(console: Console, outcome: ProfileOutcome) -> None:
+def _print_oom(console: Console, outcome: ProfileOom) -> None:
     who = "" if outcome.rank is None else f"rank {outcome.rank} "
     when = (outcome.phase or "an unknown phase") + (f" of step {outcome.step}" if outcome.step else "")
     console.print(f"[red]out of memory[/]: {who}in {escape(when)}")
     if outcome.line is not None:
         asked = f"{outcome.line} {outcome.module or outcome.function or ''}".strip()
-        _print_place(console, format_bytes(outcome.requested_bytes), f"requested by {asked}")
+        print_place(console, format_bytes(outcome.requested_bytes), f"requested by {asked}")
     elif outcome.requested_bytes is not None:
-        _print_place(console, format_bytes(outcome.requested_bytes), "requested")
+        print_place(console, format_bytes(outcome.requested_bytes), "requested")
     for value, what in (
         (outcome.free_bytes, "free"),
         (outcome.allocated_bytes, "allocated"),
@@ -155,15 +124,10 @@ def _print_oom(console: Console, outcome: ProfileOutcome) -> None:
         (outcome.total_bytes, "total memory of the GPU"),
     ):
         if value is not None:
-            _print_place(console, format_bytes(value), what)
+            print_place(console, format_bytes(value), what)
     if outcome.alive is not None:
         console.print(f"\nlive tensors then, {format_bytes(outcome.alive.total_bytes)}:")
         print_bars(console, _known(outcome.alive.parts()))
-
-
-def _rank_shown(record: ProfileRecord) -> RankProfile | None:
-    """The rank whose blocks are shown: the one with the highest peak."""
-    return record.highest_rank
 
 
 def _print_ranks(console: Console, record: ProfileRecord) -> None:
@@ -175,7 +139,7 @@ def _print_ranks(console: Console, record: ProfileRecord) -> None:
     shown = list(groups.items())[:_NUM_PLACES]
     for said, ranks in shown:
         highest = ", the highest" if record.highest_rank in ranks and len(groups) > 1 else ""
-        _print_folded(console, "", f"  {_ranks_said(ranks)}{highest}: {said}", 0, 4)
+        print_folded(console, "", f"  {_ranks_said(ranks)}{highest}: {said}", 0, 4)
     if (more := len(groups) - len(shown)) > 0:
         console.print(f"  and {more} more; --json lists all")
     if record.allocated_spread_bytes is not None:
@@ -187,15 +151,14 @@ def _peak_said(rank: RankProfile) -> str:
     if peak is None:
         return "no phase of it came to an end" if rank.doing else "no memory seen"
     return (
-        f"{format_bytes(peak.allocated_bytes)} allocated, {format_bytes(peak.reserved_bytes)} reserved, "
-        f"in {_phase(peak)}"
+        f"{format_bytes(peak.allocated_bytes)} allocated, {format_bytes(peak.reserved_bytes)} reserved, in {peak.said}"
     )
 
 
 def _ranks_said(ranks: Sequence[RankProfile]) -> str:
     """``rank 0``, ``ranks 0 to 3, 6``; processes by their number."""
-    numbers = [rank.rank for rank in ranks]
-    if len(ranks) == 1 or None in numbers:
+    numbers = [rank.rank for rank in ranks if rank.rank is not None]
+    if len(ranks) == 1 or len(numbers) < len(ranks):
         return ", ".join(map(rank_name, ranks))
     runs: list[list[int]] = []
     for number in sorted(numbers):
@@ -209,9 +172,10 @@ def _ranks_said(ranks: Sequence[RankProfile]) -> str:
 
 def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> None:
     peak = rank.peak
+    assert peak is not None
     of = f" of {rank_name(rank)}" if len(record.ranks) > 1 else ""
     most = "highest so far" if record.may_grow(rank) else "peak"
-    console.print(f"\n{most}{of} [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {escape(_phase(peak))}")
+    console.print(f"\n{most}{of} [bold]{format_bytes(peak.allocated_bytes)}[/] allocated, in {escape(peak.said)}")
     if record.may_grow(rank):
         _print_steps_that_differ(console, rank)
     device = _device_said(record, peak)
@@ -246,7 +210,7 @@ def _print_rank(console: Console, record: ProfileRecord, rank: RankProfile) -> N
             _print_blocks(console, one)
         console.print("\nby module:")
         for one in rank.by_module[:_NUM_PLACES]:
-            _print_place(console, format_bytes(one.num_bytes), _blocks_said(one))
+            print_place(console, format_bytes(one.num_bytes), _blocks_said(one))
 
 
 def _print_no_step(console: Console, record: ProfileRecord) -> None:
@@ -266,10 +230,12 @@ def _print_no_step(console: Console, record: ProfileRecord) -> None:
 
 def _print_steps_that_differ(console: Console, rank: RankProfile) -> None:
     """The steps seen are not the run's: what they need, and how to find what the run needs."""
-    lowest, highest = map(format_bytes, (rank.step_peaks.lowest_bytes, rank.step_peaks.highest_bytes))
+    peaks = rank.step_peaks
+    assert peaks is not None
+    lowest, highest = map(format_bytes, (peaks.lowest_bytes, peaks.highest_bytes))
     console.print(
         f"[yellow]not the run's peak[/]: it is the largest of {rank.num_steps} steps seen, and steps differ (peaks "
-        f"from {lowest} to {highest}): {escape(rank.step_peaks.what or '')}. A later step may need more: run all steps "
+        f"from {lowest} to {highest}): {escape(peaks.what or '')}. A later step may need more: run all steps "
         "with --whole, or find the worst batch with vramprobe predict --lengths"
     )
 
@@ -308,48 +274,9 @@ def _print_blocks(console: Console, one: BlocksAlike) -> None:
     amount = f"{format_bytes(one.total_bytes)}"
     each = f" of {format_bytes(one.size_bytes)}{times}" if times else ""
     said = f"{one.cause.replace('_', ' ')}{each}{', ' if what else ''}{what}"
-    _print_place(console, amount, said)
-    _print_place(console, "", one.line or "no Python line (autograd's own thread)")
+    print_place(console, amount, said)
+    print_place(console, "", one.line or "no Python line (autograd's own thread)")
 
 
 def _blocks_said(one: PlaceBytes) -> str:
     return f"{one.place}, {one.num_blocks} {'block' if one.num_blocks == 1 else 'blocks'}"
-
-
-def _print_changes(console: Console, changes: Sequence[ProfileChange]) -> None:
-    width = max((len(one.what) for one in changes), default=0)
-    for one in changes:
-        before, after = format_bytes(one.before_bytes), format_bytes(one.after_bytes)
-        console.print(f"  {one.what:<{width}}  {before:>11} → {after:>11}  {signed_bytes(one.grown_bytes):>12}")
-
-
-def _print_place(console: Console, amount: str, text: str) -> None:
-    """An amount and what it is, folded below itself."""
-    _print_folded(console, f"  {amount:>11}  ", text, 15, 15)
-
-
-def _print_folded(console: Console, head: str, text: str, taken: int, indent: int) -> None:
-    """``head`` (``taken`` places wide, with markup), then others' words, the rest of them indented."""
-    text, width = _line(text), max(console.width, indent + 20)
-    first = True
-    while text or first:
-        room = width - (taken if first else indent)
-        cut = len(text) if len(text) <= room else max(text.rfind(" ", 0, room + 1), text.rfind("/", 0, room) + 1)
-        cut = cut if cut > 0 else room
-        part, text = text[:cut], text[cut:].lstrip(" ")
-        console.print((head if first else " " * indent) + escape(part), soft_wrap=True)
-        first = False
-
-
-def _print_lines(console: Console, lines: Sequence[str]) -> None:
-    for line in lines:
-        _print_folded(console, "  ", line, 2, 4)
-
-
-def _line(text: str) -> str:
-    """Others' text on one line: what moves the cursor or starts a line of its own is shown by its code."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def _phase(peak) -> str:
-    return peak.phase if peak.step is None else f"{peak.phase} of step {peak.step}"

@@ -6,7 +6,7 @@ In: a RunRecord. Out: text on the terminal. Predictions, fits and lists are disp
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -18,7 +18,8 @@ from vramprobe.units import format_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vramprobe.records.record import CollectiveTraffic, Emulation, RunRecord
+    from vramprobe.records.record import Emulation, RunRecord
+    from vramprobe.records.traffic import CollectiveTraffic
 
 _BAR_WIDTH = 36
 _MAX_READS = 5  # lines that read what was not computed
@@ -51,8 +52,8 @@ def print_record(record: RunRecord) -> None:
         print_bars(console, parts)
     console.print("\nby phase (last step):")
     last_step = max(phase.step or 0 for phase in record.phases)
-    steady = {phase.name: phase.allocated_peak_bytes for phase in record.phases if phase.step == last_step}
-    print_bars(console, steady, shares=False)
+    steady = [phase for phase in record.phases if phase.step == last_step]
+    print_bars(console, {phase.name: phase.allocated_peak_bytes for phase in steady}, shares=False)
     if record.spec.is_spread:
         _print_cards(console, record)
     elif record.ranks:
@@ -192,3 +193,8 @@ def print_bars(console: Console, sizes: dict[str, int], *, shares: bool = True) 
     needed = [name for name, size in sizes.items() if name in MEANINGS and name not in PLAIN and size >= total / 100]
     if shares and needed:
         console.print(f"[dim]({'; '.join(f'{name}: {MEANINGS[name]}' for name in needed)})[/]")
+
+
+def print_notes(console: Console, notes: Iterable[str]) -> None:
+    for note in notes:
+        console.print(f"[yellow]note[/]: {escape(note)}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from vramprobe.units import short_count, short_seconds
+from vramprobe.units import format_usd, short_count, short_seconds, spread_of_seconds, spread_of_usd
 
 if TYPE_CHECKING:
     from vramprobe.profile.diff_time import TimeDifference
@@ -82,10 +82,18 @@ def _print_bubble(console: Console, time: StepTime) -> None:
 
 
 def print_step_cost(cost: StepCost) -> None:
-    """Print the time and the cost of a cell's step in one line."""
-    from vramprobe.recommend.words import step_in_words
-
-    Console(highlight=False).print(escape(step_in_words(cost)))
+    """Print the time of a cell's step, the tokens per second of all GPUs, and what a million of them cost in one line,
+    with the price.
+    """
+    seconds, usd = cost.step_seconds, cost.million_tokens_usd
+    said = [
+        f"{spread_of_seconds(seconds.value, seconds.low, seconds.high)} a step",
+        f"{cost.tokens_per_second.value:,.0f} tokens/s",
+    ]
+    if usd is not None and cost.hourly_usd is not None:
+        price = f"{cost.provider} {format_usd(cost.hourly_usd)}/h, {cost.price_date}"
+        said.append(f"{spread_of_usd(usd.value, usd.low, usd.high)} a million tokens ({price})")
+    Console(highlight=False).print(escape(f"{', '.join(said)}: predicted, 80 % intervals"))
 
 
 def print_time_difference(console: Console, time: TimeDifference) -> None:

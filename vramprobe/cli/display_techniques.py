@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from vramprobe.cli.display_changes import option_words
+from vramprobe.options import as_typed
 from vramprobe.techniques.matrix import matrix, parts
 from vramprobe.techniques.registry import FRAMEWORKS, KINDS, Technique, bases, exclusions, remarks_of, techniques
 from vramprobe.techniques.savings import Saving, savings
@@ -58,7 +58,7 @@ def _print_base(console: Console, kind: str, base: str, ran: list[Technique], fo
     of, peak = bases()[base], found[ran[0].id].base_bytes
     console.print(f"{kind}, beside {of.text}, {of.gpu}: {format_bytes(peak)}", soft_wrap=True)
     console.print(f"  {'technique':<{_NAME_WIDTH}} {'saved':>10}  {'of peak':>7}  {'step':>7}  TRL", soft_wrap=True)
-    ordered = sorted(ran, key=lambda one: -found[one.id].saved_bytes)
+    ordered = sorted(ran, key=lambda one: found[one.id].saved_bytes or 0, reverse=True)
     for one in ordered:
         console.print(_line(one, found[one.id]), soft_wrap=True)
     for remark, names in remarks_of(ordered).items():
@@ -68,6 +68,7 @@ def _print_base(console: Console, kind: str, base: str, ran: list[Technique], fo
 def _line(one: Technique, saving: Saving) -> str:
     share, slower = saving.saved_share, saving.slower_share
     step = f"{slower:+.0%}" if slower is not None else "unknown"
+    assert saving.saved_bytes is not None  # it ran
     saved = f"{saving.saved_bytes / GIB:+.2f} GiB"
     name = f"{one.name} *" if one.remark else one.name
     return f"  {name:<{_NAME_WIDTH}} {saved:>10}  {share:>7.1%}  {step:>7}  {one.switch('trl')}".rstrip()
@@ -79,7 +80,7 @@ def print_ranking(found: Ranking) -> None:
     now = f"peak {format_bytes(found.peak_bytes)} allocated, a step {found.seconds:.3g} s"
     console.print(f"{found.gpu}: {now}: predicted, not measured", soft_wrap=True)
     if not found.ranked:
-        console.print("no technique that arithmetic knows saves memory here")
+        console.print("no technique that is recorded for this cell saves memory")
     else:
         console.print(
             f"  {'technique':<{_NAME_WIDTH}} {'saved':>11}  {'step':>6}  {'GiB per %':>9}  then", soft_wrap=True
@@ -87,7 +88,8 @@ def print_ranking(found: Ranking) -> None:
     for one in found.ranked:
         console.print(_ranked_line(one), soft_wrap=True)
     console.print(
-        f"{len(found.not_known)} more techniques have no arithmetic: `vramprobe techniques` shows what each saved",
+        f"{len(found.not_known)} more are not recorded for this cell: --record records those that can be; "
+        "`vramprobe techniques` shows what each saved",
         soft_wrap=True,
     )
 
@@ -114,7 +116,7 @@ def print_matrix() -> None:
 
 def _ranked_line(one: Ranked) -> str:
     worth = "free" if one.gib_per_percent is None else f"{one.gib_per_percent:.2f}"
-    options = " ".join(map(option_words, one.options, one.options.values()))
+    options = " ".join(as_typed(one.options))
     name = techniques()[one.technique].name
     saved = format_bytes(one.saved_bytes)
     return f"  {name:<{_NAME_WIDTH}} {saved:>11}  {one.slower_share:>+6.1%}  {worth:>9}  {one.verdict}  {options}"

@@ -46,10 +46,11 @@ def setup(
 @app.command()
 def status(json_output: Json = False) -> None:
     """Show which torch an emulated GPU would use; exit with 1 if something is missing."""
-    from vramprobe.emulate.build import cache_folder, emulator_version
+    from vramprobe.catalog.own import cache_folder
     from vramprobe.emulate.enter import installation_to_use
     from vramprobe.emulate.environment import list_environments
     from vramprobe.emulate.toolchain import find_compiler
+    from vramprobe.emulate.version import emulator_version
 
     found: dict[str, Any] = {"cache": str(cache_folder()), "emulator": emulator_version()}
     found |= {"environments": list_environments(), "missing": None}
@@ -93,7 +94,8 @@ def num_cards(cell: dict[str, Any]) -> int:
     """The cards that the ranks of a cell see, before it is known whether there can be such a cell."""
     if "only_rank" not in cell:
         return cell.get("num_gpus", 1)
-    rules = SHARDINGS.get(cell.get("sharding"), ONE_GPU)
+    kind: Any = cell.get("sharding")  # any word
+    rules = SHARDINGS.get(kind, ONE_GPU)
     return cell.get("shard_size", SHARD_SIZE) if rules.groups_are_machines else 1
 
 

@@ -9,15 +9,12 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from vramprobe.cli.options import Json, Tokens
 from vramprobe.errors import VramprobeError
-
-if TYPE_CHECKING:
-    pass
 
 
 def explain(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from vramprobe.cli.options import ExitZero, Gpu, Json, exit_with, print_json, takes_a_cell, takes_given
+from vramprobe.cli.options import ExitZero, Gpu, Json, exit_with, show, takes_a_cell, takes_given
 from vramprobe.cli.serve import SERVE_OPTIONS
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.units import format_bytes
@@ -34,12 +34,10 @@ def grpo(
 ) -> None:
     """Predict a step of TRL's GRPO beside vLLM on one GPU: both accounts by stage, and what fits."""
     from vramprobe import api
+    from vramprobe.cli.emulate import say
 
-    found = api.grpo(gpu=gpu, **rollouts, **cell)
-    if json_output:
-        print_json(found.model_dump(mode="json"))
-    else:
-        _print(found)
+    found = api.grpo(gpu=gpu, say=say, **rollouts, **cell)
+    show(found, _print, as_json=json_output)
     exit_with(found.verdict, exit_zero=exit_zero)
 
 
@@ -63,11 +61,12 @@ def _print(found: Grpo) -> None:
         f"\n{found.gpu}: {found.verdict} ({found.reason}: {format_bytes(found.peak_bytes)} of "
         f"{format_bytes(found.usable_bytes)})"
     )
-    for what, value in (
-        ("longest completion", found.largest_completion_length),
-        ("largest group", found.largest_num_generations),
-        ("largest gpu_memory_utilization", found.largest_gpu_memory_utilization),
+    lack = f"not searched ({found.not_searched})" if found.not_searched else "none"
+    for what, value, otherwise in (
+        ("longest completion", found.largest_completion_length, lack),
+        ("largest group", found.largest_num_generations, lack),
+        ("largest gpu_memory_utilization", found.largest_gpu_memory_utilization, "none"),
     ):
-        print(f"{what} that fits, all else as given: {'none' if value is None else f'{value:,}'}")
+        print(f"{what} that fits, all else as given: {otherwise if value is None else f'{value:,}'}")
     for note in found.notes:
         print(f"note: {note}")

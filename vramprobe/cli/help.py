@@ -97,7 +97,8 @@ def _typed(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         name = {"command": "-- COMMAND"}.get(parameter.name, parameter.name.upper())
         return name if parameter.required else f"[{name}]"
-    names = ", ".join(sorted(parameter.opts, key=len))
+    flags: list[str] = sorted(parameter.opts, key=len)
+    names = ", ".join(flags)
     if parameter.is_flag:
         return names
     value = parameter.metavar or {"int": "N", "float": "X", "Path": "PATH"}.get(_kind(parameter), "WORD")

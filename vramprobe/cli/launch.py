@@ -88,8 +88,8 @@ def launch(
     if json_output:
         print_json([_as_json(task, file, words) for task, file, words in zip(found, files, commands, strict=True)])
     else:
-        for task, file, words in zip(found, files, commands, strict=True):
-            print(f"{_in_words(task)}\n→ {file}{_limit(task)}\n  {shlex.join(words)}")
+        for task, file, started in zip(found, files, commands, strict=True):
+            print(f"{_in_words(task)}\n→ {file}{_limit(task)}\n  {shlex.join(started)}")
         print("not counted: starting the machine and installing, 5 to 15 minutes of each job (an assumption)")
     if not dry_run:
         _start(commands)
@@ -119,7 +119,7 @@ def collect(
     counts: dict[str, int] = {}
     for record in records:
         counts[record.outcome.kind] = counts.get(record.outcome.kind, 0) + 1
-    profiles = [str(one.name) for one in read_profiles(into)]
+    profiles = [one.name for one in read_profiles(into)]
     jobs = rented.status(folder)
     if json_output:
         jobs_said = [asdict(job) for job in jobs]
@@ -192,9 +192,7 @@ def _show(jobs: list[Rented], *, as_json: bool) -> None:
     if as_json:
         print_json([asdict(job) for job in jobs])
         return
-    from rich.console import Console
-    from rich.table import Table
-
+    from vramprobe.report.formats import terminal
     from vramprobe.units import format_seconds
 
     def seconds(value: float | None) -> str:
@@ -203,20 +201,11 @@ def _show(jobs: list[Rented], *, as_json: bool) -> None:
     def dollars(value: float | None) -> str:
         return "-" if value is None else f"${value:.2f}"
 
-    table = Table(box=None, pad_edge=False)
-    for title in (
-        "job",
-        "status",
-        "time",
-        "planned",
-        "at the planned price",
-        "planned",
-        "SkyPilot's bill",
-        "preempted",
-    ):
-        table.add_column(title, justify="left" if title in ("job", "status") else "right")
+    rows = []
     for job in jobs:
         times = seconds(job.seconds), seconds(job.planned_seconds)
         costs = dollars(job.dollars), dollars(job.planned_dollars), dollars(job.billed)
-        table.add_row(job.name, job.status or "not started", *times, *costs, str(job.num_recoveries))
-    Console(highlight=False, width=10_000).print(table, markup=False)
+        rows.append((job.name, job.status or "not started", *times, *costs, str(job.num_recoveries)))
+    at_price = ("at the planned price", "planned", "SkyPilot's bill")
+    titles = ("job", "status", "time", "planned", *at_price, "preempted")
+    terminal.show_whole(titles, rows, left=titles[:2])

@@ -20,7 +20,7 @@ from rich.text import Text
 from vramprobe.cli.display_plan import plan_as_json, plan_in_words
 from vramprobe.cli.tally import Tally, became, prediction_error, worst_error
 from vramprobe.records import store
-from vramprobe.records.record import TRAINING_PHASES
+from vramprobe.records.phase_memory import TRAINING_PHASES
 from vramprobe.records.table import describe_outcome
 from vramprobe.units import format_bytes, format_seconds, plural
 
@@ -88,7 +88,7 @@ def event_as_json(event: Progress) -> dict[str, Any]:
     - ``log``: the file that the cell's process writes to; gone, and null, after a good one
     - ``node``: the machine of a fleet that ran the cell (``--on``); null on this machine
     """
-    record, row, rate = event.record, event.row, event.plan.rate
+    record, row, rate = event.record, event.cell, event.plan.rate
     is_gone = event.log is None or (record is not None and record.outcome.kind == "ok")
     return {
         "kind": event.kind,
@@ -100,7 +100,7 @@ def event_as_json(event: Progress) -> dict[str, Any]:
         "reason": event.reason,
         "outcome": record and record.outcome.kind,
         "detail": (record and describe_outcome(record.outcome)) or None,
-        "skipped": record.outcome.model_dump(exclude={"kind"}) if event.kind == "skipped" else None,
+        "skipped": record.outcome.model_dump(exclude={"kind"}) if record and event.kind == "skipped" else None,
         "peak_allocated_bytes": record and record.peak and record.peak.allocated_bytes,
         "predicted_bytes": row.prediction and row.prediction.peak_allocated_bytes.value,
         "prediction_error": record and prediction_error(row, record),
@@ -195,7 +195,7 @@ def _running_in_words(tally: Tally, event: Progress) -> str:
     if name is None:
         return text
     when = "" if step is None else f" of step {step}"
-    is_last = (name, step) == (TRAINING_PHASES[-1], event.row.spec.steps)  # those behind it are timed and not announced
+    is_last = (name, step) == (TRAINING_PHASES[-1], event.cell.spec.steps)  # those behind it are not announced
     return f"{text}, in {name}{when}{' or later' if is_last else ''}"
 
 
@@ -207,6 +207,7 @@ def _time_in_words(tally: Tally, event: Progress) -> str:
 
 def _cost_in_words(tally: Tally, event: Progress) -> str:
     rate, limits = event.plan.rate, event.limits
+    assert rate is not None
     spent = rate.dollars(tally.seconds)
     text = f"${spent:.2f} spent"
     if tally.left_seconds:
@@ -242,13 +243,14 @@ def _print_above(event: Progress, tally: Tally, console: Console) -> None:
 
 
 def _event_text(event: Progress) -> str:
-    parts = [f"[{event.index}/{event.total}] {event.row.spec.cell_id}"]
-    if event.kind != "finished":
+    parts = [f"[{event.index}/{event.total}] {event.cell.spec.cell_id}"]
+    record = event.record
+    if event.kind != "finished" or record is None:
         return _one_line("  ".join([*parts, f"{event.kind}: {event.reason}"]))
-    record, peak, outcome = event.record, event.record.peak, event.record.outcome
+    peak, outcome = record.peak, record.outcome
     parts.append(outcome.kind)
     if peak is not None:
-        error = prediction_error(event.row, record)
+        error = prediction_error(event.cell, record)
         predicted = "" if error is None else f" (predicted {_signed(error)})"
         parts.append(f"{format_bytes(peak.allocated_bytes)} in {peak.phase}{predicted}")
     if record.timing is not None:

@@ -29,16 +29,25 @@ class Mode(NamedTuple):
     answer: Callable[..., None]  # its parameters are options, or groups of them (a cell's), which it gets as a mapping
 
 
+def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Name all options of an answer that takes some of them as ``**more``, in the order in which a reader is told."""
+
+    def named(answer: Callable[..., None]) -> Callable[..., None]:
+        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+        answer.__dict__["__signature__"] = inspect.Signature(parameters)
+        return answer
+
+    return named
+
+
 def answer(modes: Sequence[Mode], verb: Callable[..., None], values: Mapping[str, Any]) -> None:
     """Answer in the first mode that is asked for. ``values``: those of all parameters of ``verb``."""
     mode = next(one for one in modes if one.is_asked(values))
-    reads = _parameters(mode)
+    known = _parameters(mode)
     others = {one.said: _parameters(one) for one in modes if one is not mode}
-    require_read(verb, values, reads, mode.said, others)
-    known = {name: value for name, value in values.items() if name in reads}
-    mode.answer(
-        **known, **{name: value for name, (value, group) in _given(verb, values).items() if group and name in reads}
-    )
+    require_read(verb, values, known, mode.said, others)
+    of_groups = {name: value for name, (value, group) in _given(verb, values).items() if group}
+    mode.answer(**{name: value for name, value in (of_groups | dict(values)).items() if name in known})
 
 
 def require_read(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,11 +20,14 @@ from vramprobe.errors import SpecError
 from vramprobe.options import OPTIONS
 from vramprobe.units import parse_length, parse_share
 
+if TYPE_CHECKING:
+    from vramprobe.lengths.batches import Sampler
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
-Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`; without it, arithmetic only.")]
+Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`.")]
 PredictFit = Annotated[
     Path | None,
-    typer.Option("--fit", help="A fit from `vramprobe fit`, or none (default: the fit that ships for the device)."),
+    typer.Option("--fit", help="A fit of your GPU's own records, from `vramprobe fit`."),
 ]
 Check = Annotated[
     bool,
@@ -74,8 +77,8 @@ LENGTH_OPTIONS = (
 )  # fmt: skip
 
 
-def length(text: str, least: int | None = None) -> int:
-    """Tokens as they are typed: ``2048`` or ``2k``. Raises wrong usage."""
+def length(text: str | int, least: int | None = None) -> int:
+    """Tokens as they are typed: ``2048`` or ``2k``; a default is a number. Raises wrong usage."""
     try:
         found = parse_length(str(text))
     except SpecError as error:
@@ -91,8 +94,9 @@ Tokens: Any = {"parser": functools.partial(length, least=1), "metavar": "TOKENS"
 
 def option(name: str, *flags: str, **more: Any) -> Any:
     """typer's option of this name: one that is a length takes ``2k``."""
-    of_length = {"parser": length, "metavar": "TOKENS"} if name in LENGTH_OPTIONS else {}
-    return typer.Option(*flags, **of_length, **more)
+    if name in LENGTH_OPTIONS:
+        return typer.Option(*flags, parser=length, metavar="TOKENS", **more)
+    return typer.Option(*flags, **more)
 
 
 def exit_with(verdict: str | None, *, exit_zero: bool) -> None:
@@ -104,7 +108,15 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-#: Option → (type, help). The names are spec.option_names(); a test holds the two together.
+def show(found: Any, text: Callable[[Any], None], *, as_json: bool) -> None:
+    """Print an answer for people by ``text``, or all of its fields as JSON."""
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        text(found)
+
+
+#: Option → (type, help). The names are resolve.option_names(); a test holds the two together.
 CELL_OPTIONS: dict[str, tuple[Any, str]] = {name: (option.kind, option.help) for name, option in OPTIONS.items()}
 #: Two questions that are one together: what is the longest sequence for each number of rows.
 FRONTIER = {"max_batch", "max_seq_len"}
@@ -114,7 +126,7 @@ _REQUIRED = ("model", "method", "batch_size", "seq_len")
 SWEEP_OPTIONS: dict[str, tuple[Any, Any, tuple[str, ...], str]] = {
     "out": (Path | None, None, ("--out", "-o"), "Results folder (default results/<device>/<sweep>)."),
     "device": (str, "auto", (), "auto | cuda | cpu"),
-    "fit": (Path | None, None, (), "Fit used for predictions (default: the folder's fit.json, else arithmetic)."),
+    "fit": (Path | None, None, (), "Fit used for predictions (default: the folder's fit.json, if there is one)."),
     "usd_per_hour": (
         float | None,
         None,
@@ -126,11 +138,11 @@ SWEEP_OPTIONS: dict[str, tuple[Any, Any, tuple[str, ...], str]] = {
     "skip": (list[str] | None, None, (), "Leave out cells whose id contains this text or matches it with * and ?."),
     "shard": (str | None, None, (), "i/n: every n-th cell starting at the i-th, to split a sweep over machines."),
     "limit_vram": (str | None, None, (), "Limit the GPU's memory to 24GiB, or to that of a GPU such as RTX-4090."),
-    "engine": (
-        str | None,
-        None,
-        (),
-        "auto: record cells that have no arithmetic (default of plan) | formula: do not (default of run).",
+    "records": (
+        bool,
+        False,
+        ("--record",),
+        "Record cells that no recipe is at hand of, seconds each, to predict them.",
     ),
     "audit": (str, "5%", (), "Share of the skipped cells that are run anyway, to check the skips."),
     "no_skip": (bool, False, ("--no-skip",), "Also run cells that are certain to run out of memory."),
@@ -213,10 +225,9 @@ def takes_a_sweep(command: Callable[..., None]) -> Callable[..., Any]:
             retry_quarantined=given.pop("retry_quarantined"),
             verify=given.pop("verify"),
         )
-        engine = {name: value for name in ("engine",) if (value := given.pop(name)) is not None}
         lists = {name: given[name] or () for name in ("only", "skip")}
         data = _data_of(**{name: given.pop(name) for name in ("lengths", "sampler", "pad_to_multiple_of")})
-        return given | lists | engine | {"policy": policy, "data": data}
+        return given | lists | {"policy": policy, "data": data}
 
     options = [
         inspect.Parameter(
@@ -230,7 +241,7 @@ def takes_a_sweep(command: Callable[..., None]) -> Callable[..., Any]:
     return with_options(command, "job", options, gather)
 
 
-def _data_of(lengths: str | None, sampler: str, pad_to_multiple_of: int) -> Any:
+def _data_of(lengths: str | None, sampler: Sampler, pad_to_multiple_of: int) -> Any:
     """The rows that ``--lengths`` names; None without it. Raises wrong usage for the others of it alone."""
     from vramprobe.lengths.reading import read_lengths
     from vramprobe.sweep.on_data import Data
@@ -259,7 +270,7 @@ def with_options(
     first = [p for p in own if p.default is inspect.Parameter.empty]
     last = [p for p in own if p.default is not inspect.Parameter.empty]
     every = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*first, *options, *last)]
-    with_options.__signature__ = inspect.Signature(every)
+    with_options.__dict__["__signature__"] = inspect.Signature(every)
     with_options.__annotations__ = {p.name: p.annotation for p in every}
     return with_options
 

@@ -29,14 +29,12 @@ from vramprobe.cli.options import (
     takes_a_cell,
     takes_given,
 )
+from vramprobe.cli.predict_cell import show_cell
+from vramprobe.cli.predict_run import named_card, show_largest, show_largest_of_run, show_run
 from vramprobe.options import RANK_OPTIONS
 
 if TYPE_CHECKING:
-    from vramprobe.interop.questions import JudgedPrediction
-    from vramprobe.predict.changes import Change
-    from vramprobe.predict.fewest import MinGpus
-    from vramprobe.predict.verdict import Verdict
-
+    from vramprobe.choices import Sharding
 
 #: Of several GPUs, in the words of a cell.
 RANKS = {name: CELL_OPTIONS[name] for name in RANK_OPTIONS}
@@ -72,7 +70,7 @@ def predict(
     ] = False,
     engine: Annotated[
         str,
-        typer.Option(help="formula | recipe: an emulated GPU | measured: this machine's | auto."),
+        typer.Option(help="auto | recipe: record this cell | measured: on this machine's GPU."),
     ] = "auto",
     python: Annotated[
         Path | None,
@@ -124,26 +122,19 @@ def _one_cell(
     exit_zero: bool,
     json_output: bool,
 ) -> None:
-    if python is not None and (changes or timeline is not None):
-        raise typer.BadParameter("--changes and --timeline record with the usual libraries; drop them, or --python.")
-    words = _words(cell, gpu, fit)
-    if timeline is not None:
-        engine = _drawn(cell, ranks, gpu, engine, timeline)
-    words |= {"python": python} if python is not None else {}
-    asked = {"engine": engine, "changes": changes, "explain": explain, "as_json": json_output}
-    exit_with(_show(words, ranks, None, gpu=gpu, **asked), exit_zero=exit_zero)
-
-
-def _drawn(cell: Mapping[str, Any], ranks: Mapping[str, Any], gpu: str | None, engine: str, timeline: Path) -> str:
-    """Write the timeline of the cell's recording; the engine that then predicts from it, too."""
     from vramprobe import api
     from vramprobe.cli.emulate import say
 
-    if engine == "formula":
-        raise typer.BadParameter("--timeline draws a recording; drop --engine formula.")
-    api.timeline(timeline, gpu=gpu, say=say, **ranks, **cell)
-    print(f"timeline written to {timeline}", file=sys.stderr)
-    return "recipe"
+    if python is not None and (changes or timeline is not None):
+        raise typer.BadParameter("--changes and --timeline record with the usual libraries; drop them, or --python.")
+    words = _words(cell, gpu, fit)
+    if timeline is not None:  # of a recording, from which the prediction is made, too
+        api.timeline(timeline, gpu=gpu, say=say, **ranks, **cell)
+        print(f"timeline written to {timeline}", file=sys.stderr)
+        engine = "recipe"
+    words |= {"python": python} if python is not None else {}
+    asked = {"engine": engine, "changes": changes, "explain": explain, "as_json": json_output}
+    exit_with(show_cell(words, ranks, None, gpu=gpu, **asked), exit_zero=exit_zero)
 
 
 def _of_data(
@@ -165,7 +156,7 @@ def _of_data(
     order = {"sampler": sampler, "pad_to_multiple_of": pad_to_multiple_of}
     varied = lengths_option.of_data(lengths, order, replay_steps, words | ranks, gpu=gpu, engine=engine)
     words |= varied.worst_batch
-    judged = _show(words, ranks, varied, gpu=gpu, engine=engine, changes=changes, as_json=json_output)
+    judged = show_cell(words, ranks, varied, gpu=gpu, engine=engine, changes=changes, as_json=json_output)
     exit_with(judged, exit_zero=exit_zero)
 
 
@@ -182,7 +173,6 @@ def _largest(
     json_output: bool,
 ) -> None:
     from vramprobe import api
-    from vramprobe.cli import display
     from vramprobe.cli.emulate import say
 
     questions = {
@@ -191,96 +181,42 @@ def _largest(
         "--largest-model": (largest_model, api.largest_model),
     }
     asked, ask = next((name, ask) for name, (is_asked, ask) in questions.items() if is_asked)
-    ask, show = (api.frontier, display.print_frontier) if max_batch and max_seq_len else (ask, display.print_largest)
-    card, words = _card(gpu, asked), _words(cell, gpu, fit)
-    with display.working("predicting"):
-        found = ask(gpu=card, engine=engine, say=say, widen=True, **ranks, **words)
-    if json_output:
-        print_json(found.model_dump(mode="json"))
-    else:
-        show(found)
+    ask = api.frontier if max_batch and max_seq_len else ask
+    card, words = named_card(gpu, asked), _words(cell, gpu, fit)
+    show_largest(lambda: ask(gpu=card, engine=engine, say=say, widen=True, **ranks, **words), as_json=json_output)
 
 
 def _fewest(
     *,
     cell: dict[str, Any],
     min_gpus: bool,
-    sharding: str | None = None,
+    sharding: Sharding | None = None,
     offload: str | None = None,
     gpu: str | None,
     fit: Path | None,
     engine: str,
     json_output: bool,
 ) -> None:
-    card = _card(gpu, "--min-gpus")
-    words = _words(cell, gpu, fit)
-    _show_min_gpus(*_min_gpus(card, sharding, engine, words, offload), as_json=json_output)
-
-
-def _of_run(
-    *,
-    from_run: Path,
-    batch_size: int | None = None,
-    seq_len: int | None = None,
-    gpu: str | None,
-    exit_zero: bool,
-    json_output: bool,
-) -> None:
     from vramprobe import api
-    from vramprobe.catalog import gpu_or_size
-    from vramprobe.cli import display, display_run
-    from vramprobe.profile.command import named_gpus
+    from vramprobe.cli import display_prediction
+    from vramprobe.cli.emulate import say
 
-    found = api.predict_run(from_run, batch_size=batch_size, seq_len=seq_len)
-    names = named_gpus(gpu)
-    if names is None or (names != "all" and len(names) == 1):
-        prediction, judged = (found.prediction, None) if gpu is None else found.on(gpu_or_size(gpu))
-        if json_output:
-            more = {"verdict": judged.model_dump(mode="json")} if judged else {}
-            print_json(prediction.model_dump(mode="json") | more)
-        else:
-            display.print_prediction(prediction, judged)
-        exit_with(judged.verdict if judged else None, exit_zero=exit_zero)
-        return
-    cards = api.run_on_gpus(found, names)
-    if json_output:
-        print_json(found.prediction.model_dump(mode="json") | {"gpus": [one.model_dump(mode="json") for one in cards]})
+    words: dict[str, Any] = {
+        "gpu": named_card(gpu, "--min-gpus"),
+        "offload": offload,
+        "engine": engine,
+        "say": say,
+        "widen": True,
+    }
+    words |= _words(cell, gpu, fit)
+    if sharding:
+        found, left_out = [api.min_gpus(sharding=sharding, **words)], {}
     else:
-        display.print_prediction(found.prediction, None)
-        display_run.print_gpus(cards)
-
-
-def _largest_of_run(
-    *,
-    from_run: Path,
-    max_batch: bool,
-    max_seq_len: bool,
-    batch_size: int | None = None,
-    seq_len: int | None = None,
-    gpu: str | None,
-    json_output: bool,
-) -> None:
-    from vramprobe import api
-    from vramprobe.cli import display
-
-    given = {"batch_size": batch_size, "seq_len": seq_len}
-    names = [name for name, is_asked in zip(given, (max_batch, max_seq_len), strict=True) if is_asked]
-    asked = "--max-batch" if max_batch else "--max-seq-len"
-    for name in names:
-        if given.pop(name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise typer.BadParameter(f"{asked} asks for the {option} that fits, so drop {option}.")
-    card = _card(gpu, asked)
-    with display.working("predicting"):
-        found = (
-            api.largest_of_run(from_run, names[0], gpu=card, **given)
-            if given
-            else api.frontier_of_run(from_run, gpu=card)
-        )
+        found, left_out = api.min_gpus_by_sharding(**words)
     if json_output:
-        print_json(found.model_dump(mode="json"))
+        print_json([one.model_dump(mode="json") for one in found])
     else:
-        (display.print_largest if given else display.print_frontier)(found)
+        display_prediction.print_min_gpus(found, left_out)
 
 
 #: The first that is asked for answers.
@@ -288,9 +224,9 @@ _MODES = (
     Mode(
         "--from with --max-batch or --max-seq-len",
         lambda given: given["from_run"] is not None and (given["max_batch"] or given["max_seq_len"]),
-        _largest_of_run,
+        show_largest_of_run,
     ),
-    Mode("--from", lambda given: given["from_run"] is not None, _of_run),
+    Mode("--from", lambda given: given["from_run"] is not None, show_run),
     Mode("--min-gpus", lambda given: given["min_gpus"], _fewest),
     Mode(
         "--max-batch, --max-seq-len and --largest-model",
@@ -310,12 +246,6 @@ def _limited(gpu: str | None, cell: Mapping[str, Any]) -> str | None:
     return limit if gpu is None else gpu
 
 
-def _card(gpu: str | None, asked: str) -> str:
-    if gpu is None:
-        raise typer.BadParameter(f"{asked} asks what fits a GPU; name it: --gpu RTX-4090.")
-    return gpu
-
-
 def _words(cell: Mapping[str, Any], gpu: str | None, fit: Path | None) -> dict[str, Any]:
     """A cell's words with what predicts it; on a GPU for CUDA."""
     from vramprobe.catalog import gpu_or_size
@@ -324,112 +254,3 @@ def _words(cell: Mapping[str, Any], gpu: str | None, fit: Path | None) -> dict[s
         gpu_or_size(gpu)
     device = {"device": "cuda"} if gpu is not None else {}
     return device | dict(cell) | {"fit": fit}
-
-
-def _show(
-    cell: dict[str, Any],
-    ranks: dict[str, Any],
-    varied: lengths_option.Varied | None,
-    *,
-    gpu: str | None,
-    engine: str,
-    changes: bool,
-    as_json: bool,
-    explain: bool = False,
-) -> str | None:
-    """Predict one cell, judge it, and look for what would make it fit; return the verdict, None without a GPU."""
-    from vramprobe import api
-    from vramprobe.choices import meant
-    from vramprobe.cli.emulate import say
-
-    prediction = api.predict(widen=True, engine=engine, say=say, gpu=gpu, **ranks, **cell)
-    if varied is not None:  # its steps are not all like that of the worst batch
-        prediction = prediction.model_copy(update={"step": None})
-    judged, others, left_out = prediction.verdict, None, []
-    if changes or (judged and judged.verdict != "fits" and "python" not in cell):
-        others = _changes(gpu, ranks | cell, left_out, is_asked=changes)
-    if as_json:
-        _print_as_json(prediction, others, varied)
-    else:
-        if varied is not None:
-            lengths_option.print_lengths(varied)
-        _print_as_text(prediction, judged, others, num_left_out=len(left_out), explain=explain)
-        if meant("dtype", cell.get("dtype")) == "fp16" and not {"autocast", "recipe"} & {*cell}:
-            chosen = "no autocast" if cell["method"] == "full" else "autocast fp16 and fp32 adapters"
-            print(f"--dtype fp16: {chosen}; --autocast says otherwise.")
-        is_of_one = not {"sharding", "images", "python"} & {*ranks, *cell}
-        if is_of_one and judged and judged.verdict == "does not fit":
-            print("How many of it hold the run: --min-gpus (under fsdp; --sharding names another).")
-    return judged.verdict if judged else None
-
-
-def _print_as_json(
-    prediction: JudgedPrediction, others: list[Change] | None, varied: lengths_option.Varied | None
-) -> None:
-    more = {"changes": [one.model_dump(mode="json") for one in others]} if others is not None else {}
-    more |= varied.as_json() if varied is not None else {}
-    left_out = {"options"} if prediction.verdict else {"options", "verdict", "step"}
-    print_json(prediction.model_dump(mode="json", exclude=left_out) | more)
-
-
-def _print_as_text(
-    prediction: JudgedPrediction,
-    judged: Verdict | None,
-    others: list[Change] | None,
-    *,
-    num_left_out: int,
-    explain: bool,
-) -> None:
-    from vramprobe.cli import display
-
-    in_words = prediction.parts if explain else {}
-    display.print_prediction(prediction, judged, prediction.unknowns, prediction.largest_part, in_words)
-    if prediction.step is not None:
-        from vramprobe.cli import display_step_time
-
-        display_step_time.print_step_cost(prediction.step)
-    if others is not None:
-        from vramprobe.cli import display_changes
-
-        is_near = prediction.num_gpus > 1
-        display_changes.print_changes(others, is_near=is_near, num_left_out=num_left_out)
-
-
-def _changes(
-    gpu: str | None, cell: dict[str, Any], left_out: list[dict[str, Any]], *, is_asked: bool
-) -> list[Change] | None:
-    """Return the savings of other options, on several GPUs near; None where the cell itself would be recorded. Unless
-    they are asked for, ``left_out`` takes the options that would be.
-    """
-    from vramprobe import api
-    from vramprobe.architecture import UnsupportedArchitecture
-    from vramprobe.cli.emulate import say
-
-    try:
-        return api.changes(gpu=gpu, records=is_asked, say=say, left_out=left_out, **cell)
-    except UnsupportedArchitecture:
-        if is_asked:
-            raise
-        return None
-
-
-def _min_gpus(
-    gpu: str, sharding: str | None, engine: str, cell: dict[str, Any], offload: str | None = None
-) -> tuple[list[MinGpus], dict[str, list[str]]]:
-    """(for one kind of sharding, the one that is named or the first that can do this; kinds by why not the others)."""
-    from vramprobe import api
-    from vramprobe.cli.emulate import say
-
-    words = {"gpu": gpu, "offload": offload, "engine": engine, "say": say, "widen": True}
-    if sharding:
-        return [api.min_gpus(sharding=sharding, **words, **cell)], {}
-    return api.min_gpus_by_sharding(**words, **cell)
-
-
-def _show_min_gpus(found: list[MinGpus], left_out: dict[str, list[str]], *, as_json: bool) -> None:
-    from vramprobe.cli import display_fewest
-
-    if as_json:
-        print_json([one.model_dump(mode="json") for one in found])
-    else:
-        display_fewest.print_min_gpus(found, left_out)

@@ -21,10 +21,6 @@ from vramprobe.cli.options import Json, Tokens
 if TYPE_CHECKING:
     from vramprobe.records.profile import ProfileRecord
 
-_TRACES = ("all", "step", "none")
-_MAX_RANKS = 960  # of the emulated NCCL
-_MOST_AT_ONCE = 64  # profiles whose folders have a path that the next run takes again
-_SEVERAL_MACHINES = ("--nnodes", "--num-machines", "--num-nodes")
 #: What the hub's libraries say of what they do not have, in the words of several releases.
 _NOT_THERE = re.compile(
     r"LocalEntryNotFoundError|OfflineModeIsEnabled|RepositoryNotFoundError|GatedRepoError|DatasetNotFoundError|"
@@ -48,6 +44,10 @@ _OF_A_FOLDER = (
     "save",
     "json_output",
 )
+
+
+#: What the verb itself reads; all else is api.profiled's.
+_OF_THE_VERB = ("command", "max_allocated", "baseline", "max_growth", "max_slowdown", "summary", "probe", "json_output")
 
 
 def profile(
@@ -177,8 +177,9 @@ def profile(
     json_output: Json = False,
 ) -> None:
     """Run any training command and show where its GPU memory goes, by phase, rank and cause."""
+    options = dict(locals())
     if from_folder is not None and not command:
-        require_read(profile, locals(), _OF_A_FOLDER, "--from", {"a command": inspect.signature(profile).parameters})
+        require_read(profile, options, _OF_A_FOLDER, "--from", {"a command": inspect.signature(profile).parameters})
     from vramprobe import api
     from vramprobe.cli import display, display_profile
     from vramprobe.profile.command import NoProfile
@@ -187,28 +188,7 @@ def profile(
     try:
         done = api.profiled(
             command or [],
-            emulate=emulate,
-            empty_weights=empty_weights,
-            seq_len=seq_len,
-            image_size=image_size,
-            video_size=video_size,
-            audio_seconds=audio_seconds,
-            steps=steps,
-            whole=whole,
-            steps_only=steps_only,
-            trace=trace,
-            verify=verify,
-            speed=speed,
-            only_rank=only_rank,
-            world_size=world_size,
-            gpus=gpus,
-            requests=requests,
-            host_memory=host_memory,
-            replay_steps=replay_steps,
-            timeline=timeline,
-            save=save,
-            folder=folder,
-            from_folder=from_folder,
+            **{name: value for name, value in options.items() if name not in _OF_THE_VERB},
             say=say,
             replaying=display.working(f"replaying {replay_steps:,} steps") if replay_steps else None,
         )

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramprobe.cli.emulate import say
-from vramprobe.cli.modes import Mode, answer
+from vramprobe.cli.modes import Mode, answer, reads
 from vramprobe.cli.options import BatchSampler, Json, Lengths, PadToMultipleOf, takes_a_cell
-from vramprobe.cli.recommend_command import Asked, of_command, of_folder
+from vramprobe.cli.recommend_command import of_command, of_folder
 from vramprobe.errors import SpecError
 from vramprobe.options import RANK_OPTIONS
 from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.units import parse_count, short_count
 
 if TYPE_CHECKING:
+    from vramprobe.lengths.batches import Sampler
     from vramprobe.recommend.answer import Recommendation
     from vramprobe.recommend.inverse import Most
 
@@ -50,7 +51,7 @@ def recommend(
     gpu: Annotated[
         list[str] | None, typer.Option(help="Only this GPU, with or without a price; may be repeated.")
     ] = None,
-    max_gpus: Annotated[int, typer.Option(min=1, help="Try 1, 2, 4 … GPUs up to this number; 8 are one machine.")] = 8,
+    max_gpus: Annotated[int, typer.Option(min=1, max=8, help="Try 1, 2, 4 … GPUs up to this number.")] = 8,
     global_batch: Annotated[int, typer.Option(min=1, help="Sequences per optimizer step, on all GPUs together.")] = 16,
     sharding: Annotated[
         str | None,
@@ -83,72 +84,39 @@ def recommend(
     answer(_MODES, recommend, locals())
 
 
-def _of_command(
-    *,
-    command: list[str],
-    seq_len: int | None = None,
-    emulate: str | None,
-    every: bool,
-    json_output: bool,
-    steps: int | None,
-    tokens: str | None,
-    epochs: float | None,
-    deadline: str | None,
-    budget: float | None,
-    gpu: list[str] | None,
-    max_gpus: int,
-    provider: str | None,
-    region: str | None,
-    terms: str,
-    prices: str | None,
-) -> None:
-    asked = Asked(steps, tokens, epochs, deadline, budget, gpu, max_gpus, provider, region, terms, prices)
-    _print(of_command(command, asked, emulate=emulate, seq_len=seq_len), every=every, json_output=json_output)
+#: What is asked of the offers, whatever is to run.
+_LIMITS = ("deadline", "budget", "gpu", "max_gpus")
+_OFFERS = ("provider", "region", "terms", "prices")
+_OF_A_RUN = ("every", "json_output", "steps", "tokens", "epochs", *_LIMITS, *_OFFERS)
 
 
-def _of_folder(
-    *,
-    from_folder: Path,
-    every: bool,
-    json_output: bool,
-    steps: int | None,
-    tokens: str | None,
-    epochs: float | None,
-    deadline: str | None,
-    budget: float | None,
-    gpu: list[str] | None,
-    max_gpus: int,
-    provider: str | None,
-    region: str | None,
-    terms: str,
-    prices: str | None,
-) -> None:
-    asked = Asked(steps, tokens, epochs, deadline, budget, gpu, max_gpus, provider, region, terms, prices)
-    _print(of_folder(from_folder, asked), every=every, json_output=json_output)
+@reads("command", "seq_len", "emulate", *_OF_A_RUN)
+def _of_command(*, command: list[str], every: bool, json_output: bool, **asked: Any) -> None:
+    _print(of_command(command, **asked), every=every, json_output=json_output)
 
 
+@reads("from_folder", *_OF_A_RUN)
+def _of_folder(*, from_folder: Path, every: bool, json_output: bool, **asked: Any) -> None:
+    _print(of_folder(from_folder, **asked), every=every, json_output=json_output)
+
+
+@reads(
+    "cell", "tokens", *_LIMITS, "global_batch", "sharding", *_OFFERS, "records", "lengths", "sampler",
+    "pad_to_multiple_of", "longest", "largest_model", "every", "json_output",
+)  # fmt: skip
 def _of_model(
     *,
     cell: dict[str, Any],
     tokens: str | None,
-    deadline: str | None,
-    budget: float | None,
     gpu: list[str] | None,
-    max_gpus: int,
-    global_batch: int,
-    sharding: str | None,
-    provider: str | None,
-    region: str | None,
-    terms: str,
-    prices: str | None,
-    records: Path | None,
     lengths: str | None,
-    sampler: str,
+    sampler: Sampler,
     pad_to_multiple_of: int,
     longest: bool,
     largest_model: bool,
     every: bool,
     json_output: bool,
+    **asked: Any,
 ) -> None:
     from vramprobe import api
 
@@ -161,27 +129,11 @@ def _of_model(
     elif sampler != "random" or pad_to_multiple_of != 1:
         raise typer.BadParameter("--sampler and --pad-to-multiple-of need --lengths.")
     most = "seq_len" if longest else "model" if largest_model else "tokens" if tokens is None else None
-    if most == "tokens" and budget is None and deadline is None:
+    if most == "tokens" and asked["budget"] is None and asked["deadline"] is None:
         raise typer.BadParameter("Missing option '--tokens'; or ask how many a --budget or a --deadline pays for.")
     if most is not None and every:
         raise typer.BadParameter("--all lists GPUs for a run of --tokens, and this looks for the most of one; drop it.")
-    found = api.recommend(
-        tokens=tokens,
-        deadline=deadline,
-        budget=budget,
-        gpus=gpu or (),
-        max_gpus=max_gpus,
-        global_batch=global_batch,
-        sharding=sharding,
-        provider=provider,
-        region=region,
-        terms=terms,
-        prices=prices,
-        records=records,
-        most=most,
-        say=say,
-        **cell,
-    )
+    found = api.recommend(tokens=tokens, gpus=gpu or (), most=most, say=say, **asked, **cell)
     _print(found, every=every, json_output=json_output)
 
 
@@ -193,7 +145,7 @@ _MODES = (
 
 
 def _on_data(
-    text: str, cell: dict[str, Any], tokens: str | None, sampler: str, multiple_of: int
+    text: str, cell: dict[str, Any], tokens: str | None, sampler: Sampler, multiple_of: int
 ) -> tuple[dict[str, Any], str]:
     """The cell at the data's longest batch, and the tokens of the run with padding: of one epoch unless given."""
     from vramprobe.lengths.padding import padded_data

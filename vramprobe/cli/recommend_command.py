@@ -5,13 +5,9 @@ In: a command's words and what is asked. Out: a Recommendation. Of several repli
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +16,9 @@ from vramprobe.cli.emulate import say
 from vramprobe.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
+    from vramprobe.profile.recommended import CommandQuestion
     from vramprobe.recommend.answer import Recommendation
+    from vramprobe.recommend.prices import Offer
 
 #: It has the most memory of the cards that emulated runs are checked on (benchmarks/).
 _CARD = "H200"
@@ -29,89 +27,65 @@ _NUM_STEPS = 3
 _REPLICAS = 2
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The verb's options, as they were typed."""
-
-    steps: int | None
-    tokens: str | None
-    epochs: float | None
-    deadline: str | None
-    budget: float | None
-    gpus: Sequence[str] | None
-    max_gpus: int
-    provider: str | None
-    region: str | None
-    terms: str
-    prices: str | None
-
-
 def of_command(
-    command: list[str], asked: Asked, *, emulate: str | None = None, seq_len: int | None = None
+    command: list[str], *, emulate: str | None = None, seq_len: int | None = None, **asked: Any
 ) -> Recommendation:
-    """The answer for a command. Raises SpecError before anything runs in vain."""
-    question, offers = _question(asked), _offers(asked)
+    """The answer for a command; ``asked`` are the verb's options. Raises SpecError before anything runs in vain."""
+    question, offers = _asked(**asked)
     home = Path(tempfile.mkdtemp(prefix="vramprobe-recommend-"))
     try:
-        _run(command, home, emulate or _CARD, asked.max_gpus, seq_len)
+        _run(command, home, emulate or _CARD, question.max_gpus, seq_len)
         return _recommended(home, question, offers)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def of_folder(folder: Path, asked: Asked) -> Recommendation:
+def of_folder(folder: Path, **asked: Any) -> Recommendation:
     """The answer for the run that a profile left."""
-    return _recommended(folder, _question(asked), _offers(asked))
+    return _recommended(folder, *_asked(**asked))
 
 
-def _recommended(folder: Path, question: Any, offers: Sequence[Any]) -> Recommendation:
+def _recommended(folder: Path, question: CommandQuestion, offers: Sequence[Offer]) -> Recommendation:
     from vramprobe.profile.recommended import recommended
 
     return recommended(folder, question, offers, today=date.today())
 
 
-def _question(asked: Asked) -> Any:
+def _asked(
+    *,
+    steps: int | None,
+    tokens: str | None,
+    epochs: float | None,
+    deadline: str | None,
+    budget: float | None,
+    gpu: Sequence[str] | None,
+    max_gpus: int,
+    prices: str | None,
+    **terms: Any,
+) -> tuple[CommandQuestion, Sequence[Offer]]:
+    """The verb's options, as they were typed → what is asked, and the offers on these terms."""
     from vramprobe.catalog import find_gpu
     from vramprobe.profile.recommended import CommandQuestion
     from vramprobe.recommend.options import Limits
-    from vramprobe.units import parse_count, parse_duration
-
-    if asked.budget is not None and asked.budget <= 0:
-        raise SpecError(f"--budget {asked.budget}: an amount of dollars above 0 is needed")
-    named = {"--steps": asked.steps, "--tokens": asked.tokens, "--epochs": asked.epochs}
-    if len(both := [name for name, value in named.items() if value is not None]) > 1:
-        raise SpecError(f"{' and '.join(both)} both say how long the run is: give one")
-    return CommandQuestion(
-        limits=Limits(
-            deadline_seconds=None if asked.deadline is None else parse_duration(asked.deadline),
-            budget_usd=asked.budget,
-        ),
-        steps=asked.steps,
-        tokens=None if asked.tokens is None else parse_count(asked.tokens),
-        epochs=asked.epochs,
-        gpus=tuple(find_gpu(name).short_name for name in asked.gpus or ()),
-        max_gpus=asked.max_gpus,
-    )
-
-
-def _offers(asked: Asked) -> Sequence[Any]:
     from vramprobe.recommend.prices import chosen
     from vramprobe.recommend.questions import offers_from
+    from vramprobe.units import parse_count, parse_duration
 
-    return chosen(offers_from(asked.prices), terms=asked.terms, provider=asked.provider, region=asked.region)
-
-
-@contextmanager
-def _stdout_on_stderr() -> Iterator[None]:
-    """Redirect stdout to stderr: the command's output is not the answer, which a pipe gets."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+    if budget is not None and budget <= 0:
+        raise SpecError(f"--budget {budget}: an amount of dollars above 0 is needed")
+    named = {"--steps": steps, "--tokens": tokens, "--epochs": epochs}
+    if len(both := [name for name, value in named.items() if value is not None]) > 1:
+        raise SpecError(f"{' and '.join(both)} both say how long the run is: give one")
+    seconds = None if deadline is None else parse_duration(deadline)
+    question = CommandQuestion(
+        limits=Limits(deadline_seconds=seconds, budget_usd=budget),
+        steps=steps,
+        tokens=None if tokens is None else parse_count(tokens),
+        epochs=epochs,
+        gpus=tuple(find_gpu(name).short_name for name in gpu or ()),
+        max_gpus=max_gpus,
+    )
+    return question, chosen(offers_from(prices), **terms)
 
 
 def _run(command: list[str], home: Path, emulate: str, max_gpus: int, seq_len: int | None) -> None:
@@ -119,6 +93,7 @@ def _run(command: list[str], home: Path, emulate: str, max_gpus: int, seq_len: i
     from vramprobe.profile import launch
     from vramprobe.profile.replicas import launcher_of
     from vramprobe.profile.stand_ins import stand_ins
+    from vramprobe.profile.this_process import redirected
 
     launcher = launcher_of(command)
     ranks = 1 if launcher is None else launcher.num_ranks or min(_REPLICAS, max_gpus)
@@ -129,7 +104,7 @@ def _run(command: list[str], home: Path, emulate: str, max_gpus: int, seq_len: i
         one_rank=(0, ranks) if ranks > 1 else None,
         stand_ins=stand_ins(seq_len),
     )
-    with _stdout_on_stderr():
+    with redirected((1,), 2):  # the command's output is not the answer, which a pipe gets
         launch.run(command, home, options, emulate=emulate, say=say)
     if not any(home.glob("*.jsonl")):
         raise StoreError("the command left nothing to look at: no process of it used a GPU through torch")

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from vramprobe.cli.modes import require_read
-from vramprobe.cli.options import Check, Fit, Json, print_json
+from vramprobe.cli.options import Check, Fit, Json, print_json, show
+
+if TYPE_CHECKING:
+    from vramprobe.predict.evaluate import LeaveOut
 
 
 def check(
@@ -25,10 +28,7 @@ def check(
     from vramprobe.cli import display
 
     found = api.check(results, strict=strict)
-    if json_output:
-        print_json(found.model_dump(mode="json"))
-    else:
-        display.print_check(found)
+    show(found, display.print_check, as_json=json_output)
     raise typer.Exit(0 if found.ok else 1)
 
 
@@ -37,12 +37,13 @@ def fit(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where to write the fit.")] = Path("fit.json"),
     json_output: Json = False,
 ) -> None:
-    """Fit the memory model to measured records; cells that a sweep holds out are not used."""
+    """Fit what a GPU adds to predictions, by its own records; cells that a sweep holds out are not used."""
     from vramprobe import api
     from vramprobe.cli import display
+    from vramprobe.cli.emulate import say
     from vramprobe.model.card_fit import save_fit
 
-    model = api.fit(results)
+    model = api.fit(results, say=say)
     save_fit(model, out)
     if json_output:
         print(model.model_dump_json(indent=2))
@@ -65,9 +66,11 @@ def evaluate(
     """Show the prediction error on records that the fit has not seen."""
     from vramprobe import api
     from vramprobe.cli import display
+    from vramprobe.cli.emulate import say
 
     _require_folder(out, check=check)
-    found = api.evaluate(results, hold_out=hold_out, leave_out=leave_out, fit=fit, out=out, check=check)
+    left_out = cast("LeaveOut | None", leave_out)  # evaluate refuses others
+    found = api.evaluate(results, hold_out=hold_out, leave_out=left_out, fit=fit, out=out, check=check, say=say)
     if json_output:
         from vramprobe.report.evaluation import as_json as evaluation_as_json
 
@@ -85,11 +88,7 @@ def calibrate(
     from vramprobe import api
     from vramprobe.cli import display
 
-    calibration = api.calibrate(results, fit=fit)
-    if json_output:
-        print_json(calibration.model_dump(mode="json"))
-    else:
-        display.print_calibration(calibration)
+    show(api.calibrate(results, fit=fit), display.print_calibration, as_json=json_output)
 
 
 def claims(

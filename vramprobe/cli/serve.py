@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramprobe.cli.options import CELL_OPTIONS, ExitZero, Gpu, Json, exit_with, print_json, takes_given
+from vramprobe.cli.options import CELL_OPTIONS, ExitZero, Gpu, Json, exit_with, show, takes_given
 from vramprobe.units import format_bytes, requests_at_once
 
 if TYPE_CHECKING:
@@ -45,12 +45,9 @@ def serve(
     """Predict an inference engine (vLLM) on a GPU: where its memory goes, and what its KV cache holds."""
     from vramprobe import api
 
-    of_cell = {} if dtype is None else {"dtype": dtype}
-    found = api.serve(model=model, gpu=gpu, **of_cell, **serving)
-    if json_output:
-        print_json(found.model_dump(mode="json"))
-    else:
-        _print(found)
+    words: dict[str, Any] = serving if dtype is None else {"dtype": dtype, **serving}
+    found = api.serve(model=model, gpu=gpu, **words)
+    show(found, _print, as_json=json_output)
     exit_with(found.verdict, exit_zero=exit_zero)
 
 

@@ -36,7 +36,7 @@ class Tally:
         if kind in self.counts:
             self.counts[kind] += 1
         if event.record is not None:
-            found = worst_error([event.row], [event.record])
+            found = worst_error([event.cell], [event.record])
             self.worst = _farthest(error for error in (self.worst, found) if error is not None)
         if event.left_seconds is not None:
             self._left_seconds = event.left_seconds
@@ -73,10 +73,10 @@ class Tally:
     @property
     def left_seconds(self) -> float | None:
         """Expected until the end. A cell that takes longer than expected leaves what is expected of those behind it."""
-        elapsed = self.cell_seconds
-        if self._left_seconds is None or elapsed is None:
+        event, elapsed = self.event, self.cell_seconds
+        if self._left_seconds is None or elapsed is None or event is None:
             return self._left_seconds
-        return max(self._left_seconds - min(elapsed, self.event.expected_seconds or 0.0), 0.0)
+        return max(self._left_seconds - min(elapsed, event.expected_seconds or 0.0), 0.0)
 
 
 def became(event: Progress) -> str:

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vramprobe.cli.options import Check, Json, flag, print_json, takes_a_cell
+from vramprobe.cli.emulate import say
+from vramprobe.cli.options import Check, Json, flag, print_json, show, takes_a_cell
 from vramprobe.options import RANK_OPTIONS
 
 _NEEDED = ("model", "method", "batch_size", "seq_len")
@@ -23,6 +24,9 @@ def techniques(
     cell: dict[str, Any],
     gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`, for a cell of one's own.")] = None,
     kind: Annotated[str | None, typer.Option(help=f"Only techniques of this kind: {_KINDS}.")] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Of a cell: record each technique that is not at hand, seconds each.")
+    ] = False,
     matrix: Annotated[
         bool, typer.Option("--matrix", help="Which techniques combine: what ran together, and what is refused.")
     ] = False,
@@ -51,23 +55,22 @@ def techniques(
             display_techniques.print_matrix()
         return
     from vramprobe import api
+    from vramprobe.techniques.savings import TechniqueList
 
     if gpu is None and not cell:
-        listed = api.techniques(kind=kind).listed
+        found = api.techniques(kind=kind)
+        assert isinstance(found, TechniqueList)
         if json_output:
-            print_json(display_techniques.as_json(listed))
+            print_json(display_techniques.as_json(found.listed))
         else:
-            display_techniques.print_techniques(listed)
+            display_techniques.print_techniques(found.listed)
         return
     missing = [name for name in _NEEDED if name not in cell]
     flags = [*map(flag, missing), *([] if gpu else ["--gpu"])]
     if gpu is None or missing:
         raise typer.BadParameter(f"a ranking is for one cell on one GPU: give {', '.join(flags)}, too.")
-    found = api.techniques(gpu=gpu, kind=kind, **cell)
-    if json_output:
-        print_json(found.model_dump(mode="json"))
-    else:
-        display_techniques.print_ranking(found)
+    found = api.techniques(gpu=gpu, kind=kind, records=record, say=say, **cell)
+    show(found, display_techniques.print_ranking, as_json=json_output)
 
 
 def _write(out: Path, *, check: bool, as_json: bool) -> None:

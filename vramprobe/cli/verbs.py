@@ -72,10 +72,6 @@ app = typer.Typer(
 
 app.add_typer(emulate_verbs.app)
 app.add_typer(recipes_verbs.app)
-app.command()(profile_verbs.profile)
-app.command()(diff_verb.diff)
-app.command()(explain_verb.explain)
-app.command()(techniques_verb.techniques)
 
 
 @app.command()
@@ -124,12 +120,8 @@ def gpus(json_output: Json = False) -> None:
 
     listed = api.gpus()
     if json_output:
-        print_json(
-            [
-                {"gpu": gpu.name, "short_name": gpu.short_name, "arch": gpu.arch, "total_bytes": gpu.total_bytes}
-                for gpu in listed
-            ]
-        )
+        others = ("short_name", "arch", "total_bytes")
+        print_json([{"gpu": gpu.name} | {name: getattr(gpu, name) for name in others} for gpu in listed])
     else:
         display.print_gpus(listed)
 
@@ -164,27 +156,12 @@ def measure(
 
 
 for verb in (
-    sweeps.plan,
-    sweeps.run,
-    launch_verb.launch,
-    launch_verb.status,
-    launch_verb.collect,
-    results.check,
-    contribute_verbs.merge,
-    contribute_verbs.contribute,
-    contribute_verbs.export,
-    calibrate_gpu_verb.calibrate_gpu,
-    results.fit,
-    predict_verb.predict,
-    serve_verb.serve,
-    grpo_verb.grpo,
-    recommend_verb.recommend,
-    results.evaluate,
-    results.calibrate,
-    results.claims,
-    results.report,
-    mcp_verb.mcp,
-):
+    profile_verbs.profile, diff_verb.diff, explain_verb.explain, techniques_verb.techniques, sweeps.plan, sweeps.run,
+    launch_verb.launch, launch_verb.status, launch_verb.collect, results.check, contribute_verbs.merge,
+    contribute_verbs.contribute, contribute_verbs.export, calibrate_gpu_verb.calibrate_gpu, results.fit,
+    predict_verb.predict, serve_verb.serve, grpo_verb.grpo, recommend_verb.recommend, results.evaluate,
+    results.calibrate, results.claims, results.report, mcp_verb.mcp,
+):  # fmt: skip
     app.command()(verb)
 
 
@@ -279,6 +256,7 @@ def _print_what_can_be() -> None:
 
 def _say_wrong_usage(error: Any) -> None:
     """Exit with 2 after one line, or the help where no word was given."""
+    from typer.core import TyperGroup
     from typer.main import get_command
 
     from vramprobe.cli.wrong_usage import in_one_line
@@ -286,7 +264,9 @@ def _say_wrong_usage(error: Any) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        print(f"vramprobe: {in_one_line(error, sys.argv[1:], get_command(app).commands)}", file=sys.stderr)
+        group = get_command(app)
+        assert isinstance(group, TyperGroup)
+        print(f"vramprobe: {in_one_line(error, sys.argv[1:], group.commands)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -105,8 +105,9 @@ def _new_machine(
     total_bytes: int | None = None,
 ) -> tuple[Path, Path, dict[str, str]]:
     """An interpreter (None: the one to use), a machine's folder, this process's environment changed so as to see it."""
+    from vramprobe.catalog.own import cache_folder
     from vramprobe.emulate.activate import emulated_environment
-    from vramprobe.emulate.build import cache_folder, ensure_build
+    from vramprobe.emulate.build import ensure_build
     from vramprobe.emulate.cards import context_bytes, parse_cards
     from vramprobe.emulate.installation import find_installation
     from vramprobe.emulate.machine import MachinePolicy, write_machine
@@ -160,7 +161,7 @@ def package_home(machine: Path, package: Path = Path(__file__).parents[1]) -> Pa
 
 def _new_folder(home: Path) -> Path:
     """A folder for a machine that this process owns; those of processes that were killed go."""
-    from vramprobe.emulate.build import cache_errors
+    from vramprobe.emulate.version import cache_errors
 
     with cache_errors(home):
         home.mkdir(parents=True, exist_ok=True)

@@ -17,10 +17,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vramprobe.catalog.own import CACHE_VARIABLE, cache_folder
 from vramprobe.catalog.shipped import data_file
-from vramprobe.emulate.build import CACHE_VARIABLE, cache_errors, cache_folder, locked
 from vramprobe.emulate.installation import OLDEST_TORCH, installation_in, require_platform
-from vramprobe.emulate.values.hook import PTH_LINE
+from vramprobe.emulate.version import cache_errors, locked
 from vramprobe.errors import MissingDependency, VramprobeError
 from vramprobe.records.whole_file import replacing
 
@@ -105,6 +105,8 @@ def pinned_torch() -> str:
 
 def _make(folder: Path, wanted: dict, say: Callable[[str], None]) -> None:
     """Torch first, then all else; each step leaves its mark, so that only what was cut off is done again."""
+    from vramprobe.emulate.values.hook import PTH_LINE  # not where a recipe at hand answers
+
     python = folder / "bin" / "python"
     torch_is_in = folder / _TORCH_IS_IN
     (folder / READY).unlink(missing_ok=True)

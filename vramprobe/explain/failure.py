@@ -10,24 +10,10 @@ from typing import Any, Literal
 
 from vramprobe.explain.causes import Explanation
 from vramprobe.explain.messages import OomMessage
-from vramprobe.explain.phases import Phase
+from vramprobe.explain.phases import WORDS, Phase
 from vramprobe.records.shown import Shown
 from vramprobe.units import format_bytes
 
-_PHASES = {
-    "load": "loading the model",
-    "to_device": "moving the model to the GPU",
-    "prepare": "preparing the model or its sharding",
-    "optimizer_step": "optimizer step",
-    "save": "saving a checkpoint",
-    "merge": "merging the adapter",
-    "load_best": "loading the best checkpoint at the end",
-    "resume": "resuming from a checkpoint",
-    "startup": "starting",
-    "compile": "compiling",
-    "data": "loading data",
-    "unknown": "unknown phase",
-}
 #: What was full, by the cause or the device; else a GPU.
 _WHERE = {"host": "the host", "shared memory": "the host's shared memory (/dev/shm)"}
 _WHERE |= {"kernel": "the GPU's on-chip shared memory", "HPU": "the accelerator"}
@@ -134,4 +120,4 @@ def _budget(oom: OomMessage) -> list[str]:
 def _in_words(phase: Phase) -> str:
     detail = f", {phase.detail}" if phase.detail else ""
     at = f" ({'; '.join(phase.at)})" if phase.at else ""
-    return f"{_PHASES.get(phase.name, phase.name)}{detail}{at}"
+    return f"{WORDS.get(phase.name, phase.name)}{detail}{at}"

@@ -105,7 +105,7 @@ def _factors(
         known_parts, notes = architecture(entry.config), ()
     except VramprobeError:
         known_parts = None
-        notes = (f"of {entry.name} only logits, embedding and head can be named: it has no arithmetic here",)
+        notes = (f"of {entry.name} only logits, embedding and head can be named: its tensors are not known here",)
     return Factors(entry.name, known_parts, vocab_size, **known, hidden_size=hidden_size), notes
 
 

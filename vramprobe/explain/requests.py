@@ -16,7 +16,7 @@ from typing import Any, Literal
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.architecture.parts import Architecture
 from vramprobe.catalog import list_models
-from vramprobe.explain.phases import Phase
+from vramprobe.explain.phases import KINDS, Phase
 
 _BYTES = {4: "fp32", 2: "bf16 or fp16"}
 _MAX_NAMES = 3
@@ -24,25 +24,6 @@ _ROLES = "a weight, its gradient or a copy"
 _MOST_ADDED = 1.05  # of a vocabulary: more tokens are rarely added to a trained model's
 _VOCABULARY = 30_000  # fewer tokens are rarely a language model's vocabulary
 Kind = Literal["logits", "scores", "parameters"]
-#: The kinds of tensor that a phase, or a detail of it, makes; any where it is not listed.
-_KINDS: dict[str, tuple[Kind, ...]] = {
-    "load": ("parameters",),
-    "to_device": ("parameters",),
-    "prepare": ("parameters",),
-    "optimizer_step": ("parameters",),
-    "save": ("parameters",),
-    "merge": ("parameters",),
-    "load_best": ("parameters",),
-    "resume": ("parameters",),
-    "the loss": ("logits",),
-    "log probabilities and entropy": ("logits",),
-    "gathering its logits": ("logits",),
-    "attention": ("scores",),
-    "the vision tower": (),
-    "gathering sharded parameters": ("parameters",),
-    "reducing gradients": ("parameters",),
-    "recomputing a checkpointed layer": ("scores", "parameters"),
-}
 _ITEM_BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
 _SHAPE = re.compile(
     r"(?:empty_strided\w*|empty\w*|zeros|ones|full|randn?|new_\w+)\(\s*[(\[]?\s*(\d{1,12}(?:\s*,\s*\d{1,12})*)"
@@ -65,13 +46,13 @@ class Factors:
 
 def tensors_of_size(requested: int, half_unit: int, factors: Factors, phase: Phase) -> list[str]:
     """At most three names of tensors whose request has ``requested`` bytes, which is printed to ±``half_unit``."""
-    kinds = _KINDS.get(phase.detail, _KINDS.get(phase.name))
+    kinds = KINDS.get(phase.detail, KINDS.get(phase.name))
     found = [
         name
         for kind, name, size in _candidates(factors)
         if (kinds is None or kind in kinds) and _is_size(requested, size, half_unit)
     ]
-    if not found and kinds == ("logits",) and factors.vocab_size:
+    if not found and kinds == ["logits"] and factors.vocab_size:
         found = list(_logits_of_some_tokens(requested, half_unit, factors.vocab_size))
     if not found and (kinds is None or "parameters" in kinds):
         found = list(_resized_head(requested, half_unit, factors))

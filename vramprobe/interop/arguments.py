@@ -123,7 +123,8 @@ def read_arguments(args: Any, *, is_name: bool = False) -> Words:
     refused = [f"args.{name} {why}" for name, why in REFUSED.items() if fields.get(name) not in _NOTHING]
     if refused:
         raise SpecError(f"{'; '.join(refused)}: not predicted; leave it out, or {_ANY_RUN}")
-    return Words(options, tuple(dict.fromkeys(_notes(trainer, fields, _defaults(args)))))
+    defaults = {one.name: one.default for one in dataclasses.fields(args)} if dataclasses.is_dataclass(args) else {}
+    return Words(options, tuple(dict.fromkeys(_notes(trainer, fields, defaults))))
 
 
 def trainer_and_fields(args: Any) -> tuple[str | None, dict[str, Any]]:
@@ -137,18 +138,11 @@ def trainer_and_fields(args: Any) -> tuple[str | None, dict[str, Any]]:
             "fields"
         )
     trainer = next((TRAINER_OF[name] for name in names if name in TRAINER_OF), None)
-    if trainer is None and (kind := next((one for one in type(args).__mro__ if _is_of_trl(one)), None)):
-        instead = "vramprobe.api.grpo predicts it" if "GRPO" in kind.__name__ else _ANY_RUN
-        raise SpecError(f"args: {kind.__name__} is not read; allowed: {', '.join(TRAINER_OF)}; {instead}")
+    of_trl = [one.__name__ for one in type(args).__mro__ if one.__module__.split(".")[0] == "trl"]
+    if trainer is None and (kind := next((name for name in of_trl if not name.startswith("_")), None)):
+        instead = "vramprobe.api.grpo predicts it" if "GRPO" in kind else _ANY_RUN
+        raise SpecError(f"args: {kind} is not read; allowed: {', '.join(TRAINER_OF)}; {instead}")
     return trainer, args.to_dict()
-
-
-def _is_of_trl(kind: type) -> bool:
-    return kind.__module__.split(".")[0] == "trl" and not kind.__name__.startswith("_")
-
-
-def _defaults(args: Any) -> dict[str, Any]:
-    return {one.name: one.default for one in dataclasses.fields(args)} if dataclasses.is_dataclass(args) else {}
 
 
 def _precision(fields: Mapping[str, Any]) -> dict[str, Any]:

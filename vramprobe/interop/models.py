@@ -100,9 +100,8 @@ def _of_module(module: Any) -> GivenModel:
             "`vramprobe profile --emulate GPU -- COMMAND` runs any"
         )
     known = _of_config(config)
-    adapters = (
-        getattr(module, "peft_config", None) if hasattr(module, "base_model_prefix") or _is_peft(module) else None
-    )
+    is_peft = any(kind.__name__ == "PeftModel" for kind in type(module).__mro__)
+    adapters = getattr(module, "peft_config", None) if hasattr(module, "base_model_prefix") or is_peft else None
     adapters = dict(adapters) if isinstance(adapters, Mapping) else {}
     if len(adapters) > 1:
         raise SpecError(
@@ -134,7 +133,3 @@ def _of_module(module: Any) -> GivenModel:
     return GivenModel(
         model=known.model, options=options, adapter=next(iter(adapters.values()), None), notes=tuple(notes)
     )
-
-
-def _is_peft(module: Any) -> bool:
-    return any(kind.__name__ == "PeftModel" for kind in type(module).__mro__)

@@ -7,7 +7,7 @@ answer, with the verdict for the GPU. Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from vramprobe.interop.models import read_model
 from vramprobe.interop.training_file import is_training_file, read_training_file
 from vramprobe.predict import questions
 from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.unknowns import Unknown, wide_verdict, with_unknowns
+from vramprobe.predict.reasons import largest_part, parts
+from vramprobe.predict.unknowns import Unknown, unknowns, wide_verdict, with_unknowns
 from vramprobe.predict.verdict import Verdict, usable_bytes
 from vramprobe.recommend.step_cost import StepCost, slower_share, step_cost
 from vramprobe.records.shown import Shown
-from vramprobe.spec import option_names, understood
+from vramprobe.resolve import option_names, understood
 from vramprobe.techniques.registry import trl_switches
 from vramprobe.units import format_bytes
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 #: What recommend is asked beside a cell's options.
 _OF_RECOMMEND = (
     "tokens", "deadline", "budget", "gpus", "max_gpus", "global_batch", "sharding", "provider", "region", "terms",
-    "prices", "records", "most", "replays", "today", "say",
+    "prices", "records", "most", "today", "say",
 )  # fmt: skip
 _DEFAULT_DTYPE_NOTE = "dtype bf16 is assumed for the weights: give dtype, or the loaded model"
 
@@ -89,47 +90,38 @@ def predict(
     ``model``: a hub id, a slug, a path (a config.json, an adapter_config.json, an Axolotl or LLaMA-Factory YAML), a
     PretrainedConfig, its dict, or a model, with peft's adapters or without. ``args``: TrainingArguments, SFTConfig,
     DPOConfig, KTOConfig, ORPOConfig, RewardConfig, or a dict of their fields. ``peft_config``: a LoraConfig.
-    ``options``: a cell's (:func:`vramprobe.spec.option_names`), such as ``seq_len=2048`` or ``num_gpus=8``, and those
-    of :func:`vramprobe.predict.questions.predict`, such as ``fit`` and ``engine``. ``widen``: intervals, and the
+    ``options``: a cell's (:func:`vramprobe.resolve.option_names`), such as ``seq_len=2048`` or ``num_gpus=8``, and
+    those of :func:`vramprobe.predict.questions.predict`, such as ``fit`` and ``engine``. ``widen``: intervals, and the
     verdict, hold the loop and the releases that nobody named, too, as on the command line. Bytes are ints.
 
     Raises SpecError, a ValueError, for an object that is not read, for arguments that contradict one another and for
     what is not counted; UnknownName for a model or GPU.
     """
     words = words_of(model, args, peft_config, options)
-    open_words: list[Unknown] = []
-    found = questions.predict(gpu=gpu, open_words=open_words if widen else None, **words.options)
+    options = words.options
+    found = questions.predict(gpu=gpu, **options)
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
+    said = {name: value for name, value in options.items() if name in option_names() and value is not None}
+    spec = questions.cell_on_ranks(**{"device": "cuda"} | said)
+    has_versions = bool(options.get("python")) or options.get("engine") == "measured"
+    given = {"loop": options.get("loop") is not None, "versions": has_versions}
+    open_words = unknowns(spec, found, [name for name, is_given in given.items() if is_given]) if widen else []
     judged = wide_verdict(found, open_words, card) if card is not None else None
     found = with_unknowns(found, open_words)
-    said = {name: value for name, value in words.options.items() if name in option_names() and value is not None}
+    holds = judged is not None and judged.verdict != "does not fit"
     fields = {name: getattr(found, name) for name in type(found).model_fields}
     return JudgedPrediction(
         **fields
         | {
             "warnings": [*found.warnings, *words.notes, *_copies_while_loading(found, card)],
             "verdict": judged,
-            "step": _step(card, judged, words.options),
+            "step": step_cost(spec, card) if card is not None and holds and not has_versions else None,
             "unknowns": open_words,
-            **(_in_words(found, said) if widen else {}),
+            "largest_part": largest_part(spec, found) if widen else "",
+            "parts": parts(spec, found) if widen else {},
             "options": said,
         }
     )
-
-
-def _step(card: catalog.Gpu | None, judged: Verdict | None, options: Mapping[str, Any]) -> StepCost | None:
-    """Return the time and cost of a step on a card that holds it; of the usual libraries alone."""
-    if card is None or judged is None or judged.verdict == "does not fit":
-        return None
-    if options.get("python") or options.get("engine") == "measured":
-        return None
-    return step_cost(questions.cell_on_ranks(**_cell_words(options)), card)
-
-
-def _cell_words(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of the options says of a cell, on CUDA unless another device is named."""
-    said = {name: value for name, value in options.items() if name in option_names() and value is not None}
-    return {"device": "cuda"} | said
 
 
 def changes(*, gpu: str | None = None, **options: Any) -> list[Change]:
@@ -138,7 +130,8 @@ def changes(*, gpu: str | None = None, **options: Any) -> list[Change]:
     """
     found = questions.changes(gpu=gpu, **options)
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
-    words = questions.without_recipe(_cell_words(options))
+    said = {name: value for name, value in options.items() if name in option_names() and value is not None}
+    words = questions.without_recipe({"device": "cuda"} | said)
     now = questions.cell_on_ranks(**words)
 
     def share(one: Change) -> float | None:
@@ -148,13 +141,6 @@ def changes(*, gpu: str | None = None, **options: Any) -> list[Change]:
         one.model_copy(update={"trl": trl_switches(one.options, now.method), "slower_share": share(one)})
         for one in found
     ]
-
-
-def _in_words(found: Prediction, options: dict[str, Any]) -> dict[str, Any]:
-    from vramprobe.predict.parts import largest_part, parts
-
-    spec = questions.cell_on_ranks(**{"device": "cuda"} | options)
-    return {"largest_part": largest_part(spec, found), "parts": parts(spec, found)}
 
 
 def _copies_while_loading(found: Prediction, card: Any) -> Iterator[str]:
@@ -195,11 +181,14 @@ def techniques(
     *,
     gpu: str | None = None,
     kind: str | None = None,
+    records: bool = False,
+    say: Callable[[str], None] = lambda words: None,
     **options: Any,
 ) -> Ranking | TechniqueList:
     """Return the techniques that save memory: ranked for a run on ``gpu``, else all, with what each saved by itself.
 
-    The run is :func:`predict`'s. ``kind``: only techniques of this kind. Raises SpecError for a run without a GPU.
+    The run is :func:`predict`'s. ``kind``: only techniques of this kind. ``records``: record those that are not at
+    hand, of which ``say`` hears. Raises SpecError for a run without a GPU.
     """
     from vramprobe.recommend.ranking import rank
     from vramprobe.techniques.registry import of_kind
@@ -209,7 +198,8 @@ def techniques(
         return TechniqueList(tuple(of_kind(kind)))
     if gpu is None:
         raise SpecError("a ranking is for one run on one GPU: give gpu, too")
-    return rank(gpu=gpu, kind=kind, **words_of(model, args, peft_config, options).options)
+    own = {"gpu": gpu, "kind": kind, "records": records, "say": say}
+    return rank(**own, **words_of(model, args, peft_config, options).options)
 
 
 def words_of(model: Any, args: Any, peft_config: Any, options: Mapping[str, Any]) -> Words:
@@ -229,7 +219,7 @@ def words_of(model: Any, args: Any, peft_config: Any, options: Mapping[str, Any]
     different = {
         name: (value, found[name])
         for name, value in options.items()
-        if value is not None and name in found and not _alike(name, value, found[name])
+        if value is not None and name in found and understood(name, value) != understood(name, found[name])
     }
     if different:
         told = "; ".join(f"{name}={mine!r} beside {theirs!r}" for name, (mine, theirs) in different.items())
@@ -255,10 +245,6 @@ def _is_rich(model: Any) -> bool:
     return isinstance(model, str) and (is_training_file(model) or read_model(model).adapter is not None)
 
 
-def _alike(name: str, one: Any, other: Any) -> bool:
-    return understood(name, one) == understood(name, other)
-
-
 def _read(model: Any, args: Any, peft_config: Any) -> tuple[dict[str, Any], tuple[str, ...], bool]:
     """(Options with ``method``, notes, whether nothing says the weights' dtype)."""
     own: dict[str, Any] = {}
@@ -280,7 +266,8 @@ def _read(model: Any, args: Any, peft_config: Any) -> tuple[dict[str, Any], tupl
         found["gradient_checkpointing"] = True
     notes = [*given.notes, *arguments.notes]
     if adapter is not None:
-        model_type = _model_type(given.model)
+        named = given.model
+        model_type = catalog.find_model(named).model_type if isinstance(named, str) else str(named["model_type"])
         adapted = read_adapter(adapter, model_type)
         found |= adapted.options
         notes += adapted.notes
@@ -293,7 +280,3 @@ def _read(model: Any, args: Any, peft_config: Any) -> tuple[dict[str, Any], tupl
         found["kbit_prep"] = "trl"
     found["method"] = "full" if adapter is None else "qlora" if is_quantized else "lora"
     return found, tuple(notes), "dtype" not in found
-
-
-def _model_type(model: str | dict[str, Any]) -> str:
-    return catalog.find_model(model).model_type if isinstance(model, str) else str(model["model_type"])

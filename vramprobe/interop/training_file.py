@@ -104,8 +104,8 @@ def is_training_file(given: Any) -> bool:
 
 
 def read_training_file(path: str) -> TrainingFile:
-    """Return what an Axolotl or LLaMA-Factory file trains. Raises SpecError for another file, and for what neither
-    arithmetic nor a recording predicts."""
+    """Return what an Axolotl or LLaMA-Factory file trains. Raises SpecError for another file, and for what no
+    recording predicts."""
     import yaml
 
     try:

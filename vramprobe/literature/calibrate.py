@@ -15,15 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from vramprobe.catalog import gpu_seen
+from vramprobe.choices import Method
 from vramprobe.errors import FitError, VramprobeError
 from vramprobe.literature.formulas import CONSTANTS, FORMULAS, Facts, FormulaEstimate, facts_of
 from vramprobe.model.card_fit import CardFit
-from vramprobe.predict.questions import predicted
+from vramprobe.predict.at_hand import replay_without_recording
+from vramprobe.predict.recorded import predict_replay
 from vramprobe.records import store
 from vramprobe.records.frozen import FrozenModel
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import require_comparable
-from vramprobe.spec import CellSpec, Method
+from vramprobe.spec import CellSpec
 
 #: Our own predictions, among the formulas: without a fit, and with the one that was given.
 OURS, OURS_FITTED, OURS_FITTED_UNSEEN = "vramprobe", "vramprobe, fitted", "vramprobe, fitted without this cell"
@@ -168,10 +170,11 @@ def _row(record: RunRecord, model: CardFit | None) -> _Row:
     answers = {name: answer for name, answer in applied.items() if isinstance(answer, FormulaEstimate)}
     reasons = {name: why for name, why in applied.items() if isinstance(why, str)}
     peaks = {one.name: answers[one.name] for one in FORMULAS if one.name in answers and one.predicts == "peak"}
-    peak = {OURS: predicted(spec, None, engine="auto", gpu=gpu, records=False).peak_allocated_bytes.value}
-    device = {}
-    if model is not None:
-        fitted = predicted(spec, model, engine="auto", gpu=gpu, replays=True, records=False)
+    peak, device = {}, {}
+    if (replay := replay_without_recording(spec, gpu=gpu)) is not None:
+        peak[OURS] = replay.peak.allocated_bytes
+    if replay is not None and model is not None:
+        fitted = predict_replay(replay, spec, gpu=gpu, model=model)
         for who in [OURS_FITTED, *([OURS_FITTED_UNSEEN] if record.fingerprint not in model.fingerprints else [])]:
             peak[who] = fitted.peak_allocated_bytes.value
             device |= {who: fitted.device_bytes.value} if fitted.device_bytes is not None else {}

@@ -1,11 +1,14 @@
 """Figures: a cell's options → the numbers that a claim's expression may name, each with the command that prints it.
 
 In: options, and records where there are some, which go before predictions. Out: a ClaimFigure: a number with its
-interval, its text and its Sources. Records nothing, and loads no torch.
+interval, its text and its Sources. Predictions are those that ship (tools/claim_predictions.py recorded them), or of a
+recipe at hand. Records nothing, and loads no torch.
 """
 
 from __future__ import annotations
 
+import json
+import lzma
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -13,15 +16,18 @@ from functools import cache
 from typing import Any
 
 from vramprobe import catalog
-from vramprobe.architecture import architecture
+from vramprobe.architecture import UnsupportedArchitecture, architecture
+from vramprobe.catalog.shipped import data_file
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.questions import cell, predict
 from vramprobe.predict.verdict import CONTEXT_ALLOWANCE_BYTES, verdict
+from vramprobe.recommend.step_cost import speed_at_hand
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
-from vramprobe.speed.step import estimate
 
 Options = Mapping[str, Any]
+#: Predictions of the cells that claims are read as, one line of JSON each.
+KEPT = "claim_predictions.jsonl.xz"
 _Key = tuple[tuple[str, Any], ...]
 STATES = ("weights", "gradients", "optimizer_state")
 #: What is no activation: the states, the copies that autocast makes of them, and an optimizer's working space.
@@ -44,7 +50,7 @@ class Source:
 class ClaimFigure:
     """Value of ``arithmetic``, in ``unit``; the truth should lie from ``low`` to ``high``.
 
-    ``engine``: arithmetic, formula, recipe, estimate, cuda on a device, emulated and the device; empty for a number
+    ``engine``: arithmetic, recipe, estimate, cuda on a device, emulated and the device; empty for a number
     that is only a part of a figure, counted or read in a data sheet.
     """
 
@@ -61,6 +67,10 @@ def exact(value: Any, engine: str = "", sources: tuple[Source, ...] = ()) -> Cla
     """Return the figure of a value that is known, in its usual text."""
     written = f"{value:_}" if type(value) is int else f"{value:g}" if isinstance(value, float) else str(value)
     return ClaimFigure(value, value, value, written, "", engine, sources)
+
+
+class NoLaunches(UnsupportedArchitecture):
+    """A step whose launches would have to be recorded for its speed."""
 
 
 class Cells:
@@ -89,10 +99,13 @@ class Cells:
             case "num_tokens":
                 return exact(_spec(key).num_tokens)
             case "fits":
-                found = predict(fit="none", device="cuda", gpu=run["gpu"].short_name, records=False, **options)
+                found = kept_or_predicted(options, run["gpu"].short_name)
                 return exact(verdict(found, run["gpu"]).verdict != "does not fit")
             case "seconds" | "throughput":
-                step = estimate(_spec(key), run["gpu"], num_gpus=run["num_gpus"], sharding=run["sharding"])
+                ranks = {"num_gpus": run["num_gpus"], "sharding": run["sharding"] if run["num_gpus"] > 1 else None}
+                step = speed_at_hand(_spec(key).model_copy(update=ranks), run["gpu"], near=True)
+                if step is None:
+                    raise NoLaunches(f"the launches of {_spec(key).cell_id} are not at hand")
                 rate = step.tokens_per_second
                 ends = [step.seconds] * 3 if name == "seconds" else [rate.value, rate.low, rate.high]
                 return ClaimFigure(*ends, arithmetic=f"{ends[0]:.4g}", engine="estimate")
@@ -127,7 +140,24 @@ def _spec(key: _Key) -> CellSpec:
 
 @cache
 def _predicted(key: _Key) -> Prediction:
-    return predict(fit="none", device="cuda", records=False, **dict(key))
+    return kept_or_predicted(dict(key))
+
+
+def kept_or_predicted(options: Options, gpu: str | None = None) -> Prediction:
+    """Return the prediction that ships, else one without a recording. Raises NotAtHand without either."""
+    kept = _kept().get(name_of(options, gpu))
+    return predict(gpu=gpu, records=False, **options) if kept is None else Prediction.model_validate(kept)
+
+
+def name_of(options: Options, gpu: str | None) -> str:
+    """Return the options and the GPU as one line, the same in any order."""
+    return json.dumps(dict(options) | ({} if gpu is None else {"gpu": gpu}), sort_keys=True)
+
+
+@cache
+def _kept() -> dict[str, dict[str, Any]]:
+    rows = map(json.loads, lzma.decompress(data_file(KEPT).read_bytes()).splitlines())
+    return {name_of(row["options"], None): row["prediction"] for row in rows}
 
 
 @cache
@@ -165,9 +195,9 @@ def _beside_states(key: _Key) -> ClaimFigure:
 
 
 def _source(verb: str, machine: Options, key: _Key, reads: str, value: int) -> Source:
-    """The command that prints a number: a prediction's without a fit."""
+    """The command that prints a number."""
     words = ["vramprobe", verb]
-    for name, given in ({**machine, **dict(key)} | ({"fit": "none"} if verb == "predict" else {})).items():
+    for name, given in {**machine, **dict(key)}.items():
         flag = f"--{name.replace('_', '-')}"
         words += [flag if given else f"--no-{flag[2:]}"] if isinstance(given, bool) else [flag, str(given)]
     return Source(command=shlex.join([*words, "--json"]), reads=reads, value=value, options=key)

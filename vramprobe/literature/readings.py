@@ -22,9 +22,9 @@ from vramprobe import catalog
 from vramprobe.catalog import Claim, Gpu
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.literature.expressions import ExpressionError, evaluate, expression
-from vramprobe.literature.figures import Cells, ClaimFigure, exact
+from vramprobe.literature.figures import Cells, ClaimFigure, NoLaunches, exact
 from vramprobe.predict.verdict import usable_bytes
-from vramprobe.speed.rates import shipped_speed
+from vramprobe.speed.rates import shipped_counted
 
 Row = dict[str, str]
 #: One value of an axis: condition → words, and settings.
@@ -131,7 +131,7 @@ def _given(name: str, claim: Claim, claims: Sequence[Claim], gpu: Gpu | None, nu
             runs = (one for one in claims if all(getattr(one, name) == getattr(claim, name) for name in same))
             return next(one.low for one in runs if one.quantity == "throughput")
         case "unseen_factor":  # how far an estimate may be off of a card of which no two sources publish a step
-            return math.exp(shipped_speed().half_widths["card never seen"])
+            return math.exp(shipped_counted().half_widths["card never seen"])
     if name not in ("card", "price", "provider", "aside") and name not in Gpu.__dataclass_fields__:
         return None
     if gpu is None:
@@ -206,7 +206,10 @@ def _cases(axes: str, row_names: _Names) -> Iterator[tuple[ClaimCase, _Names]]:
         with _naming(row):
             if row["where"] and not expression(row["where"]).value(names.value):
                 continue
-            found = _figure(row["expression"], names.figure, row["low"], row["high"])
+            try:
+                found = _figure(row["expression"], names.figure, row["low"], row["high"])
+            except NoLaunches:
+                continue
         unit, engine = row["unit"] or claim.unit, row["engine"] or found.engine or "arithmetic"
         yield ClaimCase(words | said, replace(found, unit=unit, engine=engine)), names
 

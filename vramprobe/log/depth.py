@@ -16,7 +16,7 @@ import numpy as np
 
 from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
 from vramprobe.log.pairing import Kinds, Script, Unpaired, log_from
-from vramprobe.records.record import PhaseMemory
+from vramprobe.records.phase_memory import PhaseMemory
 
 _WINDOWS = (64, 24, 8, 3)  # events after a block that must match, tried in turn
 
@@ -97,11 +97,15 @@ def log_and_phases(marks: Sequence[PhaseMark], scripts: Sequence[Script]) -> Dee
         phase, alive = _memory(mark, script, totals)
         phases.append(phase)
         at_peak.append(alive)
+    return Deep(phases, at_peak, log_of(marks, scripts))
+
+
+def log_of(marks: Sequence[PhaseMark], scripts: Sequence[Script]) -> Log | None:
+    """Return the log of phases whose events are ``scripts``; None where what its frees take back does not continue."""
     try:
-        log = log_from(list(scripts), list(marks))
+        return log_from(list(scripts), list(marks))
     except Unpaired:
-        log = None
-    return Deep(phases, at_peak, log)
+        return None
 
 
 def _memory(mark: PhaseMark, script: Script, totals: _Totals) -> tuple[PhaseMemory, dict[str, int]]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vramprobe.records.record import PhaseName
+from vramprobe.choices import PhaseName
 
 #: Why a block is there; positions in ALL_CAUSES are the values of :attr:`Log.causes`.
 CAUSES = ("weights", "gradients", "optimizer_state", "batch", "saved_activations", "temporaries", "other")

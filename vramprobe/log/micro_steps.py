@@ -61,24 +61,13 @@ def _stays(log: Log, mark: PhaseMark) -> np.ndarray:
 
 def _adding(backward: Script, stays: np.ndarray) -> Script:
     """Return the backward whose gradients that would stay are freed before it asks for the next block."""
-    codes, ranks, sizes = [], [], []
-    made: list[int] = []  # positions of gradients that are still to be added
-
-    def free() -> None:
-        for at, position in enumerate(made):
-            codes.append(-backward.codes[position])
-            ranks.append(sum(backward.codes[later] == backward.codes[position] for later in made[at + 1 :]))
-            sizes.append(own[position])
-        made.clear()
-
+    asks = np.append(np.flatnonzero(backward.codes > 0), len(backward.codes))
+    made = np.flatnonzero(stays)
+    before = asks[np.searchsorted(asks, made, side="right")]  # each its own: nothing of its kind is newer then
     own = np.abs(backward.size_bytes)
-    for position, code in enumerate(backward.codes.tolist()):
-        if code > 0:
-            free()
-        codes.append(code)
-        ranks.append(backward.ranks[position])
-        sizes.append(own[position])
-        if stays[position]:
-            made.append(position)
-    free()
-    return Script(backward.kinds, *(np.array(one, dtype=np.int64) for one in (codes, ranks, sizes)))
+    return Script(
+        backward.kinds,
+        np.insert(backward.codes, before, -backward.codes[made]),
+        np.insert(backward.ranks, before, 0),
+        np.insert(own, before, own[made]),
+    )

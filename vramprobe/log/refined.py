@@ -15,6 +15,7 @@ import numpy as np
 from vramprobe.catalog import text_config
 from vramprobe.log.log import ALL_CAUSES, OUTSIDE, Log, PhaseMark
 from vramprobe.spec import CellSpec
+from vramprobe.trainers import TRAINERS
 
 _SAVED, _TEMPORARY = ALL_CAUSES.index("saved_activations"), ALL_CAUSES.index("temporaries")
 
@@ -92,7 +93,10 @@ def _head_dtype(spec: CellSpec) -> str:
 
 
 def _logits_bytes(spec: CellSpec) -> list[int]:
-    """Bytes of a batch's scores in 16 and 32 bits, of pairs of rows too, with or without the last token."""
+    """Bytes of a batch's scores in 16 and 32 bits, of pairs of rows too, with or without the last token; none of a
+    fused head, whose gradient has as many where a batch has as many tokens as the model is wide."""
+    if TRAINERS[spec.trainer].fuses_head:
+        return []
     words = text_config(spec.architecture).get("vocab_size") or 0
     rows = [spec.batch_size, 2 * spec.batch_size]
     return [n * length * words * size for n in rows for length in (spec.seq_len, spec.seq_len - 1) for size in (2, 4)]

@@ -15,7 +15,7 @@ from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.allocator.ledger import Device, OutOfMemory, Usage
 from vramprobe.log.log import Log
-from vramprobe.records.record import TRAINING_PHASES, PhaseMemory
+from vramprobe.records.phase_memory import TRAINING_PHASES, PhaseMemory
 
 _ALLOCATE, _EMPTY_CACHE = 0, 4
 

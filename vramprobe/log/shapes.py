@@ -19,6 +19,8 @@ Shape = tuple[int, ...]  # rows, tokens of a row and, where that is open too, th
 #: The memory-efficient attention's backward stages the gradients of so many blocks of keys over all heads, where these
 #: are wider than 128 (torch's attention_backward.cu, ``num_splits_key``); heads of models that it runs.
 _MOST_STAGED, _WIDE_HEADS = 200, (4, 8, 16, 32)
+#: Tokens of a tile of TRL's fused head (trl/kernels/chunked_logprob.py, TOKEN_CHUNK_SIZE); a row's first has no score.
+_TILE_TOKENS = 4096
 #: Tokens of a row that kernels round a length up to.
 _MULTIPLES = (8, 16, 32, 64, 128)
 
@@ -38,6 +40,7 @@ _FEATURES: dict[str, Callable[[int, int, int], int]] = {
     "tokens": lambda rows, length, rank: rows * length,
     "scores": lambda rows, length, rank: rows * length * length,
     "square": lambda rows, length, rank: length * length,
+    "tile": lambda rows, length, rank: min(rows * (length - 1), _TILE_TOKENS),
     "rank": lambda rows, length, rank: rank,
     "tokens rank": lambda rows, length, rank: rows * length * rank,
     **{f"tokens to {multiple}": _tokens_to(multiple) for multiple in _MULTIPLES},
@@ -58,6 +61,7 @@ RULES = (
     ("1", "length", "tokens"),
     ("1", "rows", "length", "tokens"),
     *(("tokens to 128", f"staged of {num_heads}") for num_heads in _WIDE_HEADS),
+    ("tile",),
 )
 #: Feature of the rank → the one that it is a multiple of at a rank that does not change.
 _AT_ONE_RANK = {"rank": "1", "tokens rank": "tokens"}

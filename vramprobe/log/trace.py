@@ -14,7 +14,7 @@ import numpy as np
 
 from vramprobe.log.blocks import NONE, Lives, block_numbers, blocks_at, causes_of, lives_of
 from vramprobe.log.log import CAUSES, LayerMark, Log, PhaseMark
-from vramprobe.records.record import Composition
+from vramprobe.records.phase_memory import Composition
 
 
 class Event(NamedTuple):

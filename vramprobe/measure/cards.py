@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from vramprobe.choices import PhaseName
 from vramprobe.measure.cuda import CudaInstrument, trace_cards
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe
 from vramprobe.records.outcomes import Invalid, Ok
-from vramprobe.records.record import Composition, PhaseName, RankRecord, RunRecord
+from vramprobe.records.phase_memory import Composition
+from vramprobe.records.record import RankRecord, RunRecord
 from vramprobe.workload.storages import Storages
 
 

@@ -18,9 +18,10 @@ from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_pro
 from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile, record_function
 
+from vramprobe.choices import PhaseName
 from vramprobe.log.trace import Event, Owned
 from vramprobe.measure.observation import Observation, composition_at_peak
-from vramprobe.records.record import PhaseMemory, PhaseName
+from vramprobe.records.phase_memory import PhaseMemory
 from vramprobe.workload.storages import Storages
 
 _MARK = "vramprobe"

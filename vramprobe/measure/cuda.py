@@ -20,12 +20,13 @@ from typing import Any
 import psutil
 import torch
 
+from vramprobe.choices import PhaseName
 from vramprobe.errors import VramprobeError
 from vramprobe.log.trace import Event, Owned, composition
 from vramprobe.measure.ballast import BallastDriver, CudaDriver, hold_the_rest
 from vramprobe.measure.nvml import open_device, uuid_of
 from vramprobe.measure.observation import Observation
-from vramprobe.records.record import Composition, PhaseMemory, PhaseName
+from vramprobe.records.phase_memory import Composition, PhaseMemory
 from vramprobe.workload.storages import Storages
 
 _TIERS = {

@@ -26,7 +26,7 @@ from vramprobe.measure.machine import CheckResult, DoctorState
 from vramprobe.measure.selftest import CPU_BLOCK_BYTES
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
-from vramprobe.spec import resolve
+from vramprobe.resolve import resolve
 from vramprobe.units import GIB, MIB, format_bytes, format_seconds, plural
 
 _IMPORT_SECONDS, _SELF_TEST_SECONDS, _CELL_SECONDS = 180.0, 180.0, 300.0

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from vramprobe.catalog import gpu_seen
+from vramprobe.choices import PhaseName
 from vramprobe.emulate import machine_folder, values
 from vramprobe.emulate.enter import VALUES_VARIABLE
 from vramprobe.emulate.machine import read_machine
@@ -25,8 +26,8 @@ from vramprobe.emulate.values import allocations
 from vramprobe.measure.cuda import CudaInstrument
 from vramprobe.measure.environment import emulator_here
 from vramprobe.measure.observation import Observation
-from vramprobe.records.record import MAX_READS, CollectiveTraffic, Emulation, PhaseName, ValueRead, Verification
-from vramprobe.records.traffic import added_up, moved_since
+from vramprobe.records.record import MAX_READS, Emulation, ValueRead, Verification
+from vramprobe.records.traffic import CollectiveTraffic, added_up, moved_since
 
 
 class EmulatedInstrument(CudaInstrument):

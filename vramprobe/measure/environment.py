@@ -85,7 +85,7 @@ def instrument_for(spec: CellSpec) -> Instrument:
 @functools.cache
 def emulator_here() -> str:
     """The emulator's version; its sources do not change while a process lives."""
-    from vramprobe.emulate.build import emulator_version
+    from vramprobe.emulate.version import emulator_version
 
     return emulator_version()
 
@@ -132,13 +132,22 @@ def _cuda_properties() -> dict[str, object]:
 @functools.cache
 def cpu_name() -> str:
     """The processor's marketing name, or its architecture where the system does not tell."""
-    try:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def is_slow_for(spec: CellSpec) -> bool:
+    """Tell a cell in bf16 on a CPU without vectors for its products: torch has them on x86 with AVX-512 alone."""
+    has_vectors = "avx512bw" in _cpuinfo("flags", "avx512bw").split()
+    return spec.device == "cpu" and "bf16" in (spec.dtype, spec.autocast) and not has_vectors
+
+
+def _cpuinfo(key: str, default: str = "") -> str:
+    """The first value of ``key`` in /proc/cpuinfo, ``default`` where there is none."""
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
+            if line.startswith(key):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return default
 
 
 def remember() -> None:

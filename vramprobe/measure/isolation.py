@@ -19,12 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import get_args
 
+from vramprobe.choices import PhaseName
 from vramprobe.errors import MissingDependency, SpecError, StoreError
 from vramprobe.measure import environment, nvml
 from vramprobe.measure.launcher import Launcher
 from vramprobe.measure.ranks import cards_of_a_machine
 from vramprobe.records.outcomes import Contaminated, Error, Interrupted, OomHost, Outcome, Timeout
-from vramprobe.records.record import PhaseName, RunRecord, attempt_fields, new_attempt_id, record_from_json
+from vramprobe.records.record import RunRecord, attempt_fields, new_attempt_id, record_from_json
 from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
 from vramprobe.workload.fused_loss import require_kernels
@@ -35,16 +36,9 @@ _OOM_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 #: The extra of pyproject.toml that brings a package.
 _EXTRAS = {"liger_kernel": "liger", "trl": "trl"}
 #: DeepSpeed with what it needs, as pip is told nothing of its other needs.
-DEEPSPEED_SETUP = "vramprobe emulate setup " + " ".join(
-    f"--package {name}"
-    for name in (
-        "deepspeed==0.19.8",
-        "hjson==3.1.0",
-        "msgpack==1.2.4",
-        "ninja==1.13.2",
-        "einops==0.8.2",
-        "py-cpuinfo==9.0.0",
-    )
+DEEPSPEED_SETUP = (
+    "vramprobe emulate setup --package deepspeed==0.19.8 --package hjson==3.1.0 --package msgpack==1.2.4 "
+    "--package ninja==1.13.2 --package einops==0.8.2 --package py-cpuinfo==9.0.0"
 )
 
 

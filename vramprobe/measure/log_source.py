@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from vramprobe.choices import PhaseName
 from vramprobe.log.log import OUTSIDE, LayerMark, Log, PhaseMark
 from vramprobe.log.trace import Event, Owned, log_of
 from vramprobe.measure.cuda import begin_history
-from vramprobe.records.record import PhaseName
 from vramprobe.workload.images import is_vision
 from vramprobe.workload.storages import Storages
 

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from vramprobe.log.trace import Event, Owned, composition
-from vramprobe.records.record import (
-    TRAINING_PHASES,
-    CollectiveTraffic,
-    Composition,
-    MemoryLedger,
-    ModelFacts,
-    Peak,
-    PhaseMemory,
-)
+from vramprobe.records.phase_memory import TRAINING_PHASES, Composition, MemoryLedger, Peak, PhaseMemory
 from vramprobe.rules.cell import not_quantized
 from vramprobe.spec import CellSpec
+
+if TYPE_CHECKING:
+    from vramprobe.records.record import ModelFacts
+    from vramprobe.records.traffic import CollectiveTraffic
 
 #: (tier, those that hold it, the nearest first).
 _HOLDERS = (("requested", ("active", "reserved")), ("allocated", ("active", "reserved")), ("active", ("reserved",)))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramprobe import catalog
+from vramprobe.choices import PhaseName
 from vramprobe.errors import MissingDependency, VramprobeError
 from vramprobe.log.file import write_log
 from vramprobe.measure import environment
@@ -28,7 +29,7 @@ from vramprobe.measure.lifeline import die_with, die_with_stdin
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
 from vramprobe.measure.ranks import Seat, rank_of, run_all, run_one_alone
 from vramprobe.records.outcomes import Error, Invalid, Ok, Oom, OomHost, Outcome
-from vramprobe.records.record import Isolation, ModelFacts, PhaseName, RunRecord, Timing, attempt_fields, new_attempt_id
+from vramprobe.records.record import Isolation, ModelFacts, RunRecord, Timing, attempt_fields, new_attempt_id
 from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:

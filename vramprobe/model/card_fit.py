@@ -1,4 +1,4 @@
-"""CardFit: what measured memory has over predicted memory, by card and method, and what that was learnt from.
+"""CardFit: what memory measured on one card has over predicted memory, by method, and what that was learnt from.
 
 In: JSON or the fit. Out: a frozen, readable fit, and what of a cell lies outside of it. Never fits.
 """
@@ -6,22 +6,19 @@ In: JSON or the fit. Out: a frozen, readable fit, and what of a cell lies outsid
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from vramprobe.catalog import Gpu
-from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import FitError
 from vramprobe.records.frozen import FiniteModel
 from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec
 from vramprobe.units import short_count
 
-#: 3: ratios of measured to predicted memory by card; 2 had coefficients of the arithmetic's terms.
-FORMAT = 3
+#: 4: of one measured card, beside recordings; 3 had ratios to arithmetic, also of the CPU and of emulated runs.
+FORMAT = 4
 #: Measured memory is no more times that of a prediction of the same cell.
 MOST_TIMES = 100
 #: The choices of a cell that are outside of a fit whose records all have others.
@@ -66,7 +63,6 @@ class Gaps(FiniteModel):
     allocated: Ratio
     by_method: dict[str, Ratio] = {}
     reserved: Ratio | None = None
-    reserved_over_allocated: Ratio | None = None  # both measured
     device_over_reserved_bytes: Spread | None = None  # both measured: context, and what libraries take behind torch
 
     def allocated_of(self, method: str) -> Ratio:
@@ -82,23 +78,16 @@ class Span(FiniteModel):
 
 
 class CardFit(FiniteModel):
-    """Gaps between records of one instrument and what is predicted of their cells; sizes in bytes.
+    """Gaps between records of one GPU and what is predicted of their cells; sizes in bytes."""
 
-    ``overall``: of all records; ``by_card``: of the cards with enough of them.
-    """
-
-    format: Literal[3] = FORMAT
-    instrument: str
-    device: str
-    cards: dict[str, Size]  # name → number of records
-    overall: Gaps
-    by_card: dict[str, Gaps] = {}
+    format: Literal[4] = FORMAT
+    card: str
+    gaps: Gaps
     models: list[str]
     num_params: Span
     num_tokens: Span
     choices: dict[str, list[str]]  # every value of each of CHOICES
     left_out: dict[str, int]  # reason → number of records
-    basis: str | None = None  # of emulated records: what says that such runs are as those on a card
     data_fingerprint: str  # over the records' fingerprints and peaks
     fingerprints: list[str] = []  # of the cells it was fitted on; the report shows these apart from the others
     versions: dict[str, str | None]
@@ -108,27 +97,12 @@ class CardFit(FiniteModel):
     @property
     def num_records(self) -> int:
         """Number of records that it was fitted on."""
-        return self.overall.num_records
-
-    @property
-    def is_emulated(self) -> bool:
-        """Return True if the records are of an emulated GPU, which is not the card."""
-        return self.instrument == "emulated"
-
-    @property
-    def device_name(self) -> str:
-        """Return the card's name; of several cards, how many."""
-        return next(iter(self.cards)) if len(self.cards) == 1 else f"{len(self.cards)} cards"
-
-    def gaps_of(self, card: str | None) -> Gaps:
-        """Return the gaps of a card with enough records, else those of all."""
-        return self.overall if card is None else self.by_card.get(card, self.overall)
+        return self.gaps.num_records
 
     def outside(self, spec: CellSpec, num_params: int | None, card: str | None) -> list[str]:
         """Return what of a cell no record has: another value of a choice, a model of another size, more tokens, a card.
 
-        Fewer tokens are inside, so that an interval's end never falls as a cell grows. Nor does the card count among
-        emulated ones: what tells those apart is which kernels run, which a prediction knows.
+        Fewer tokens are inside, so that an interval's end never falls as a cell grows.
         """
         found = [
             f"{name} {value}"
@@ -140,7 +114,7 @@ class CardFit(FiniteModel):
             found.append(f"{short_count(num_params)} parameters (fitted: {low} to {high})")
         if spec.num_tokens > self.num_tokens.high:
             found.append(f"{spec.num_tokens:,} tokens (fitted: up to {self.num_tokens.high:,})")
-        if card is not None and card not in self.cards and not self.is_emulated:
+        if card is not None and card != self.card:
             found.append(f"card {card}")
         return found
 
@@ -168,7 +142,7 @@ def load_fit(path: str | Path) -> CardFit:
         raise FitError(f"cannot read the fit {path}: {error.strerror}; {again} makes one") from error
     except ValueError as error:
         raise FitError(f"{path} is not JSON ({error}); vramprobe fit RESULTS -o FILE makes a fit") from error
-    if not isinstance(data, dict) or "format" not in data or not {"overall", "coefficients"} & data.keys():
+    if not isinstance(data, dict) or "format" not in data or not {"gaps", "overall", "coefficients"} & data.keys():
         raise FitError(f"{path} is JSON but no fit; vramprobe fit RESULTS -o FILE makes one")
     if data["format"] != FORMAT:
         raise FitError(f"{path} has format {data['format']!r}, this vramprobe reads {FORMAT}; fit again: {again}")
@@ -180,26 +154,3 @@ def load_fit(path: str | Path) -> CardFit:
         at = f" at {where}" if where else ""
         what = problem["msg"].removeprefix("Value error, ")
         raise FitError(f"{path} is damaged{at}: {what}; fit again: {again}") from None
-
-
-def shipped_fit(device: str, gpu: Gpu | None = None, *, of_one_card: bool = False) -> CardFit | None:
-    """The fit that ships for this device: of the CPU any will do, of GPUs one of ``gpu`` itself, else one of several
-    emulated cards, as predictions know what tells NVIDIA's cards apart; None without.
-
-    One of runs on an emulated GPU comes after those of a real one, and predictions by it say so. ``of_one_card``: for
-    dozens of answers at once, where reserved memory cannot be replayed; the prediction's own margin serves these better
-    than the spread of that tier over all cells.
-    """
-    found = [model for model in shipped_fits() if model.device == device]
-    if device == "cpu":
-        return next(iter(found), None)
-    own = (model for model in found if gpu is not None and list(model.cards) == [gpu.short_name])
-    several = (model for model in found if len(model.cards) > 1 and (gpu is None or gpu.is_nvidia))
-    return next(own, None) or (None if of_one_card else next(several, None))
-
-
-@cache
-def shipped_fits() -> tuple[CardFit, ...]:
-    """The fits that ship with the package, in the order of their files' names, emulated ones last."""
-    fits = [load_fit(path) for path in sorted(data_file("fits").glob("*.json"), key=lambda path: path.name)]
-    return tuple(sorted(fits, key=lambda model: model.is_emulated))

@@ -1,6 +1,6 @@
 """Fit: records, and what is predicted of their cells -> a CardFit.
 
-In: RunRecords of one instrument and one kind of device, and a function that predicts a record's cell without a fit.
+In: RunRecords of one GPU, and a function that predicts a record's cell without a fit.
 Out: a frozen CardFit that says what it was learnt from, and what was left out. Intervals are split conformal (Vovk et
 al., Algorithmic Learning in a Random World, 2005), so they need no distribution. Never predicts; no torch, no numpy.
 """
@@ -23,23 +23,27 @@ from vramprobe.records.table import require_comparable
 
 #: Why a rank of several is left out.
 RANKS = "of several GPUs, whose memory is no single GPU's"
+#: Instrument -> why nothing is learnt from its records.
+_NOT_OF_A_GPU = {
+    "emulated": "emulated: vramprobe predict answers by such runs already, without a fit; measure on a GPU",
+    "cpu": "of the CPU, which is measured and not predicted; measure on a GPU",
+}
 #: Why a peak of nothing is left out.
 NO_BYTES = "a peak of 0 bytes, which nothing has"
 MIN_RECORDS = 4
 #: Share of further records that a spread is to hold.
 COVERAGE = 0.9
-#: A card or a method has a spread of its own from so many records on: fewer do not show what nine in ten stay within.
+#: A method has a spread of its own from so many records on: fewer do not show what nine in ten stay within.
 ENOUGH_RECORDS = 9
 #: Digits kept of a ratio: 1e-9 of 16 GiB is 17 bytes.
 _NUM_DIGITS = 9
 
 
 class Expected(NamedTuple):
-    """Prediction of a record's cell without a fit; ``reserved_bytes`` is null where no allocator is replayed."""
+    """Prediction of a record's cell without a fit."""
 
     allocated_bytes: int
     reserved_bytes: int | None
-    num_params: int
 
 
 class _Pair(NamedTuple):
@@ -50,7 +54,7 @@ class _Pair(NamedTuple):
 def fit(records: Iterable[RunRecord], expect: Callable[[RunRecord], Expected]) -> CardFit:
     """Return what these records have over what ``expect`` says; a VramprobeError of it leaves its record out.
 
-    Raises IncomparableRecords where instrument, device or torch differ, FitError with fewer than MIN_RECORDS usable.
+    Raises IncomparableRecords where device or torch differ, FitError with fewer than MIN_RECORDS usable.
     """
     records = list(records)
     pairs, left_out = _pairs(records, expect)
@@ -58,19 +62,15 @@ def fit(records: Iterable[RunRecord], expect: Callable[[RunRecord], Expected]) -
         reasons = "".join(f"; {count} left out: {reason}" for reason, count in left_out.items())
         raise FitError(
             f"a fit needs at least {MIN_RECORDS} usable records; of {len(records)} given, {len(pairs)} are{reasons}. "
-            "Measure more cells: vramprobe run SWEEP --out RESULTS"
+            "Measure more cells on a GPU: vramprobe run SWEEP --out RESULTS"
         )
-    require_comparable([one.record for one in pairs], across_cards=True)
-    by_card = _grouped(pairs, lambda one: card_of(one.record))
+    require_comparable([one.record for one in pairs])
     first, specs = pairs[0].record, [one.record.spec for one in pairs]
     return CardFit(
-        instrument=first.instrument,
-        device=first.spec.device,
-        cards={card: len(group) for card, group in by_card.items()},
-        overall=_gaps(pairs),
-        by_card={card: _gaps(group) for card, group in by_card.items() if len(group) >= ENOUGH_RECORDS},
+        card=card_of(first),
+        gaps=_gaps(pairs),
         models=sorted({spec.model for spec in specs}),
-        num_params=_span(one.expected.num_params for one in pairs),
+        num_params=_span(one.record.facts.num_params for one in pairs if one.record.facts),
         num_tokens=_span(spec.num_tokens for spec in specs),
         choices={name: sorted({str(getattr(spec, name)) for spec in specs}) for name in CHOICES},
         left_out=left_out,
@@ -97,6 +97,11 @@ def conformal_quantile(values: Iterable[float]) -> float:
     return ordered[min(len(ordered), math.ceil((len(ordered) + 1) * COVERAGE)) - 1]
 
 
+def not_measured(record: RunRecord) -> str | None:
+    """Return why a record says nothing of a GPU beside its recording; None for one that was measured on a GPU."""
+    return _NOT_OF_A_GPU.get(record.instrument)
+
+
 def _pairs(records: Sequence[RunRecord], expect: Callable[[RunRecord], Expected]) -> tuple[list[_Pair], dict[str, int]]:
     pairs, left_out = [], Counter()
     for record in records:
@@ -113,13 +118,15 @@ def _pairs(records: Sequence[RunRecord], expect: Callable[[RunRecord], Expected]
 
 def _unusable(record: RunRecord) -> str | None:
     """Return why nothing is learnt from a record; None where something is."""
+    if reason := not_measured(record):
+        return reason
     if record.spec.num_gpus > 1:
         return RANKS
     if record.held_out:
         return "held out by its sweep"
     if record.outcome.kind == "oom":
         return "ran out of memory, which only bounds its peak from below"
-    if record.outcome.kind != "ok" or record.peak is None:
+    if record.outcome.kind != "ok" or record.peak is None or record.facts is None:
         return f"outcome {record.outcome.kind}"
     if not record.peak.allocated_bytes:
         return NO_BYTES
@@ -129,21 +136,16 @@ def _unusable(record: RunRecord) -> str | None:
 def _gaps(pairs: Sequence[_Pair]) -> Gaps:
     peaks = [(one.record.peak, one.expected) for one in pairs if one.record.peak is not None]
     reserved = [(peak.reserved_bytes, peak, expected) for peak, expected in peaks if peak.reserved_bytes is not None]
-    by_method = _grouped(pairs, lambda one: one.record.spec.method)
-    is_emulated = pairs[0].record.instrument == "emulated"  # whose context is assumed
+    by_method: dict[str, list[_Pair]] = defaultdict(list)
+    for one in sorted(pairs, key=lambda one: one.record.spec.method):
+        by_method[one.record.spec.method].append(one)
     return Gaps(
         num_records=len(pairs),
         allocated=_ratio(_allocated(pairs)),
         by_method={name: _ratio(_allocated(own)) for name, own in by_method.items() if len(own) >= ENOUGH_RECORDS},
         reserved=_maybe_ratio([size / own.reserved_bytes for size, _, own in reserved if own.reserved_bytes]),
-        reserved_over_allocated=_maybe_ratio([size / peak.allocated_bytes for size, peak, _ in reserved]),
         device_over_reserved_bytes=_spread(
-            [
-                peak.device_bytes - size
-                for size, peak, _ in reserved
-                if peak.device_bytes is not None and not is_emulated
-            ],
-            0,
+            [peak.device_bytes - size for size, peak, _ in reserved if peak.device_bytes is not None], 0
         ),
     )
 
@@ -178,14 +180,6 @@ def _spread(values: Sequence[float], num_decimals: int) -> Spread | None:
     half = conformal_quantile(abs(value - middle) for value in values) * (1 if len(values) >= ENOUGH_RECORDS else 2)
     low, value, high = (round(float(end), num_decimals) for end in (middle - half, middle, middle + half))
     return Spread(low=low, value=value, high=high)
-
-
-def _grouped(pairs: Sequence[_Pair], key: Callable[[_Pair], str]) -> dict[str, list[_Pair]]:
-    """The pairs by key, in the order of the keys."""
-    groups: dict[str, list[_Pair]] = defaultdict(list)
-    for one in pairs:
-        groups[key(one)].append(one)
-    return dict(sorted(groups.items()))
 
 
 def _span(values: Iterable[int]) -> Span:

@@ -1,6 +1,6 @@
-"""Recipes at hand, recorded here before or shipped: a cell → its Replay, or what its step launches, without recording.
+"""Recipes at hand, recorded here before or shipped: a cell → its Replay, without recording.
 
-In: a CellSpec, the GPU. Out: a Replay, Launches, or None where nothing is at hand. A step of several micro-steps is
+In: a CellSpec, the GPU. Out: a Replay, or None where nothing is at hand. A step of several micro-steps is
 composed of one, a card from Ampere on answered for by an A100's recipe. Never imports torch.
 """
 
@@ -19,17 +19,20 @@ from vramprobe.log.micro_steps import NoSecond
 from vramprobe.log.shapes import Shape
 from vramprobe.predict.recipe_replay import Replay, replay_recipe
 from vramprobe.recipe.book import kept_recipe, recorded_as, repeats_micro_steps
-from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe, shape_of
-from vramprobe.recipe.shipped import LIKE_ALL, Shipped, shipped_recipe
+from vramprobe.recipe.shipped import LIKE_ALL, Shipped, answers_for, shipped_recipe
 from vramprobe.rules.cell import not_quantized
 from vramprobe.rules.not_sharded import reasons_not_run
 from vramprobe.spec import CellSpec
 
-#: The card whose kernels a cell meets where none is named, as in the arithmetic.
+#: The card whose kernels a cell meets where none is named.
 DEFAULT_CARD = LIKE_ALL
 #: Why nothing is recorded on this machine.
 CANNOT_EMULATE = (NotEmulatable, NoCompiler, BuildError)
+
+
+class NotAtHand(VramprobeError):
+    """A cell that would have to be recorded, where nothing is recorded."""
 
 
 class NoRecipe(SpecError):
@@ -52,30 +55,23 @@ def replay_at_hand(spec: CellSpec, *, gpu: catalog.Gpu | None = None) -> Replay 
     return None
 
 
-def replay_shipped_near(spec: CellSpec, *, gpu: catalog.Gpu) -> Replay | None:
-    """The nearest recipe that ships, also where it was not recorded around the cell's shape; None without any."""
+def replay_without_recording(spec: CellSpec, *, gpu: catalog.Gpu | None = None) -> Replay | None:
+    """The replay of a recipe at hand, else of the nearest that ships, whose notes say so; None without any."""
+    try:
+        return replay_at_hand(spec, gpu=gpu) or replay_shipped_near(spec, gpu=gpu)
+    except NoRecipe:
+        return None
+
+
+def replay_shipped_near(spec: CellSpec, *, gpu: catalog.Gpu | None) -> Replay:
+    """The nearest recipe that ships, also where it was not recorded around the cell's shape. Raises NoRecipe."""
     require_recordable(spec, gpu)
     for recorded, accumulates in cells_that_answer(spec):
         shipped = shipped_recipe(recorded_as(recorded), card_of(gpu))
         if shipped is not None:
             with suppress(NoSecond):
                 return replayed_shipped(shipped, spec, accumulates=accumulates)
-    return None
-
-
-def launches_at_hand(spec: CellSpec, *, gpu: catalog.Gpu) -> Launches | None:
-    """Return the launches of :func:`predict_and_count` where nothing need be recorded for them; else None."""
-    try:
-        require_recordable(spec, gpu)
-        for recorded, accumulates in cells_that_answer(spec):
-            if (shipped := counted_shipped(recorded, gpu)) is not None:
-                return shipped_launches(shipped, spec, accumulates=accumulates)
-            kept = kept_recipe(recorded, card_of(gpu), lambda words: None)
-            if kept is not None and kept.launches is not None:
-                return kept.launches_at(accumulates=accumulates)
-    except (NoRecipe, *CANNOT_EMULATE):
-        pass
-    return None
+    raise NoRecipe(f"no recipe of {spec.cell_id} ships")
 
 
 def _at_hand(spec: CellSpec, gpu: catalog.Gpu | None, recorded: CellSpec, *, accumulates: bool) -> Replay | None:
@@ -104,20 +100,6 @@ def is_composed(spec: CellSpec) -> bool:
     return spec.grad_accum > 1 and repeats_micro_steps(spec)
 
 
-def counted_shipped(spec: CellSpec, gpu: catalog.Gpu) -> Shipped | None:
-    """The shipped recipe of the cell that was recorded around its shape, if it knows what a step launches there."""
-    shipped = shipped_recipe(recorded_as(spec), card_of(gpu))
-    if shipped is None or not shipped.covers(shape_of(spec)):
-        return None
-    return shipped if shipped_launches(shipped, spec, accumulates=False) is not None else None
-
-
-def shipped_launches(shipped: Shipped, spec: CellSpec, *, accumulates: bool) -> Launches | None:
-    """Return what a step of ``spec`` launches, by a recipe that was recorded around its shape."""
-    shape = None if len(shipped.shapes) == 1 else shape_of(spec)
-    return shipped.recipe.launches_at(shape, accumulates=accumulates)
-
-
 def replayed_shipped(shipped: Shipped, spec: CellSpec, *, accumulates: bool = False) -> Replay:
     """Return the replay of ``spec`` by a recipe that ships, with notes of what that rests on. Raises NoSecond."""
     shape = shape_of(spec)
@@ -134,16 +116,15 @@ def replayed(recipe: Recipe, spec: CellSpec, shape: Shape | None = None, *, accu
     return replace(found, provenance=provenance, notes=(*found.notes, *said, *notes))
 
 
-def require_launches(launches: Launches | None, spec: CellSpec) -> Launches:
-    """Return ``launches``. Raises VramprobeError for none."""
-    if launches is None:
-        raise VramprobeError(f"{spec.cell_id}: what a step launches does not repeat from layer to layer: no step time")
-    return launches
-
-
 def card_of(gpu: catalog.Gpu | None) -> catalog.Gpu:
-    """The GPU whose kernels are recorded; an amount of memory has none of its own."""
-    return catalog.find_gpu(DEFAULT_CARD) if gpu is None or gpu.is_size else gpu
+    """The GPU whose kernels are recorded: an amount of memory has none of its own, and what is emulated is CUDA."""
+    return gpu if gpu is not None and not gpu.is_size and gpu.vendor == "NVIDIA" else catalog.find_gpu(DEFAULT_CARD)
+
+
+def recorded_card(gpu: catalog.Gpu | None) -> catalog.Gpu:
+    """Return the card whose recipes answer for ``gpu``."""
+    card = card_of(gpu)
+    return catalog.find_gpu(LIKE_ALL) if answers_for(card) else card
 
 
 def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
@@ -164,14 +145,13 @@ def require_recordable(spec: CellSpec, gpu: catalog.Gpu | None) -> None:
             f"vramprobe measure with these options and --emulate '{cards}', or your own command: vramprobe profile "
             f"--emulate '{cards}' --empty-weights -- COMMAND"
         )
-    if card_of(gpu).vendor != "NVIDIA":
-        raise NoRecipe(f"{gpu.name} is made by {gpu.vendor}, and what is emulated is CUDA; name an NVIDIA GPU")
 
 
 def notes_of(recipe: Recipe, spec: CellSpec) -> list[str]:
     """Say how a recipe was recorded, and what else to know of its model."""
-    counted = [recipe.facts.get(name) for name in ("num_quantised_params", "num_params")]
-    notes = not_quantized(spec.quant, spec.kbit_prep, spec.dtype, *counted) if None not in counted else []
+    reached, total = recipe.facts.get("num_quantised_params"), recipe.facts.get("num_params")
+    is_counted = reached is not None and total is not None
+    notes = not_quantized(spec.quant, spec.kbit_prep, spec.dtype, reached, total) if is_counted else []
     return [_provenance(recipe), *notes]
 
 

@@ -23,17 +23,17 @@ def bisected(fits: Callable[[int], bool], limit: int, *, least: int) -> int | No
     return low
 
 
-def first_of(holds: Callable[[int], bool], most: int, *, least: int = 1, guess: int = 0) -> int | None:
-    """The least number from ``least`` to ``most`` of which that holds, and of all above it; looked for from ``guess``
-    on, in steps that double.
+def first_of(holds: Callable[[int], bool], most: int, *, guess: int = 1) -> int | None:
+    """The least number from 1 to ``most`` of which that holds, and of all above it; looked for from ``guess`` on, in
+    steps that double.
 
     Under ZeRO-3 a number that divides a large weight without a rest may need less than the next one does.
     """
-    few, many, step = least - 1, max(guess, least), 1
+    few, many, step = 0, max(guess, 1), 1
     if holds(many):
-        while many > least and holds(lower := max(many - step, least)):
+        while many > 1 and holds(lower := max(many - step, 1)):
             many, step = lower, 2 * step
-        few = max(many - step, few) if many > least else few
+        few = max(many - step, few) if many > 1 else few
     else:
         while not holds(many):
             if many == most:

@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from vramprobe.architecture.images import parse_image_size
+from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
-from vramprobe.predict.prediction import HasMemory, Prediction
+from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.spec import CellSpec
 from vramprobe.techniques.registry import known_changes
 from vramprobe.trainers import USUAL_LOOP
 
-#: A cell's options that differ from what they are: the words of spec.option_names(), num_gpus and sharding.
+#: A cell's options that differ from what they are: the words of resolve.option_names(), num_gpus and sharding.
 Options = dict[str, Any]
 #: A saving below this share of what is needed is not worth a line.
 LEAST_SHARE = 0.005
 
 
-class Change(BaseModel):
+class Change(FrozenModel):
     """Other options, and the memory that is held against a GPU before and after; ``verdict`` is null without a GPU."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     options: Options
     from_bytes: int
@@ -79,7 +77,7 @@ def _others(spec: CellSpec, of_model: bool) -> list[Options]:
 
 
 def what_would_save(
-    now: Prediction, found: list[Options], predicted: Callable[[Options], Prediction], gpu: HasMemory | None
+    now: Prediction, found: list[Options], predicted: Callable[[Options], Prediction], gpu: Gpu | None
 ) -> list[Change]:
     """Those of ``found`` that save; before them several together, where none by itself makes the cell fit ``gpu``.
 

@@ -13,18 +13,20 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from vramprobe import catalog
+from vramprobe.choices import Method, PhaseName
 from vramprobe.errors import FitError, SpecError, VramprobeError
 from vramprobe.model.card_fit import CardFit
-from vramprobe.model.fit import NO_BYTES, RANKS, card_of
-from vramprobe.predict.expected import fit_records
-from vramprobe.predict.predict import predict
+from vramprobe.model.fit import NO_BYTES, RANKS, card_of, not_measured
+from vramprobe.predict.expected import Expect, expected, fit_records, once
 from vramprobe.predict.prediction import Interval, Prediction
+from vramprobe.predict.uncertainty import with_fit
 from vramprobe.predict.verdict import usable_bytes, verdict
 from vramprobe.records.condition import parse_condition
-from vramprobe.records.record import Peak, PhaseName, RunRecord
+from vramprobe.records.phase_memory import Peak
+from vramprobe.records.record import RunRecord
 from vramprobe.records.store import latest_by_fingerprint
 from vramprobe.records.table import require_comparable
-from vramprobe.spec import CellSpec, Method
+from vramprobe.spec import CellSpec
 
 LeaveOut = Literal["model", "family", "length"]
 Tier = Literal["allocated", "reserved", "device"]
@@ -36,13 +38,8 @@ _KEYS: dict[LeaveOut, Callable[[CellSpec], str]] = {
 }
 #: Upper ends of the classes of size, in parameters.
 _SIZES = {
-    "up to 200M": 2e8,
-    "200M to 1B": 1e9,
-    "1B to 3B": 3e9,
-    "3B to 10B": 1e10,
-    "10B to 40B": 4e10,
-    "over 40B": 1e18,
-}
+    "up to 200M": 2e8, "200M to 1B": 1e9, "1B to 3B": 3e9, "3B to 10B": 1e10, "10B to 40B": 4e10, "over 40B": 1e18,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +64,12 @@ class Score:
     def is_inside(self) -> bool:
         """Return True if the interval holds the measured value."""
         return self.predicted.low <= self.measured_bytes <= self.predicted.high
+
+    @property
+    def measured_phase(self) -> PhaseName:
+        """Phase of the measured peak."""
+        assert self.record.peak is not None
+        return self.record.peak.phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +122,9 @@ def evaluate(
     hold_out: str | None = None,
     leave_out: LeaveOut | None = None,
     model: CardFit | None = None,
+    expect: Expect = expected,
 ) -> Evaluation:
-    """Fit without the held-out records and predict them.
+    """Fit without the held-out records and predict them; ``expect`` predicts a record's cell without a fit.
 
     ``hold_out`` is a condition (records/condition.py); ``leave_out`` takes each model, family or length out in turn;
     ``model`` is a fit to judge by what it has not seen. With none of them, what the sweep held out is held out. Raises
@@ -135,29 +139,37 @@ def evaluate(
     reasons = [_says_nothing(record) for record in records]
     measured = [record for record, reason in zip(records, reasons, strict=True) if reason is None]
     left_out = Counter(filter(None, reasons))
+    if not measured:
+        reasons = "; ".join(f"{count} left out: {reason}" for reason, count in left_out.items()) or "it holds none"
+        raise FitError(f"nothing to evaluate, of {len(records)} records: {reasons}")
     require_comparable(measured)
-    folds = _folds(measured, hold_out, leave_out, model)
+    expect = once(expect)
+    folds = _folds(measured, hold_out, leave_out, model, expect)
     scores: list[Score] = []
     predictions: list[tuple[RunRecord, Prediction]] = []
     for fold in folds:
         for record in fold.records:
             try:
-                prediction = predicted(record, fold.model)
+                prediction = _predicted(record, fold.model, expect)
             except VramprobeError as error:
                 left_out[str(error)] += 1
                 continue
             predictions.append((record, prediction))
             scores += _scores(record, prediction, fold)
-    bounds = [(record, found) for record, found in predictions if record.outcome.kind == "oom"]
+    bounds = [
+        (found.peak_allocated_bytes.high, record.outcome.at_least_bytes or 0)
+        for record, found in predictions
+        if record.outcome.kind == "oom"
+    ]
     return Evaluation(
         folds=tuple(fold.name for fold in folds),
         scores=tuple(scores),
         summaries=tuple(_summaries(scores)),
-        cards=tuple(_card_scores([(record, found) for record, found in predictions if record.outcome.kind == "ok"])),
-        num_lower_bounds=len(bounds),
-        num_below_bound=sum(
-            found.peak_allocated_bytes.high < (record.outcome.at_least_bytes or 0) for record, found in bounds
+        cards=tuple(
+            _card_scores([(one.peak, found) for one, found in predictions if one.peak and one.outcome.kind == "ok"])
         ),
+        num_lower_bounds=len(bounds),
+        num_below_bound=sum(high < least for high, least in bounds),
         left_out=dict(left_out),
     )
 
@@ -166,6 +178,8 @@ def _says_nothing(record: RunRecord) -> str | None:
     """Return why no prediction can be judged by this record; None where one can."""
     if record.spec.num_gpus > 1:
         return RANKS
+    if reason := not_measured(record):
+        return reason
     if record.outcome.kind not in ("ok", "oom"):
         return f"outcome {record.outcome.kind}"
     return NO_BYTES if record.peak and not record.peak.allocated_bytes else None
@@ -175,7 +189,11 @@ def _says_nothing(record: RunRecord) -> str | None:
 
 
 def _folds(
-    records: Sequence[RunRecord], hold_out: str | None, leave_out: LeaveOut | None, model: CardFit | None
+    records: Sequence[RunRecord],
+    hold_out: str | None,
+    leave_out: LeaveOut | None,
+    model: CardFit | None,
+    expect: Expect,
 ) -> list[_Fold]:
     if model is not None:
         unseen = [record for record in records if record.fingerprint not in model.fingerprints]
@@ -186,19 +204,20 @@ def _folds(
         if len(groups) < 2:
             raise FitError(f"every record is of one {leave_out} ({', '.join(groups)}); nothing is left to fit")
         return [
-            _fold(f"{leave_out} {group}", records, lambda spec, group=group: key(spec) == group) for group in groups
+            _fold(f"{leave_out} {group}", records, lambda spec, group=group: key(spec) == group, expect)
+            for group in groups
         ]
     if hold_out is not None:
-        return [_fold(hold_out, records, parse_condition(hold_out))]
+        return [_fold(hold_out, records, parse_condition(hold_out), expect)]
     marked = {record.fingerprint for record in records if record.held_out}
-    return [_fold("held out by the sweep", records, lambda spec: spec.fingerprint in marked)]
+    return [_fold("held out by the sweep", records, lambda spec: spec.fingerprint in marked, expect)]
 
 
-def _fold(name: str, records: Sequence[RunRecord], is_held_out: Callable[[CellSpec], bool]) -> _Fold:
+def _fold(name: str, records: Sequence[RunRecord], is_held_out: Callable[[CellSpec], bool], expect: Expect) -> _Fold:
     """A fit of the rest. A sweep's own mark counts only through ``is_held_out``."""
     held_out = _some([record for record in records if is_held_out(record.spec)], f"{name}: nothing is held out")
     rest = [record.model_copy(update={"held_out": False}) for record in records if not is_held_out(record.spec)]
-    return _Fold(name, fit_records(rest), held_out)
+    return _Fold(name, fit_records(rest, expect), held_out)
 
 
 def _some(records: list[RunRecord], complaint: str) -> list[RunRecord]:
@@ -213,19 +232,17 @@ def _some(records: list[RunRecord], complaint: str) -> list[RunRecord]:
 # -- scores ------------------------------------------------------------------------------------------------------------
 
 
-def predicted(record: RunRecord, model: CardFit) -> Prediction:
+def _predicted(record: RunRecord, model: CardFit, expect: Expect) -> Prediction:
     """Predict a record's cell by the fit."""
-    return predict(record.spec, model, gpu=catalog.gpu_seen(record.environment.device_name), replays=True)
-
-
-def is_outside(record: RunRecord, model: CardFit) -> bool:
-    """Return True if no record of the fit is like this one."""
-    return bool(model.outside(record.spec, record.facts and record.facts.num_params, card_of(record)))
+    facts, gpu = record.facts, catalog.gpu_seen(record.environment.device_name)
+    return with_fit(expect(record), record.spec, model, gpu, num_params=facts.num_params if facts else None)
 
 
 def _scores(record: RunRecord, prediction: Prediction, fold: _Fold) -> list[Score]:
     if record.outcome.kind != "ok" or record.peak is None:
         return []
+    num_params = record.facts.num_params if record.facts else None
+    is_outside = bool(fold.model.outside(record.spec, num_params, card_of(record)))
     tiers: dict[Tier, tuple[int | None, Interval | None]] = {
         "allocated": (record.peak.allocated_bytes, prediction.peak_allocated_bytes),
         "reserved": (record.peak.reserved_bytes, prediction.reserved_bytes),
@@ -236,11 +253,11 @@ def _scores(record: RunRecord, prediction: Prediction, fold: _Fold) -> list[Scor
             record=record,
             fold=fold.name,
             tier=tier,
-            num_params=record.facts.num_params if record.facts else 0,
+            num_params=num_params or 0,
             measured_bytes=measured,
             predicted=predicted,
             predicted_phase=prediction.peak_phase,
-            is_outside=is_outside(record, fold.model),
+            is_outside=is_outside,
         )
         for tier, (measured, predicted) in tiers.items()
         if measured is not None and predicted is not None
@@ -249,51 +266,43 @@ def _scores(record: RunRecord, prediction: Prediction, fold: _Fold) -> list[Scor
 
 def _summaries(scores: Sequence[Score]) -> list[ScoreSummary]:
     """Each tier over all, then the allocated tier by method, size and phase; no row for an empty group."""
-    found = []
-    for tier in get_args(Tier):
-        found += _summary("all", tier, [score for score in scores if score.tier == tier])
+    groups = [("all", tier, [score for score in scores if score.tier == tier]) for tier in get_args(Tier)]
     allocated = [score for score in scores if score.tier == "allocated"]
     groupings: list[tuple[Iterable[str], Callable[[Score], str]]] = [
         (get_args(Method), lambda score: score.record.spec.method),
         (_SIZES, lambda score: next(name for name, end in _SIZES.items() if score.num_params <= end)),
-        (get_args(PhaseName), lambda score: score.record.peak.phase),
+        (get_args(PhaseName), lambda score: score.measured_phase),
     ]
     for names, key in groupings:
-        for name in names:
-            found += _summary(name, "allocated", [score for score in allocated if key(score) == name])
-    return found
+        groups += [(name, "allocated", [score for score in allocated if key(score) == name]) for name in names]
+    return [_summary(group, tier, found) for group, tier, found in groups if found]
 
 
-def _summary(group: str, tier: Tier, scores: Sequence[Score]) -> list[ScoreSummary]:
-    if not scores:
-        return []
+def _summary(group: str, tier: Tier, scores: Sequence[Score]) -> ScoreSummary:
     errors = [score.error for score in scores]
-    return [
-        ScoreSummary(
-            group=group,
-            tier=tier,
-            num_records=len(scores),
-            mean_absolute=statistics.fmean(map(abs, errors)),
-            worst_absolute=max(map(abs, errors)),
-            mean_signed=statistics.fmean(errors),
-            worst_under_prediction=min(errors) if min(errors) < 0 else None,
-            coverage=statistics.fmean(score.is_inside for score in scores),
-        )
-    ]
+    return ScoreSummary(
+        group=group,
+        tier=tier,
+        num_records=len(scores),
+        mean_absolute=statistics.fmean(map(abs, errors)),
+        worst_absolute=max(map(abs, errors)),
+        mean_signed=statistics.fmean(errors),
+        worst_under_prediction=min(errors) if min(errors) < 0 else None,
+        coverage=statistics.fmean(score.is_inside for score in scores),
+    )
 
 
-def _card_scores(predictions: Sequence[tuple[RunRecord, Prediction]]) -> list[CardScore]:
+def _card_scores(predictions: Sequence[tuple[Peak, Prediction]]) -> list[CardScore]:
     """For each size of GPU in the catalog that some record needs more than a quarter of."""
     by_size = {gpu.total_bytes: gpu for gpu in reversed(catalog.list_gpus()) if gpu.total_bytes is not None}
-    largest = max((_known_bytes(record.peak) for record, _ in predictions), default=0)
+    largest = max((_known_bytes(peak) for peak, _ in predictions), default=0)
     return [_card_score(by_size[size], predictions) for size in sorted(by_size) if size < 4 * largest]
 
 
-def _card_score(gpu: catalog.Gpu, predictions: Sequence[tuple[RunRecord, Prediction]]) -> CardScore:
+def _card_score(gpu: catalog.Gpu, predictions: Sequence[tuple[Peak, Prediction]]) -> CardScore:
     counts: Counter[str] = Counter()
-    for record, prediction in predictions:
-        room = usable_bytes(gpu, device_is_known=record.peak.device_bytes is not None)
-        fits = _known_bytes(record.peak) <= room
+    for peak, prediction in predictions:
+        fits = _known_bytes(peak) <= usable_bytes(gpu, device_is_known=peak.device_bytes is not None)
         match verdict(prediction, gpu).verdict:
             case "tight":
                 counts["tight"] += 1

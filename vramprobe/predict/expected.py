@@ -1,43 +1,82 @@
 """Expected: a record -> what is predicted of its cell without a fit; records -> the fit that learns from that.
 
-In: RunRecords. Out: bytes allocated and reserved: by arithmetic through the allocator's replay, else from a recipe
-that is at hand. Records nothing, and never looks at what was measured.
+In: RunRecords. Out: a Prediction, by a recipe at hand for the record's GPU, or one that is recorded now where the
+caller allows; a CardFit. Never looks at what was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from vramprobe.architecture import UnsupportedArchitecture, architecture
-from vramprobe.catalog import gpu_seen
+from vramprobe.catalog import Gpu, gpu_seen
 from vramprobe.errors import VramprobeError
-from vramprobe.kernels.chip import chip_like
 from vramprobe.model.card_fit import CardFit
 from vramprobe.model.fit import Expected, fit
-from vramprobe.predict.at_hand import replay_at_hand
+from vramprobe.predict.at_hand import NoRecipe, replay_at_hand, replay_without_recording, require_recordable
+from vramprobe.predict.prediction import Prediction
 from vramprobe.records.record import RunRecord
-from vramprobe.terms import moments
-from vramprobe.terms.replayed import replayed
-from vramprobe.terms.step.workspaces import highest_moment
+from vramprobe.spec import CellSpec
+
+#: Predicts a record's cell without a fit; raises VramprobeError where nothing does.
+Expect = Callable[[RunRecord], Prediction]
 
 
-def fit_records(records: Iterable[RunRecord]) -> CardFit:
+def predict_at_hand(spec: CellSpec, gpu: Gpu | None, model: CardFit | None = None, *, near: bool = False) -> Prediction:
+    """Predict a cell by a recipe at hand, else, if ``near``, by the nearest that ships. Raises NoRecipe without one,
+    and for the CPU.
+    """
+    from vramprobe.predict.recorded import predict_replay
+
+    replay = (replay_without_recording if near else replay_at_hand)(spec, gpu=gpu)
+    if replay is None:
+        require_recordable(spec, gpu)
+        raise NoRecipe("no recipe of the cell is at hand: vramprobe predict with its options records one")
+    return predict_replay(replay, spec, gpu=gpu, model=model)
+
+
+def expected(record: RunRecord) -> Prediction:
+    """Return the prediction by a recipe at hand; raises as :func:`predict_at_hand`."""
+    return predict_at_hand(record.spec, gpu_seen(record.environment.device_name))
+
+
+def recording(say: Callable[[str], None] = lambda words: None) -> Expect:
+    """Return :func:`expected` for where a recipe that is missing is recorded, seconds each, of which ``say`` hears."""
+    from vramprobe.predict import recorded
+
+    def expect(record: RunRecord) -> Prediction:
+        try:
+            return expected(record)
+        except NoRecipe:
+            say(f"recording {record.cell_id}")
+            return recorded.predict(record.spec, gpu=gpu_seen(record.environment.device_name), say=say)
+
+    return expect
+
+
+def once(expect: Expect) -> Expect:
+    """Return ``expect``, which is asked of each attempt once."""
+    answers: dict[str, Prediction | VramprobeError] = {}
+
+    def answer(record: RunRecord) -> Prediction:
+        if record.attempt_id not in answers:
+            try:
+                answers[record.attempt_id] = expect(record)
+            except VramprobeError as error:
+                answers[record.attempt_id] = error
+        found = answers[record.attempt_id]
+        if isinstance(found, VramprobeError):
+            raise found
+        return found
+
+    return answer
+
+
+def fit_records(records: Iterable[RunRecord], expect: Expect = expected) -> CardFit:
     """The fit of these records; raises as :func:`vramprobe.model.fit.fit`."""
-    return fit(records, expected)
 
+    def both(record: RunRecord) -> Expected:
+        found = expect(record)
+        reserved = found.reserved_bytes
+        return Expected(found.peak_allocated_bytes.value, reserved.value if reserved else None)
 
-def expected(record: RunRecord) -> Expected:
-    """Raises VramprobeError where there is neither arithmetic nor a recipe."""
-    spec, gpu = record.spec, gpu_seen(record.environment.device_name)
-    try:
-        num_params = architecture(spec.architecture).num_params
-        if spec.device == "cpu":
-            return Expected(highest_moment(moments(spec, chip_like(gpu))).total_bytes, None, num_params)
-        played = replayed(spec, gpu)
-        return Expected(played.allocated_bytes, played.reserved_bytes, num_params)
-    except UnsupportedArchitecture as error:
-        missing = str(error)
-    replay = replay_at_hand(spec, gpu=gpu)
-    if replay is None or record.facts is None:
-        raise VramprobeError(f"{missing}; and no recipe is at hand: vramprobe predict --engine recipe records it")
-    return Expected(replay.peak.allocated_bytes, replay.peak.reserved_bytes, record.facts.num_params)
+    return fit(records, both)

@@ -1,7 +1,7 @@
 """Fewest: how many of a GPU a cell needs under a kind of sharding, by recordings of a few numbers of them.
 
 In: a spec with its sharding and what it offloads, a GPU. Out: a MinGpus; why a kind of sharding has none. What is
-recorded first is what shares of one GPU's arithmetic say (shares.py); only recordings answer.
+recorded first is what shares of one GPU's recorded step say (shares.py); only recordings answer.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from functools import cache
 from math import gcd
 from typing import TYPE_CHECKING, get_args
 
-from pydantic import BaseModel, ConfigDict
-
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import text_config
 from vramprobe.choices import Sharding
@@ -21,6 +19,7 @@ from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.bisection import first_of
 from vramprobe.predict.shares import near
 from vramprobe.predict.verdict import Verdict, verdict
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.rules.not_sharded import cannot_offload, cannot_quantize
 from vramprobe.rules.sharding import ONE_GROUP, SHARDINGS, rules_of
 from vramprobe.spec import CellSpec
@@ -35,14 +34,12 @@ RECORDED_NUMBERS = (1, 2, 4, 8, 16, 32, 64, 128)
 _FIRST_RECORDED = 4  # of them, from 1, where nothing else is known: 8 GPUs
 
 
-class MinGpus(BaseModel):
+class MinGpus(FrozenModel):
     """The fewest GPUs on which each rank fits, of :data:`RECORDED_NUMBERS`; null where not even the most do.
 
     ``tight_num_gpus``: fewer, on which it is tight; null where there are none. ``verdict`` is of ``verdict_num_gpus``:
     the fewest, else those on which it is tight, else the most.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sharding: Sharding
     num_gpus: int | None
@@ -69,7 +66,7 @@ def min_gpus(
     """
     from vramprobe.predict import recorded
 
-    _require_answer(spec.sharding)
+    sharding = _require_answer(spec.sharding)
     if reason := cannot_offload(spec):
         raise SpecError(reason)
     numbers = [number for number in RECORDED_NUMBERS if _parts(spec) % number == 0]
@@ -90,9 +87,9 @@ def min_gpus(
     tight = first_of(lambda at: judged(at).verdict != "does not fit", most, guess=most)
     shown = fits or tight or len(numbers)
     return MinGpus(
-        sharding=spec.sharding,
+        sharding=sharding,
         num_gpus=fits and numbers[fits - 1],
-        tight_num_gpus=None if tight in (None, fits) else numbers[tight - 1],
+        tight_num_gpus=None if tight is None or tight == fits else numbers[tight - 1],
         verdict_num_gpus=numbers[shown - 1],
         verdict=judged(shown),
         offload=spec.offload,
@@ -137,8 +134,8 @@ def why_not(spec: CellSpec) -> str | None:
     return cannot_quantize(spec) or cannot_offload(spec)
 
 
-def _require_answer(sharding: str | None) -> None:
-    if sharding not in SHARDINGS:
+def _require_answer(sharding: Sharding | None) -> Sharding:
+    if sharding is None or sharding not in SHARDINGS:
         raise SpecError(f"sharding: {sharding!r} given; allowed: {', '.join(get_args(Sharding))}")
     rules = rules_of(sharding)
     if sharding == "ddp":
@@ -149,6 +146,7 @@ def _require_answer(sharding: str | None) -> None:
             f"sharding {sharding}: more GPUs make more groups, and a rank of each holds as much; ask how many make a "
             f"group: sharding {rules.within}"
         )
+    return sharding
 
 
 def _on(spec: CellSpec, num_gpus: int) -> CellSpec:

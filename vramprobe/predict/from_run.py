@@ -21,10 +21,11 @@ from vramprobe.log.log import Log
 from vramprobe.log.shapes import Shape
 from vramprobe.predict.bisection import bisected
 from vramprobe.predict.largest import Largest, LargestAnswer
-from vramprobe.predict.prediction import Frozen, Prediction
+from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.recipe_replay import replay_recipe, with_retries
 from vramprobe.predict.verdict import TIGHT_SHARE, Verdict, verdict
 from vramprobe.recipe.command import Branch, CommandRecipe, HeldOutShape, read_command
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.units import format_bytes, plural
 
 #: Ampere's kernels and everything since are chosen alike (profile/cards.py); a size has those of the run's GPU.
@@ -37,7 +38,7 @@ _FAR, _ROOM_WHEN_FAR = 2, 1.25
 _MOST = {"batch_size": 1 << 14, "seq_len": 1 << 22}
 
 
-class OnGpu(Frozen):
+class OnGpu(FrozenModel):
     """A verdict on one GPU, or the reason why there is none."""
 
     gpu: str
@@ -112,7 +113,8 @@ def largest_of_run(run: str | Path, question: Literal["batch_size", "seq_len"], 
     ``other``: the one that is not asked for, the run's own by default. Raises VramprobeError where none fits.
     """
     recipe, card = read_command(Path(run)), gpu_or_size(gpu)
-    even = 1 if question == "batch_size" else _even(recipe)
+    # the largest power of two, up to 64, that divides the command's own length
+    even = 1 if question == "batch_size" else min(recipe.shape[1] & -recipe.shape[1], 64)
     seen: dict[int, tuple[Prediction, Verdict] | None] = {}
     unknown: list[str] = []
 
@@ -157,11 +159,6 @@ def largest_of_run(run: str | Path, question: Literal["batch_size", "seq_len"], 
         notes=notes,
         num_predictions=len(seen),
     )
-
-
-def _even(recipe: CommandRecipe) -> int:
-    """The largest power of two, up to 64, that divides the command's own length."""
-    return min(recipe.shape[1] & -recipe.shape[1], 64)
 
 
 def _other_kernels(ran_on: str, gpu: Gpu) -> str:

@@ -14,15 +14,15 @@ from typing import Any
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.predict.from_run import largest_of_run
 from vramprobe.predict.largest import Largest
-from vramprobe.predict.prediction import Frozen
 from vramprobe.predict.what_fits import max_seq_len
+from vramprobe.records.frozen import FrozenModel
 
 #: Rows whose longest sequence has fewer tokens are left out: nobody trains on them.
 LEAST_TOKENS = 64
 _MOST_ROWS = 1024
 
 
-class FrontierRow(Frozen):
+class FrontierRow(FrozenModel):
     """Longest sequences of so many rows, in tokens: one that fits, and beyond it one that is tight; null where none."""
 
     batch_size: int
@@ -30,7 +30,7 @@ class FrontierRow(Frozen):
     tight: int | None
 
 
-class Frontier(Frozen):
+class Frontier(FrozenModel):
     """Rows by number of sequences; ``notes``: what else bounds them, and how they were predicted."""
 
     gpu: str
@@ -68,7 +68,7 @@ def _frontier(gpu: str, longest: Callable[[int], Largest]) -> Frontier:
             if not rows:
                 raise
             break
-        fits, tight = ((one and int(one.value)) for one in (found.fits, found.tight))
+        fits, tight = (int(one.value) if one else None for one in (found.fits, found.tight))
         if rows and (tight or fits or 0) < LEAST_TOKENS:
             break
         rows.append(FrontierRow(batch_size=number, fits=fits, tight=tight))

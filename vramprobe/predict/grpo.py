@@ -1,34 +1,34 @@
-"""GRPO by TRL beside a vLLM engine on one GPU, by arithmetic: who holds what in each stage, and what fits.
+"""GRPO by TRL beside a vLLM engine on one GPU: who holds what in each stage, and what fits.
 
-In: a cell's words, TRL's options, a GPU. Out: a Grpo. The trainer's layers are the cell's own (terms/); head and loss
-are TRL 1.16's chunked log-probabilities; the engine is predict/serve.py's. Predicted, allocated memory; no torch.
+In: a cell's words, TRL's options, a GPU. Out: a Grpo. The trainer is predict/trainer_account.py's, the engine
+predict/serve.py's. Predicted, allocated memory; no torch.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from vramprobe.architecture import architecture
-from vramprobe.bounds.tensors import quantised_bytes, tensors
 from vramprobe.catalog import gpu_or_size
 from vramprobe.errors import SpecError
-from vramprobe.kernels.chip import chip_like
 from vramprobe.predict.bisection import bisected
-from vramprobe.predict.prediction import Frozen
 from vramprobe.predict.questions import cell
 from vramprobe.predict.serve import GRAPHS, Served, serve
+from vramprobe.predict.trainer_account import RecordedTrainer, TrainerAccount, recorded_trainer
 from vramprobe.predict.verdict import TIGHT_SHARE, set_aside, usable_bytes
+from vramprobe.recipe.recorder import Say
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.spec import CellSpec
-from vramprobe.terms import Moment, moments
-from vramprobe.terms.cell.setup import TOKENS
-from vramprobe.terms.models.chunked_nll import WORDS
 
 TRAINER = "TRL 1.16 with vLLM in its process"
 _ENGINE_TOKENS = 4096  # trl/generation/vllm_generation.py: max_num_batched_tokens
-_LONGEST = 1 << 20
+_LONGEST, _MOST_GENERATIONS = 1 << 20, 1 << 14
 
 
-class GrpoStage(Frozen):
+#: may fit: only because of what is left out.
+GrpoVerdict = Literal["fits", "tight", "may fit", "does not fit"]
+
+
+class GrpoStage(FrozenModel):
     """Bytes that both hold at the fullest moment of one stage of a step."""
 
     name: str
@@ -41,7 +41,7 @@ class GrpoStage(Frozen):
         return self.trainer_bytes + self.engine_bytes
 
 
-class Grpo(Frozen):
+class Grpo(FrozenModel):
     """A step of GRPO on one GPU; ``largest_*``: all else as given; null: not even the least fits."""
 
     trainer: str = TRAINER
@@ -62,11 +62,12 @@ class Grpo(Frozen):
     peak_stage: str
     peak_bytes: int
     usable_bytes: int
-    verdict: Literal["fits", "tight", "may fit", "does not fit"]  # may fit: only because of what is left out
+    verdict: GrpoVerdict
     reason: str
     largest_completion_length: int | None = None
     largest_num_generations: int | None = None
     largest_gpu_memory_utilization: float | None = None
+    not_searched: str = ""  # why neither the longest completion nor the largest group was looked for
     notes: tuple[str, ...] = ()
 
 
@@ -81,6 +82,10 @@ class _GrpoOptions(NamedTuple):
     gpu_memory_utilization: float
     vllm_release: str
 
+    @property
+    def length(self) -> int:
+        return self.max_prompt_length + self.max_completion_length
+
 
 def grpo(
     *,
@@ -93,41 +98,37 @@ def grpo(
     gpu_memory_utilization: float = 0.3,
     vllm_release: str = "0.32",
     searches: bool = True,
+    say: Say = lambda words: None,
     **options: Any,
 ) -> Grpo:
     """Predict a GRPO step on ``gpu``, one group of completions per micro-batch; defaults are TRL's but the prompt's.
 
-    ``options``: the cell's words. ``searches``: also look for the largest length, group and utilization. Raises
-    SpecError for values that TRL or vLLM refuse, UnsupportedArchitecture for models without arithmetic.
+    ``options``: the cell's words. ``searches``: also look for the largest length, group and utilization. ``say`` hears
+    of a recording's progress. Raises SpecError for values that TRL or vLLM refuse, UnsupportedArchitecture for models
+    that the engine's formulas do not know, and as predict/recorded.py's predict does.
     """
-    asked = _GrpoOptions(
-        gpu,
-        options,
-        num_generations,
-        max_prompt_length,
-        max_completion_length,
-        beta,
-        sleep,
-        gpu_memory_utilization,
-        vllm_release,
-    )
+    group = (num_generations, max_prompt_length, max_completion_length)
+    asked = _GrpoOptions(gpu, options, *group, beta, sleep, gpu_memory_utilization, vllm_release)
     _check(asked)
-    found = _predicted(asked)
+    spec = _cell(asked)
+    _engine(asked, spec)  # which may be refused: before anything is recorded
+    trainer = recorded_trainer(spec, gpu_or_size(gpu), say)
+    found = _predicted(asked, spec, trainer)
     if not searches:
         return found
 
     def fits(**change: Any) -> bool:
-        return _predicted(asked._replace(**change)).verdict != "does not fit"
+        return _predicted(asked._replace(**change), spec, trainer).verdict != "does not fit"
 
     # a small share may fail, too: it does not hold one request
     hundredths = next((share for share in range(100, 0, -1) if fits(gpu_memory_utilization=share / 100)), None)
-    return found.model_copy(
-        update={
-            "largest_completion_length": bisected(lambda value: fits(max_completion_length=value), _LONGEST, least=1),
-            "largest_num_generations": bisected(lambda value: fits(num_generations=value), 1 << 14, least=2),
-            "largest_gpu_memory_utilization": None if hundredths is None else hundredths / 100,
-        }
-    )
+    largest: dict[str, Any] = {"largest_gpu_memory_utilization": None if hundredths is None else hundredths / 100}
+    if trainer.why_one_shape:
+        return found.model_copy(update=largest | {"not_searched": trainer.why_one_shape})
+    longest = min(_LONGEST, (spec.learned_positions or 2 * _LONGEST) - max_prompt_length)
+    largest["largest_completion_length"] = bisected(lambda value: fits(max_completion_length=value), longest, least=1)
+    largest["largest_num_generations"] = bisected(lambda value: fits(num_generations=value), _MOST_GENERATIONS, least=2)
+    return found.model_copy(update=largest)
 
 
 def _check(asked: _GrpoOptions) -> None:
@@ -147,27 +148,28 @@ def _check(asked: _GrpoOptions) -> None:
             "method qlora: TRL asks the engine for bitsandbytes as well, which vLLM 0.32 no longer has; choose "
             "vllm_release 0.19, or method lora"
         )
-    if asked.words.get("loop"):
-        raise SpecError("loop: GRPO has TRL's own; drop loop")
+    for name in ("loop", "trainer"):
+        if asked.words.get(name):
+            raise SpecError(f"{name}: GRPO has TRL's own; drop {name}")
     if asked.words.get("num_gpus", 1) != 1 or asked.words.get("sharding"):
         raise SpecError("GRPO beside vLLM is predicted on one GPU; drop sharding and num_gpus")
 
 
-def _trls_own(asked: _GrpoOptions) -> dict[str, Any]:
-    """Return TRL 1.16's preparation of a 4-bit model (trl/trainer/grpo_trainer.py): adapters in bf16, the rest as
-    loaded.
+def _cell(asked: _GrpoOptions) -> CellSpec:
+    """The trainer's cell, of one group, as TRL 1.16 has it (trl/trainer): under bf16 autocast, where no other precision
+    is given; adapters of a 4-bit model in bf16, its rest as loaded.
     """
-    return {"kbit_prep": "none", "lora_dtype": "bf16"} if asked.words.get("method") == "qlora" else {}
+    own: dict[str, Any] = {"device": "cuda"} | ({} if asked.words.get("dtype") else {"autocast": "bf16"})
+    if asked.words.get("method") == "qlora":
+        own |= {"kbit_prep": "none", "lora_dtype": "bf16"}
+    return cell(**own | asked.words, trainer="grpo", batch_size=asked.num_generations, seq_len=asked.length)
 
 
-def _predicted(asked: _GrpoOptions) -> Grpo:
-    card = gpu_or_size(asked.gpu)
-    length = asked.max_prompt_length + asked.max_completion_length
-    spec = cell(**{"device": "cuda"} | _trls_own(asked) | asked.words, batch_size=asked.num_generations, seq_len=length)
-    engine = serve(
+def _engine(asked: _GrpoOptions, spec: CellSpec) -> Served:
+    return serve(
         model=spec.model,
         gpu=asked.gpu,
-        max_model_len=length,
+        max_model_len=asked.length,
         max_num_batched_tokens=_ENGINE_TOKENS,
         max_num_seqs=asked.num_generations,
         gpu_memory_utilization=asked.gpu_memory_utilization,
@@ -175,10 +177,13 @@ def _predicted(asked: _GrpoOptions) -> Grpo:
         vllm_release=asked.vllm_release,
         finds_caches=asked.vllm_release == "0.19",  # as the emulated runs; no first start of these was compared
     )
-    found = moments(spec, chip_like(card))
-    optimizer = found[-1].terms
-    reference = optimizer["weights"] if asked.beta and spec.method == "full" else 0
-    stages = _stages(asked, spec, found, engine, reference, card.blas_workspace_bytes)
+
+
+def _predicted(asked: _GrpoOptions, spec: CellSpec, trainer: RecordedTrainer) -> Grpo:
+    card, engine = gpu_or_size(asked.gpu), _engine(asked, spec)
+    account = trainer.at(asked.num_generations, asked.length)
+    reference = account.weights if asked.beta and spec.method == "full" else 0
+    stages = _stages(asked, account, engine, reference, card.blas_workspace_bytes)
     peak = max(stages, key=lambda one: one.total_bytes)
     usable = usable_bytes(card, device_is_known=False)
     answer, reason = _verdict(engine, peak, usable, set_aside(card))
@@ -190,9 +195,9 @@ def _predicted(asked: _GrpoOptions) -> Grpo:
         max_completion_length=asked.max_completion_length,
         sleep=asked.sleep,
         gpu_memory_utilization=asked.gpu_memory_utilization,
-        weights_bytes=optimizer["weights"],
+        weights_bytes=account.weights,
         reference_bytes=reference,
-        optimizer_state_bytes=optimizer.get("optimizer_state", 0),
+        optimizer_state_bytes=account.optimizer_state,
         engine_weights_bytes=engine.weights_bytes,
         kv_cache_bytes=max(engine.kv_cache_bytes, 0),
         kv_cache_tokens=engine.kv_cache_tokens,
@@ -203,6 +208,7 @@ def _predicted(asked: _GrpoOptions) -> Grpo:
         verdict=answer,
         reason=reason,
         notes=(
+            f"the trainer's step: {account.provenance}",
             f"the engine is counted by the formulas of {engine.engine}",
             "allocated memory: what the allocator caches comes on top (up to 3.5 GiB in emulated runs)",
             *(f"not counted: {one}: the engine's cache is smaller" for one in engine.left_out),
@@ -212,76 +218,24 @@ def _predicted(asked: _GrpoOptions) -> Grpo:
 
 
 def _stages(
-    asked: _GrpoOptions, spec: CellSpec, found: list[Moment], engine: Served, reference: int, workspace: int
+    asked: _GrpoOptions, account: TrainerAccount, engine: Served, reference: int, workspace: int
 ) -> tuple[GrpoStage, ...]:
     """The stages of a step in TRL's order, after the load: vLLM takes its share while there is no optimizer state."""
-    optimizer = found[-1].terms
-    weights = optimizer["weights"] + reference + workspace
-    idle = weights + optimizer.get("optimizer_state", 0)
-    cache = max(engine.kv_cache_bytes, 0)
     tables = max(engine.buffer_bytes - workspace, 0)  # cuBLAS's workspace is the trainer's, too
-    awake = engine.weights_bytes + tables + cache
-    held = 0 if asked.sleep else awake  # while the trainer works
-    tile, last_hidden = _tile_bytes(spec, asked)
-    merging = _merging_bytes(spec)
-    first = next(at.label for at in found if at.label.endswith("layer"))  # of one layer: the last
-    alone = max(moment.terms.get("temporaries", 0) for moment in found if moment.label == first)
-    hidden = 2 * spec.num_tokens * architecture(spec.architecture).head_width
-    log_probs = idle + max(alone + 2 * hidden, tile + hidden + last_hidden)
-    trained = {"forward": 0, "backward": 0}
-    for moment in found:
-        if moment.phase not in trained:
-            continue
-        size = moment.total_bytes + reference + workspace
-        if moment.label == "loss":
-            size += tile + last_hidden - moment.terms.get("logits", 0)
-            if moment.phase == "backward":
-                size += 2 * last_hidden + _head_gradient(spec)
-        trained[moment.phase] = max(trained[moment.phase], size)
-    return (
-        GrpoStage(name="load", trainer_bytes=weights, engine_bytes=max(engine.requested_bytes, engine.weights_bytes)),
-        GrpoStage(
-            name="weight_sync",
-            trainer_bytes=idle + merging,
-            engine_bytes=engine.weights_bytes if asked.sleep else awake,
-        ),
-        GrpoStage(name="generation", trainer_bytes=idle, engine_bytes=awake),
-        GrpoStage(name="log_probs", trainer_bytes=log_probs, engine_bytes=held),
-        GrpoStage(name="forward", trainer_bytes=trained["forward"], engine_bytes=held),
-        GrpoStage(name="backward", trainer_bytes=trained["backward"], engine_bytes=held),
-        GrpoStage(
-            name="optimizer_step", trainer_bytes=sum(optimizer.values()) + reference + workspace, engine_bytes=held
-        ),
+    awake = engine.weights_bytes + tables + max(engine.kv_cache_bytes, 0)
+    by_name = {
+        "load": (account.loaded, max(engine.requested_bytes, engine.weights_bytes)),
+        "weight_sync": (account.idle + account.merging, engine.weights_bytes if asked.sleep else awake),
+        "generation": (account.idle, awake),
+        **{name: (size, 0 if asked.sleep else awake) for name, size in account.by_stage.items()},
+    }
+    return tuple(
+        GrpoStage(name=name, trainer_bytes=trainer + reference, engine_bytes=engine_bytes)
+        for name, (trainer, engine_bytes) in by_name.items()
     )
 
 
-def _merging_bytes(spec: CellSpec) -> int:
-    """PEFT merges into one layer at a time, its delta and the sum in fp32 (peft/tuners/lora/layer.py:
-    get_delta_weight). In 4 bits weight, delta and sum are bf16, and TRL's list of parameters keeps all that were merged
-    before (peft/tuners/lora/bnb.py: merge, trl/distributed.py: gather_params)."""
-    arch = architecture(spec.architecture)
-    if spec.method == "full":
-        return 0
-    largest = max(one.numel for one in arch.parameters if one.role == "linear")
-    if spec.method == "lora":
-        return 2 * 4 * largest
-    kept = sum(quantised_bytes(one, spec.quant) * one.num_copies for one in tensors(spec, arch) if one.quantised)
-    return kept + 3 * 2 * largest
-
-
-def _tile_bytes(spec: CellSpec, asked: _GrpoOptions) -> tuple[int, int]:
-    """(TRL's tile of logits, the hidden states of the completions), in 16 bits; only completions are scored."""
-    scored = asked.num_generations * asked.max_completion_length
-    return 2 * min(scored, TOKENS) * WORDS, 2 * scored * architecture(spec.architecture).head_width
-
-
-def _head_gradient(spec: CellSpec) -> int:
-    """The head's gradient, summed in fp32 and then copied to 16 bits, where the head is trained."""
-    arch = architecture(spec.architecture)
-    return (4 + 2) * arch.vocab_size * arch.head_width if spec.method == "full" else 0
-
-
-def _verdict(engine: Served, peak: GrpoStage, usable: int, aside: str) -> tuple[str, str]:
+def _verdict(engine: Served, peak: GrpoStage, usable: int, aside: str) -> tuple[GrpoVerdict, str]:
     if engine.verdict == "does not fit":
         return "does not fit", "vLLM refuses to start: its share of the GPU does not hold one request's KV cache"
     share = f"{peak.name} holds the most, {aside}"

@@ -1,19 +1,19 @@
 """Host memory: what the ranks of a machine keep there, where FSDP or DeepSpeed offloads to it.
 
-In: a cell with its ranks. Out: bytes by arithmetic, and the same in words.
+In: a cell with its ranks. Out: bytes by formulas, and the same in words.
 """
 
 from __future__ import annotations
 
 from vramprobe.architecture import architecture
-from vramprobe.predict.shares import RankTensors
+from vramprobe.bounds.rank import RankTensors
 from vramprobe.rules.sharding import SHARD_SIZE, rules_of, sharing_ranks
 from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes
 
 
 def of_rank_bytes(spec: CellSpec) -> int:
-    """Tensors of one rank, between two steps. Raises UnsupportedArchitecture for a family without arithmetic."""
+    """Tensors of one rank, between two steps. Raises UnsupportedArchitecture where a family is not known."""
     rank = _rank_of(spec)
     if not rules_of(spec.sharding).uses_deepspeed:
         return rank.shares + rank.state + sum(one.num_bytes * one.num_copies for one in rank.stepped)
@@ -46,7 +46,7 @@ def in_words(spec: CellSpec) -> str:
     """Describe the host's memory for a reader."""
     ranks, loaded, each = min(sharing_ranks(spec), SHARD_SIZE), loaded_bytes(spec), of_rank_bytes(spec)
     words = (
-        f"on the host, by arithmetic: {format_bytes(each)} of tensors for each rank, {format_bytes(ranks * each)} for "
+        f"on the host, by formulas: {format_bytes(each)} of tensors for each rank, {format_bytes(ranks * each)} for "
         f"{ranks} of a machine; what pinning rounds up and the libraries (0.45 GiB a process) come on top"
     )
     return words + (f"; rank 0 loads {format_bytes(loaded)} there first" if loaded else "")

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Literal, NamedTuple
 
-from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.bounds.floor import least_weight_bytes
-from vramprobe.catalog import find_model
+from vramprobe.catalog import Gpu, find_model
 from vramprobe.errors import VramprobeError
-from vramprobe.predict.prediction import Frozen, Prediction
-from vramprobe.predict.verdict import TIGHT_SHARE, Verdict
+from vramprobe.predict.at_hand import NoRecipe
+from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.verdict import TIGHT_SHARE, Verdict, usable_bytes
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.spec import CellSpec
-from vramprobe.units import format_bytes
 
 Question = Literal["batch_size", "seq_len", "model"]
 #: Where families write how long a sequence they were trained for; nothing stops a longer one.
@@ -34,7 +36,7 @@ class Judged(NamedTuple):
 Judge = Callable[[CellSpec], Judged]
 
 
-class LargestAnswer(Frozen):
+class LargestAnswer(FrozenModel):
     """A value and what is predicted of the cell with it."""
 
     value: int | str
@@ -42,7 +44,7 @@ class LargestAnswer(Frozen):
     prediction: Prediction
 
 
-class Largest(Frozen):
+class Largest(FrozenModel):
     """The largest value whose verdict is ``fits``, and beyond it the largest that is ``tight``; null where none is."""
 
     question: Question
@@ -60,45 +62,42 @@ def largest_count(
     judge: Judge,
     *,
     least: int = 1,
+    rough: Judge | None = None,
 ) -> Largest:
     """The largest batch or length of ``spec``, whose own is not looked at, from ``least`` on.
 
-    Raises VramprobeError where not even ``least`` fits.
+    ``rough`` answers at once where ``judge`` replays the allocator: few counts are then judged, near what it says. What
+    is kept in reserve may fall from one count to the next: the answer has the verdict, and the next larger not. Raises
+    VramprobeError where not even ``least`` fits.
     """
     most, notes = _bounds(question, spec)
     seen: dict[int, Judged] = {}
-    judged = _once(question, spec, judge, seen)
-    tight = _last(lambda count: _over_tight(judged(count)), least, most)
+    judged, last = _once(question, spec, judge, seen), _last
+    if rough is not None:
+        roughly = _once(question, spec, rough, {})
+        last = partial(_near, rough=lambda count: _over_tight(roughly(count)))
+    tight = last(lambda count: _over_tight(judged(count)), least, most)
     if tight is None:
         raise VramprobeError(_nothing_fits(question, spec, judged(least).verdict, least))
-    fits = _last(lambda count: _over_fits(judged(count)), least, tight)
-    return _found(question, spec, judged, fits, tight, notes if tight == most else [], len(seen))
+    fits = last(lambda count: _over_fits(judged(count)), least, tight)
+    return Largest(
+        question=question,
+        gpu=judged(tight).verdict.gpu,
+        fits=_answer(fits, judged(fits)) if fits else None,
+        tight=_answer(tight, judged(tight)) if tight != fits else None,
+        notes=[*(notes if tight == most else []), *_made_for(question, spec, tight)],
+        num_predictions=len(seen),
+    )
 
 
-def largest_replayed(
-    question: Literal["batch_size", "seq_len"],
-    spec: CellSpec,
-    judge: Judge,
-    rough: Judge,
-    *,
-    least: int = 1,
-) -> Largest:
-    """As largest_count, where ``judge`` replays the allocator: few of its answers, near what ``rough`` says at once.
-
-    What is kept in reserve may fall from one count to the next: the answer has the verdict, and the next larger not.
-    """
-    most, notes = _bounds(question, spec)
-    seen: dict[int, Judged] = {}
-    judged, roughly = _once(question, spec, judge, seen), _once(question, spec, rough, {})
-
-    def guess(count: int) -> float:
-        return _over_tight(roughly(count))
-
-    tight = _near(lambda count: _over_tight(judged(count)), guess, least, most)
-    if tight is None:
-        raise VramprobeError(_nothing_fits(question, spec, judged(least).verdict, least))
-    fits = _near(lambda count: _over_fits(judged(count)), guess, least, tight)
-    return _found(question, spec, judged, fits, tight, notes if tight == most else [], len(seen))
+def largest_shipped(
+    question: Literal["batch_size", "seq_len"], spec: CellSpec, judge: Judge, *, least: int = 1
+) -> Largest | None:
+    """As largest_count, where ``judge`` raises NoRecipe without a recipe that ships; some know several rows alone."""
+    for first in dict.fromkeys((least, 2 if question == "batch_size" else least)):
+        with suppress(NoRecipe):
+            return largest_count(question, spec, judge, least=first)
+    return None
 
 
 def _once(
@@ -127,101 +126,61 @@ def _over_fits(found: Judged) -> float:
     return high - TIGHT_SHARE * judged.usable_bytes
 
 
-def _found(
-    question: Literal["batch_size", "seq_len"],
-    spec: CellSpec,
-    judged: Callable[[int], Judged],
-    fits: int | None,
-    tight: int,
-    notes: list[str],
-    num_predictions: int,
-) -> Largest:
-    return Largest(
-        question=question,
-        gpu=judged(tight).verdict.gpu,
-        fits=_answer(fits, judged) if fits else None,
-        tight=_answer(tight, judged) if tight != fits else None,
-        notes=notes + _made_for(question, spec, tight),
-        num_predictions=num_predictions,
-    )
-
-
-def largest_model(
-    cells: Sequence[tuple[str, CellSpec | str]], judge: Judge, gpu: str, record: Judge | None = None
-) -> Largest:
+def largest_model(cells: Sequence[tuple[str, CellSpec | str]], judge: Judge, gpu: Gpu) -> Largest:
     """The largest of these models by its parameters; a text in place of a cell says why there is none.
 
-    ``record`` judges a model that ``judge`` knows no arithmetic of, in seconds to a minute: asked only of those that
-    are larger than the answer so far and whose weights the GPU holds. Raises VramprobeError where none fits.
+    ``judge`` is asked of the largest first, of those whose weights the GPU holds, until one fits; a model of which it
+    raises VramprobeError is not judged. Raises VramprobeError where none fits.
     """
-    judged: dict[str, tuple[int, Judged]] = {}
+    judged: dict[str, Judged] = {}
     not_judged: dict[str, str] = {}
-    unknown: list[tuple[str, CellSpec]] = []
-    for name, spec in cells:
+    sizes = {name: find_model(name).n_params or 0 for name, _ in cells}
+    tight: str | None = None
+    for name, spec in sorted(cells, key=lambda pair: -sizes[pair[0]]):
         if isinstance(spec, str):
             not_judged[name] = spec
             continue
-        try:
-            found = judge(spec)
-        except UnsupportedArchitecture as error:
-            not_judged[name] = str(error)
-            unknown.append((name, spec))
+        if least_weight_bytes(spec, sizes[name]) > usable_bytes(gpu, device_is_known=False, num_gpus=spec.num_gpus):
             continue
-        judged[name] = architecture(spec.architecture).num_params, found
-    if record is not None:
-        _record_larger(unknown, record, judged, not_judged)
-
-    def top(verdicts: tuple[str, ...]) -> str | None:
-        fitting = [name for name, (_, one) in judged.items() if one.verdict.verdict in verdicts]
-        return max(fitting, key=lambda name: judged[name][0], default=None)
-
-    fits, tight = top(("fits",)), top(("fits", "tight"))
-    if not judged:
+        try:
+            judged[name] = judge(spec)
+        except VramprobeError as error:
+            not_judged[name] = str(error)
+            continue
+        answer = judged[name].verdict.verdict
+        if answer == "fits":
+            return _largest_model(name, tight, judged, not_judged)
+        tight = tight or (name if answer == "tight" else None)
+    if tight is not None:
+        return _largest_model(None, tight, judged, not_judged)
+    if not judged and not_judged:
         name, reason = next(iter(not_judged.items()))
-        more = "" if record else "--engine recipe records those that may be the answer; "
-        raise VramprobeError(f"none of {len(not_judged)} models could be judged; {more}{name}: {reason}")
-    if tight is None:
         raise VramprobeError(
-            f"none of the {len(judged)} models of the catalog that could be judged fits on {gpu} with these options; "
-            "shorten the sequence, recompute layers (--gradient-checkpointing), or use method qlora"
+            f"none of {len(not_judged)} models could be judged; --engine recipe records those that may be the answer; "
+            f"{name}: {reason}"
         )
+    raise VramprobeError(
+        f"none of the models of the catalog that could be judged fits on {gpu.name} with these options; shorten the "
+        "sequence, recompute layers (--gradient-checkpointing), or use method qlora"
+    )
+
+
+def _largest_model(
+    fits: str | None, tight: str | None, judged: dict[str, Judged], not_judged: dict[str, str]
+) -> Largest:
+    """Return the answer: beyond what fits, the first that was tight."""
+    shown = judged[fits or tight or ""].verdict
     return Largest(
         question="model",
-        gpu=gpu,
-        fits=_answer(fits, lambda name: judged[name][1]) if fits else None,
-        tight=_answer(tight, lambda name: judged[name][1]) if tight != fits else None,
+        gpu=shown.gpu,
+        fits=_answer(fits, judged[fits]) if fits else None,
+        tight=_answer(tight, judged[tight]) if tight else None,
         not_judged=not_judged,
         num_predictions=len(judged),
     )
 
 
-def _record_larger(
-    unknown: Sequence[tuple[str, CellSpec]],
-    record: Judge,
-    judged: dict[str, tuple[int, Judged]],
-    not_judged: dict[str, str],
-) -> None:
-    """Judge models by recordings, the largest first, until one fits; those that may change the answer alone."""
-    sizes = {name: find_model(name).n_params or 0 for name, _ in unknown}
-    usable = max((one.verdict.usable_bytes for _, one in judged.values()), default=None)
-    for name, spec in sorted(unknown, key=lambda pair: -sizes[pair[0]]):
-        fitting = [size for size, one in judged.values() if one.verdict.verdict == "fits"]
-        if fitting and sizes[name] <= max(fitting):
-            break
-        least = least_weight_bytes(spec, sizes[name])
-        if usable is not None and least > usable:
-            not_judged[name] = f"not recorded: its weights alone take {format_bytes(least)}"
-            continue
-        try:
-            judged[name] = sizes[name], record(spec)
-        except VramprobeError as error:
-            not_judged[name] = str(error)
-        else:
-            del not_judged[name]
-
-
-def _answer(value: int | str, judged: Callable[[int | str], Judged]) -> LargestAnswer:
-    found = judged(value)
+def _answer(value: int | str, found: Judged) -> LargestAnswer:
     return LargestAnswer(value=value, verdict=found.verdict, prediction=found.prediction)
 
 
@@ -272,7 +231,7 @@ def _between(over: Callable[[int], float], low: int, at_low: float, high: int, a
     return low
 
 
-def _near(over: Callable[[int], float], rough: Callable[[int], float], first: int, most: int | None) -> int | None:
+def _near(over: Callable[[int], float], first: int, most: int | None, *, rough: Callable[[int], float]) -> int | None:
     """A count from ``first`` to ``most`` at which ``over`` is not above 0, and is so at the next; None where it is so
     at ``first``.
 

@@ -5,28 +5,18 @@ Types alone: predict.py makes them, verdict.py holds them against a GPU.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
-
-from pydantic import BaseModel, ConfigDict
+from typing import Literal
 
 from vramprobe.choices import PhaseName
 from vramprobe.model.card_fit import Ratio
-from vramprobe.terms.step.workspaces import DecidesMemory
+from vramprobe.records.frozen import FrozenModel
 
-#: The warning of a prediction that rests on no run.
-ALONE = "arithmetic alone: no fit was given"
-#: Closed forms in milliseconds, of one GPU; a recording on the emulated GPU (recorded.py), of any model that runs, in
-#: seconds; shares of one GPU's closed forms (shares.py), of a rank, in searches.
-Engine = Literal["formula", "recipe", "near"]
+#: A recorded step (recorded.py), of any model that runs; shares of one GPU's recorded step (shares.py), of a rank, in
+#: searches.
+Engine = Literal["recipe", "near"]
 
 
-class Frozen(BaseModel):
-    """The base of what is handed out."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class Interval(Frozen):
+class Interval(FrozenModel):
     """Bytes: the best value, and where the truth should lie."""
 
     value: int
@@ -34,33 +24,32 @@ class Interval(Frozen):
     high: int
 
 
-class Within(Frozen):
+class Within(FrozenModel):
     """Retries of a run whose reserved memory would exceed its card: cached blocks are freed, which takes time."""
 
     limit_bytes: int  # what segments may take together
     num_alloc_retries: int  # over the load and the steps
 
 
-class FitProvenance(Frozen):
+class FitProvenance(FrozenModel):
     """Provenance of the fit on which a prediction rests."""
 
     data_fingerprint: str
     num_records: int
     models: list[str]
-    instrument: str
-    device_name: str
+    card: str
     allocated_over_predicted: Ratio  # measured memory over what is predicted without the fit
     vramprobe_version: str
 
 
-class Prediction(Frozen):
+class Prediction(FrozenModel):
     """The peak of one cell; ``terms`` (bytes at the peak moment) and ``constant_bytes`` add up to the value.
 
     ``constant_bytes``: what the fit, or the replay, has beside the terms; negative where it has less.
     """
 
     cell_id: str
-    engine: Engine = "formula"
+    engine: Engine = "recipe"
     peak_allocated_bytes: Interval
     peak_phase: PhaseName
     peak_label: str
@@ -69,7 +58,7 @@ class Prediction(Frozen):
     reserved_bytes: Interval | None = None  # null where the fit has not seen the caching allocator
     device_bytes: Interval | None = None  # null where the fit has not seen NVML
     within: Within | None = None  # null where memory suffices, or does not even so, or nobody asked (replay.py)
-    fit: FitProvenance | None = None  # null: arithmetic alone
+    fit: FitProvenance | None = None  # null: no measured runs were fitted
     warnings: list[str] = []
     libraries: dict[str, str] = {}  # package → version: what it holds for
     num_gpus: int = 1  # more: of one rank
@@ -80,35 +69,3 @@ class Prediction(Frozen):
     def shown_terms(self) -> dict[str, int]:
         """Terms and, where there is more beside them, the constant, in bytes."""
         return self.terms | ({"constant": self.constant_bytes} if self.constant_bytes > 0 else {})
-
-
-class HasMemory(Protocol):
-    """A GPU, as the catalog describes it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def total_bytes(self) -> int | None: ...
-
-    @property
-    def cuda_total_bytes(self) -> int | None: ...
-
-    @property
-    def context_bytes(self) -> int | None: ...
-
-    @property
-    def context_basis(self) -> str: ...
-
-    @property
-    def shares_host_memory(self) -> bool: ...
-
-
-class HasKernels(DecidesMemory, HasMemory, Protocol):
-    """A GPU, as far as attention's kernels depend on it, its names and its size."""
-
-    @property
-    def short_name(self) -> str: ...
-
-    @property
-    def is_size(self) -> bool: ...

@@ -1,8 +1,7 @@
 """Predict a cell, and what other options would save, for cells in words.
 
-In: a cell's words (spec.option_names()), with those of its ranks, a fit, a GPU. Out: a Prediction, Changes. One
-GPU by a recipe at hand, by arithmetic, or by a recording where that is asked for or a family has no arithmetic; one
-rank of several by a recording. Imports no torch.
+In: a cell's words (resolve.option_names()), with those of its ranks, a fit, a GPU. Out: a Prediction, Changes. By a
+recipe at hand, of one GPU, else by a recording. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,22 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vramprobe import catalog, spec
-from vramprobe.architecture import RunFails, UnsupportedArchitecture, architecture
+from vramprobe import catalog
 from vramprobe.architecture.images import has_images
-from vramprobe.choices import CpRotation, Offload, Sharding, meant
+from vramprobe.choices import RECIPES, CpRotation, Offload, Sharding, meant
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.rules.arithmetic import counted_architecture
+from vramprobe.resolve import resolve
 from vramprobe.rules.not_sharded import reasons_not_run
 from vramprobe.rules.sharding import HYBRID, with_group_size
-from vramprobe.trainers import COMMONEST_OTHER, USUAL_LOOP, other_loop
+from vramprobe.spec import CellSpec
+from vramprobe.trainers import USUAL_LOOP, other_loop
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
     from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.changes import Change, Options
-    from vramprobe.predict.prediction import Engine, Prediction
-    from vramprobe.predict.unknowns import Unknown
+    from vramprobe.predict.prediction import Prediction
     from vramprobe.recipe.recorder import Surroundings
 
 
@@ -57,16 +55,16 @@ _BESIDE = {
 }
 
 
-def cell(*, device: str = "auto", **options: Any) -> spec.CellSpec:
+def cell(*, device: str = "auto", **options: Any) -> CellSpec:
     """A resolved cell from its words; ``device`` auto is CUDA where a GPU is visible, else the CPU."""
     if device == "auto":
         from vramprobe.measure.environment import device_to_use
 
         device = device_to_use(device)
-    return spec.resolve(device=device, **options)
+    return resolve(device=device, **options)
 
 
-def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
+def cell_on_ranks(*, device: str, **options: Any) -> CellSpec:
     """Return the cell with its ranks; more of them can be predicted than run. Raises SpecError."""
     ranks = {name: meant(name, value) for name in _RANKS if (value := options.pop(name, None)) is not None}
     if ranks.get("offload") == "none":
@@ -91,7 +89,7 @@ def cell_on_ranks(*, device: str, **options: Any) -> spec.CellSpec:
     return one.model_copy(update=ranks)
 
 
-def one_gpu_alone(one: spec.CellSpec) -> str | None:
+def one_gpu_alone(one: CellSpec) -> str | None:
     """Return why no ranks of a cell are predicted; None where they are."""
     if one.loop != USUAL_LOOP:
         return f"loop {one.loop} is known of one GPU"
@@ -107,54 +105,51 @@ def given_fit(fit: str | Path | CardFit | None) -> CardFit | None:
     return fit
 
 
+Engine = Literal["auto", "recipe", "measured"]
+
+
 def predict(
     *,
     fit: str | Path | CardFit | None = None,
     device: str | None = None,
-    engine: Engine | Literal["auto", "measured"] = "auto",
+    engine: Engine = "auto",
     gpu: str | None = None,
-    replays: bool = True,
     python: str | Path | None = None,
     say: Callable[[str], None] = lambda words: None,
-    open_words: list[Unknown] | None = None,
     records: bool = True,
     **options: Any,
 ) -> Prediction:
-    """The memory of a cell that nobody ran; ``fit`` is a file, a model, ``none``, or None for what ships.
+    """The memory of a cell that nobody ran, on CUDA; ``options`` are the cell's words.
 
-    The cell is for the device of the fit, or for CUDA without one, unless ``device`` says otherwise. ``auto`` takes a
-    recipe at hand (recorded here before, or shipped), else arithmetic, and where an architecture has none the recipe
-    engine (a recording on the emulated ``gpu``, kept); ``say`` hears what a recording does. ``options`` are the cell's
-    words. With ``sharding`` and ``num_gpus``: the memory of one rank, whose batch is the cell's, by a recording of rank
-    0, or of ``only_rank``. ``replays``: on CUDA by the allocator's replay, where the fit knows how far off that is;
-    else by arithmetic alone, where there is some. ``python``: an interpreter with whose libraries the cell is recorded.
-    ``engine`` measured: a recording on this machine's own GPU. ``open_words``: a list that takes what the words leave
-    open (unknowns.py); no interval holds that. ``records``: False raises UnsupportedArchitecture where ``auto`` would
-    record.
+    ``auto`` takes a recipe at hand (recorded here before, or shipped), else records the cell on the emulated ``gpu``,
+    of which ``say`` hears, and keeps that; ``recipe`` has this very cell recorded, ``measured`` on this machine's own
+    GPU. With ``sharding`` and ``num_gpus``: the memory of one rank, whose batch is the cell's, by a recording of rank
+    0, or of ``only_rank``. ``fit``: a file or a model of what measured runs of a card took beside recordings.
+    ``python``: an interpreter with whose libraries the cell is recorded. ``records``: False takes the nearest recipe
+    that ships where ``auto`` would record, or raises NotAtHand. No interval holds what the words leave open
+    (unknowns.py).
     """
-    from vramprobe.model.card_fit import shipped_fit
-
-    model = given_fit(None if str(fit) == "none" else fit)
-    spec = cell_on_ranks(device=device or (model.device if model else "cuda"), **options)
+    require_cuda(device)
+    spec = cell_on_ranks(device="cuda", **options)
     where, engine = _surroundings(engine, python)
     engine = engine_for(engine, options)
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
-    beyond = shipped_fit(spec.device, card, of_one_card=not replays) if fit is None else model
-    if spec.num_gpus == 1:
-        model = beyond
-    words = {"engine": engine, "gpu": card, "say": say, "beyond": beyond, "where": where, "records": records}
-    found = predicted(spec, model, **words, replays=replays, retries=replays)
-    if open_words is not None:
-        from vramprobe.predict.unknowns import unknowns
-
-        told = {"loop": options.get("loop"), "versions": where}
-        given = [name for name, value in told.items() if value is not None]
-        by_formula = words | {"engine": "formula"}
-        open_words += unknowns(spec, found, card, given, lambda one: predicted(one, model, **by_formula))
+    found = predicted(spec, given_fit(fit), engine=engine, gpu=card, say=say, where=where, records=records)
     if options.get("loop") is not None:
         return found
-    said = other_loop(spec.num_gpus, found.peak_allocated_bytes.value, _outputs_bytes(spec, found.engine))
+    from vramprobe.predict.unknowns import other_loop_bytes
+
+    said = other_loop(spec.num_gpus, found.peak_allocated_bytes.value, other_loop_bytes(spec))
     return found.model_copy(update={"warnings": [*found.warnings, *said]}) if said else found
+
+
+def require_cuda(device: str | None) -> None:
+    """Raise SpecError for another device: what runs on a CPU is measured."""
+    if device not in (None, "cuda"):
+        raise SpecError(
+            f"device: {device!r} given; predicted is memory of GPUs (cuda). Measure the cell on this machine's CPU: "
+            "vramprobe measure --device cpu"
+        )
 
 
 def _surroundings(engine: str, python: str | Path | None) -> tuple[Surroundings | None, Any]:
@@ -165,18 +160,8 @@ def _surroundings(engine: str, python: str | Path | None) -> tuple[Surroundings 
         raise SpecError(f"python is an interpreter to record with, and {engine} was given beside it; drop one of them")
     from vramprobe.recipe.recorder import Surroundings
 
-    return Surroundings(python=python and Path(python).absolute(), measured=engine == "measured"), "recipe"
-
-
-def _outputs_bytes(one: spec.CellSpec, engine: Engine) -> int:
-    """Bytes that the commonest other loop keeps; of a recording's model only the vocabulary is known."""
-    if engine == "formula":
-        from vramprobe.terms.step.moments import kept_outputs_bytes
-
-        return kept_outputs_bytes(one, architecture(one.architecture), COMMONEST_OTHER)
-    from vramprobe.predict.unknowns import other_loop_bytes
-
-    return other_loop_bytes(one)
+    interpreter = Path(python).absolute() if python is not None else None
+    return Surroundings(python=interpreter, measured=engine == "measured"), "recipe"
 
 
 def changes(
@@ -184,7 +169,6 @@ def changes(
     gpu: str | None = None,
     fit: str | Path | CardFit | None = None,
     device: str | None = None,
-    replays: bool = True,
     engine: Literal["auto", "recipe"] = "auto",
     records: bool = False,
     say: Callable[[str], None] = lambda words: None,
@@ -196,25 +180,26 @@ def changes(
     Each by itself, the one that saves most first; before them several together, where none is enough. The options are
     those of :func:`predict`. Of one GPU as predict answers; what would take a recording is left out unless ``records``
     (``engine`` recipe: each is recorded, seconds each, of which ``say`` hears); ``left_out`` takes those options. Of
-    several GPUs near (predict/shares.py), other numbers of them and other kinds of sharding included. Raises
-    UnsupportedArchitecture where the cell itself would take one.
+    several GPUs near (predict/shares.py), other numbers of them and other kinds of sharding included. Raises NotAtHand
+    where the cell itself would take one.
     """
+    from vramprobe.predict.at_hand import NotAtHand
     from vramprobe.predict.changes import candidates, smaller_images, what_would_save
 
     words, num_gpus = without_recipe(options) | {"device": device}, options.get("num_gpus") or 1
-    own = {"fit": fit, "gpu": gpu, "say": say, "replays": replays, "records": records or engine == "recipe"}
+    own = {"fit": fit, "gpu": gpu, "say": say, "records": records or engine == "recipe"}
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
 
     def with_options(others: Options) -> Prediction:
-        if num_gpus > 1:
-            return _near(words | others, card)
         if own["records"] and others in tried:
             words_of = ", ".join(f"{name} {value}" for name, value in others.items())
             say(f"trying {words_of}, {tried.index(others) + 1} of {len(tried)}")
         try:
+            if num_gpus > 1:
+                return _near(words | others, card, records=own["records"], say=say)
             return predict(**own, engine=engine, **words | others)
-        except UnsupportedArchitecture as error:
-            if left_out is not None and others in tried and not isinstance(error, RunFails):
+        except NotAtHand:
+            if left_out is not None and others in tried:
                 left_out.append(others)
             raise
 
@@ -224,8 +209,8 @@ def changes(
     return what_would_save(with_options({}), tried, with_options, card)
 
 
-def _near(words: dict[str, Any], card: catalog.Gpu | None) -> Prediction:
-    """Raises UnsupportedArchitecture for what is recorded alone, SpecError for what the libraries do not run."""
+def _near(words: dict[str, Any], card: catalog.Gpu | None, *, records: bool, say: Callable[[str], None]) -> Prediction:
+    """Raises what near raises, SpecError for what the libraries do not run."""
     from vramprobe.predict.shares import near
 
     words = {name: value for name, value in words.items() if value is not None}
@@ -234,71 +219,54 @@ def _near(words: dict[str, Any], card: catalog.Gpu | None) -> Prediction:
     one = cell_on_ranks(**{"device": "cuda"} | words)
     if reasons := reasons_not_run(with_group_size(one)):
         raise SpecError("; ".join(reasons))
-    return near(one, card)
+    return near(one, card, records=records, say=say)
 
 
 def without_recipe(options: dict[str, Any]) -> dict[str, Any]:
     """A recipe as the words that it stands for, so that each of them can be another."""
-    named = spec.RECIPES.get(options.get("recipe"), {})
+    named = RECIPES.get(options.get("recipe", ""), {})
     return {name: value for name, value in (named | options).items() if name != "recipe"}
 
 
 def engine_for(engine: str, options: dict[str, Any]) -> Any:
     """The engine that is asked for, or needed: a rank of several is recorded. Raises SpecError."""
-    from vramprobe.predict.prediction import Engine
-
-    if engine not in (known := ("auto", *(one for one in get_args(Engine) if one != "near"))):
-        raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(known)}")
-    num_gpus = options.get("num_gpus") or 1
-    if num_gpus > 1 and engine == "formula":
-        raise SpecError(f"engine formula is arithmetic of one GPU, and num_gpus {num_gpus} was given: drop one of them")
-    return engine if num_gpus == 1 else "recipe"
+    if engine not in get_args(Engine):
+        raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(get_args(Engine))}")
+    return engine if (options.get("num_gpus") or 1) == 1 else "recipe"
 
 
 def predicted(
-    one: spec.CellSpec,
-    model: CardFit | None,
+    one: CellSpec,
+    model: CardFit | None = None,
     *,
-    engine: str,
+    engine: str = "auto",
     gpu: catalog.Gpu | None,
-    replays: bool = False,
-    retries: bool = False,
-    beyond: CardFit | None = None,
     where: Surroundings | None = None,
     say: Callable[[str], None] = lambda words: None,
     records: bool = True,
 ) -> Prediction:
-    """By a recipe or the arithmetic, as ``engine`` says; ``say`` hears what a recording does.
+    """By a recipe at hand where ``engine`` is auto, else by one of this very cell; ``say`` hears what a recording does.
 
-    ``auto``: by a recipe at hand where ``replays`` asks for its log and a fit for what a real run takes, else by
-    arithmetic, and where there is none by a recipe at hand, or one that is recorded now. ``beyond``: the fit that says
-    what a recording's device takes beside, where arithmetic is asked without one. ``where``: what a recording runs
-    with, if not the usual. ``records``: False raises UnsupportedArchitecture in place of recording for ``auto``.
+    ``where``: what a recording runs with, if not the usual. ``records``: False takes the nearest recipe that ships in
+    place of recording, or raises NotAtHand.
     """
-    may_be_kept, fit = engine == "auto" and where is None, model or beyond
-    is_first = may_be_kept and replays and fit is not None
-    if is_first and (found := _at_hand(one, fit, gpu)) is not None:
-        return found
-    missing: UnsupportedArchitecture | None = None
-    if engine in ("auto", "formula"):
-        try:
-            counted_architecture(one)  # where there is none, the arithmetic need not be loaded
+    from vramprobe.predict import at_hand, recorded
 
-            from vramprobe.predict.predict import predict as predict_cell
-
-            return predict_cell(one, model, gpu=gpu, replays=replays, retries=retries)
-        except UnsupportedArchitecture as error:
-            if engine == "formula" or isinstance(error, RunFails):
-                raise
-            missing = error
-        if may_be_kept and not is_first and (found := _at_hand(one, fit, gpu)) is not None:
-            return found
-        if missing is not None and not records:
-            raise missing
-    return _recorded(one, fit, gpu, say, missing, where)
+    if engine == "auto" and where is None:
+        replay = (at_hand.replay_at_hand if records else at_hand.replay_without_recording)(one, gpu=gpu)
+        if replay is not None:
+            return recorded.predict_replay(replay, one, gpu=gpu, model=model)
+        if not records:
+            raise at_hand.NotAtHand(f"no recipe of {one.cell_id} is at hand: vramprobe predict records one")
+    try:
+        return recorded.predict(one, gpu=gpu, model=model, say=say, where=where or recorded.USUAL)
+    except at_hand.CANNOT_EMULATE as error:
+        if least := _least_bytes(one, gpu):
+            raise type(error)(f"{error} A rank allocates at least about {format_bytes(least)}, near") from None
+        raise
 
 
-def _least_bytes(one: spec.CellSpec, gpu: catalog.Gpu | None) -> int:
+def _least_bytes(one: CellSpec, gpu: catalog.Gpu | None) -> int:
     """The lower end of what one of several ranks allocates; 0 where nothing is known of it."""
     from vramprobe.predict.shares import near
 
@@ -308,33 +276,3 @@ def _least_bytes(one: spec.CellSpec, gpu: catalog.Gpu | None) -> int:
         return near(one, gpu).peak_allocated_bytes.low
     except VramprobeError:
         return 0
-
-
-def _at_hand(one: spec.CellSpec, model: CardFit | None, gpu: catalog.Gpu | None) -> Prediction | None:
-    """By a recipe that was recorded before, or one that ships; None without either."""
-    from vramprobe.predict import at_hand, recorded
-
-    replay = at_hand.replay_at_hand(one, gpu=gpu)
-    return None if replay is None else recorded.predict_replay(replay, one, gpu=gpu, model=model)
-
-
-def _recorded(
-    one: spec.CellSpec,
-    model: CardFit | None,
-    gpu: catalog.Gpu | None,
-    say: Callable[[str], None],
-    missing: VramprobeError | None,
-    where: Surroundings | None,
-) -> Prediction:
-    """By a recipe, recorded now if it is not in the cache; an error says also why there is no arithmetic
-    (``missing``)."""
-    from vramprobe.predict import at_hand, recorded
-
-    try:
-        return recorded.predict(one, gpu=gpu, model=model, say=say, where=where or recorded.USUAL)
-    except (*at_hand.CANNOT_EMULATE, at_hand.NoRecipe) as error:
-        if isinstance(error, at_hand.CANNOT_EMULATE) and (least := _least_bytes(one, gpu)):
-            raise type(error)(f"{error} A rank allocates at least about {format_bytes(least)}, by arithmetic") from None
-        if missing is None:
-            raise
-        raise type(missing)(f"no recipe: {error}; and no arithmetic: {missing}") from None

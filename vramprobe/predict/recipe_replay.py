@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vramprobe.allocator.config import AllocatorConfig
+from vramprobe.catalog import Gpu
 from vramprobe.catalog.libraries import DECIDING
 from vramprobe.errors import VramprobeError
 from vramprobe.log.log import Log
 from vramprobe.log.reserved import num_retries, reserve
 from vramprobe.log.shapes import Shape
 from vramprobe.measure.observation import Observation, peak_of
-from vramprobe.predict.prediction import HasMemory, Prediction
+from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.uncertainty import interval_around
 from vramprobe.predict.verdict import within
 from vramprobe.recipe.recipe import Recipe
-from vramprobe.records.record import Peak, PhaseMemory
+from vramprobe.records.phase_memory import Peak, PhaseMemory
 from vramprobe.units import format_bytes
 
 #: (low, high) of emulated / replayed, beyond the worst of benchmarks/truth/recipes.md; at lengths that a shipped recipe
@@ -53,6 +54,7 @@ class Replay:
     def prediction(self, name: str, warnings: Sequence[str]) -> Prediction:
         """Return the Prediction of ``name`` for one GPU, with these warnings and that of a load above the peak."""
         peak, terms = self.peak, dict(self.at_peak)
+        assert peak.reserved_bytes is not None  # of an allocator's counters
         terms |= {"block_remainders": left} if (left := peak.allocated_bytes - sum(terms.values())) > 0 else {}
         return Prediction(
             cell_id=name,
@@ -100,7 +102,7 @@ def replay_recipe(
     )
 
 
-def with_retries(found: Prediction, log: Log, config: AllocatorConfig, gpu: HasMemory) -> Prediction:
+def with_retries(found: Prediction, log: Log, config: AllocatorConfig, gpu: Gpu) -> Prediction:
     """Return ``found`` with how often the cache goes back, where ``gpu`` holds the tensors of ``log`` and not all that
     the allocator would keep."""
     return within(found, gpu, lambda limit: num_retries(log, config, limit))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 from vramprobe import catalog
@@ -19,29 +20,31 @@ from vramprobe.log.micro_steps import NoSecond
 from vramprobe.model.card_fit import CardFit
 from vramprobe.predict.at_hand import (
     CANNOT_EMULATE,
+    DEFAULT_CARD,
+    NoRecipe,
     card_of,
     cells_that_answer,
-    counted_shipped,
     is_composed,
     replay_shipped_near,
     replayed,
-    replayed_shipped,
-    require_launches,
     require_recordable,
-    shipped_launches,
 )
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.recipe_replay import COMPILED_RATIOS, RESERVED_RATIOS, Replay, with_retries
 from vramprobe.predict.uncertainty import interval_around, with_fit
 from vramprobe.recipe.book import find_recipe, kept_recipe
-from vramprobe.recipe.launches import Launches
 from vramprobe.recipe.recipe import Recipe, shape_of
-from vramprobe.recipe.recorder import USUAL, Surroundings, measured_gpu
+from vramprobe.recipe.recorder import USUAL, NotOneBranch, Surroundings, TooLarge, measured_gpu
 from vramprobe.recipe.shipped import labels_of
 from vramprobe.spec import CellSpec
 
 #: What is recorded to answer for others: the first at several depths.
 _COUNTS = {"batch_size": (8, 2, 3, 5), "seq_len": (1024, 1536, 2560, 4096)}
+#: What is recorded to answer for a cell larger than a recording's GPU where those are in two branches.
+_LARGER_COUNTS = {
+    "batch_size": ((32, 8, 12, 20), (31, 20, 24, 28)),
+    "seq_len": ((4096, 6144, 10240, 16384),),
+}
 
 
 def predict(
@@ -61,29 +64,6 @@ def predict(
     return predict_replay(replay_of(spec, gpu=gpu, say=say, where=where), spec, gpu=gpu, model=model)
 
 
-def predict_and_count(
-    spec: CellSpec, *, gpu: catalog.Gpu, say: Callable[[str], None] = lambda words: None
-) -> tuple[Prediction, Launches]:
-    """The peaks, and what a step launches (recipe/launches.py); raises as :func:`predict`.
-
-    From a recipe that ships where one was recorded around the shape, else from one that is recorded now.
-    """
-    require_recordable(spec, gpu)
-    for recorded, accumulates in cells_that_answer(spec):
-        with suppress(NoSecond):
-            if (shipped := counted_shipped(recorded, gpu)) is not None:
-                launches = shipped_launches(shipped, spec, accumulates=accumulates)
-                replay = replayed_shipped(shipped, spec, accumulates=accumulates)
-                return _predicted(replay, spec, None, gpu), require_launches(launches, spec)
-    for recorded, accumulates in reversed(cells_that_answer(spec)):
-        with suppress(NoSecond):
-            recipe = find_recipe(recorded, card_of(gpu), say, counted=True)
-            replay = replayed(recipe, spec, accumulates=accumulates)
-            launches = recipe.launches_at(accumulates=accumulates)
-            return _predicted(replay, spec, None, gpu), require_launches(launches, spec)
-    raise AssertionError("a cell's own recipe composes nothing")
-
-
 def replay_of(
     spec: CellSpec,
     *,
@@ -99,9 +79,10 @@ def replay_of(
     except CANNOT_EMULATE as error:
         if where != USUAL:
             raise
-        if (shipped := replay_shipped_near(spec, gpu=card)) is None:
+        try:
+            return replay_shipped_near(spec, gpu=card)
+        except NoRecipe:
             raise type(error)(f"{error} {_what_ships(spec)}") from None
-        return shipped
 
 
 def _recorded(spec: CellSpec, card: catalog.Gpu, say: Callable[[str], None], where: Surroundings) -> Replay:
@@ -110,7 +91,32 @@ def _recorded(spec: CellSpec, card: catalog.Gpu, say: Callable[[str], None], whe
         one = find_recipe(spec.model_copy(update={"grad_accum": 1}), card, say, where=where)
         with suppress(NoSecond):
             return replayed(one, spec, accumulates=True)
-    return replayed(find_recipe(spec, card, say, where=where), spec)
+    try:
+        return replayed(find_recipe(spec, card, say, where=where), spec)
+    except TooLarge:
+        question = next((name for name, counts in _COUNTS.items() if getattr(spec, name) > max(counts)), None)
+        if question is None or where != USUAL:
+            raise
+    return _replay_beyond(spec, question, (_COUNTS[question], *_LARGER_COUNTS[question]), card, say)
+
+
+def _replay_beyond(
+    spec: CellSpec, question: str, choices: Sequence[tuple[int, ...]], card: catalog.Gpu, say: Callable[[str], None]
+) -> Replay:
+    """The replay of a cell larger than a recording's GPU, from smaller values of ``question``, near and not exact: from
+    the first of ``choices`` that lies in one branch. Raises NotOneBranch.
+    """
+    counts, *others = choices
+    try:
+        recipe, accumulates = recipe_over(spec, question, card, say, counts=counts)
+    except NotOneBranch:
+        if not others:
+            raise
+        return _replay_beyond(spec, question, others, card, say)
+    found = replayed(recipe, spec, shape_of(spec), accumulates=accumulates)
+    values = ", ".join(f"{count:,}" for count in sorted(counts))
+    larger = f"more than a recording's GPU holds: recorded at {question} {values} and extended; near, not exact"
+    return replace(found, notes=(*found.notes, larger))
 
 
 def predict_many(
@@ -148,48 +154,38 @@ def over_shapes(
     Near, not exact: another value may be in another branch, so that its own recording decides. Raises as
     :func:`predict`, and CannotRecord where already the recorded shapes are in two branches.
     """
-    recipe, accumulates = _recipe_over(spec, question, gpu, say)
-    return _over(recipe, model, gpu, accumulates=accumulates)
+    recipe, accumulates = recipe_over(spec, question, gpu, say)
+    return lambda one: _predicted(replayed(recipe, one, shape_of(one), accumulates=accumulates), one, model, gpu)
 
 
-def over_rows(
-    spec: CellSpec, *, gpu: catalog.Gpu, say: Callable[[str], None] = lambda words: None
-) -> tuple[int, Callable[[CellSpec], tuple[Prediction, Launches]]]:
-    """Return the most rows that were recorded, and what gives peaks and launches of any number from two on; raises as
-    :func:`over_shapes` and :func:`predict_and_count`."""
-    most, fewest, *_ = _COUNTS["batch_size"]
-    recorded, accumulates = cells_that_answer(spec)[-1]
-    shipped = counted_shipped(recorded.model_copy(update={"batch_size": fewest}), gpu)
-    if shipped is not None and shipped.recipe.launch_rules is not None:
-        recipe, most = shipped.recipe, max(rows for rows, *_ in shipped.shapes)
-    else:
-        recipe, accumulates = _recipe_over(spec, "batch_size", gpu, say, counted=True)
-    predicted = _over(recipe, None, gpu, accumulates=accumulates)
-
-    def both(one: CellSpec) -> tuple[Prediction, Launches]:
-        launches = recipe.launches_at(shape_of(one), accumulates=accumulates)
-        return predicted(one), require_launches(launches, one)
-
-    return most, both
-
-
-def _recipe_over(
-    spec: CellSpec, question: str, gpu: catalog.Gpu, say: Callable[[str], None], *, counted: bool = False
+def recipe_over(
+    spec: CellSpec,
+    question: str,
+    gpu: catalog.Gpu,
+    say: Callable[[str], None],
+    *,
+    counts: tuple[int, ...] | None = None,
+    counted: bool = False,
 ) -> tuple[Recipe, bool]:
     """The recipe of a few shapes that answers for ``spec``, and whether a second micro-step is then composed."""
     require_recordable(spec, gpu)
     for recorded, accumulates in reversed(cells_that_answer(spec)):
         with suppress(NoSecond):
-            recipe = _recorded_over(recorded, question, gpu, say, counted=counted)
+            recipe = _recorded_over(recorded, question, counts or _COUNTS[question], gpu, say, counted=counted)
             recipe.deep(accumulates=accumulates)
             return recipe, accumulates
     raise AssertionError("a cell's own recipe composes nothing")
 
 
 def _recorded_over(
-    spec: CellSpec, question: str, gpu: catalog.Gpu, say: Callable[[str], None], *, counted: bool
+    spec: CellSpec,
+    question: str,
+    counts: tuple[int, ...],
+    gpu: catalog.Gpu,
+    say: Callable[[str], None],
+    *,
+    counted: bool,
 ) -> Recipe:
-    counts = _COUNTS[question]
     if question == "seq_len" and (most := spec.learned_positions) is not None:
         counts = tuple(min(count, most * count // counts[-1]) for count in counts)
     cells = [spec.model_copy(update={question: count}) for count in counts]
@@ -197,49 +193,41 @@ def _recorded_over(
     return find_recipe(cells[0], card_of(gpu), say, shapes=shapes[1:], counted=counted)
 
 
-def _over(
-    recipe: Recipe, model: CardFit | None, gpu: catalog.Gpu, *, accumulates: bool
-) -> Callable[[CellSpec], Prediction]:
-    return lambda one: _predicted(replayed(recipe, one, shape_of(one), accumulates=accumulates), one, model, gpu)
-
-
 def predict_replay(
     replay: Replay, spec: CellSpec, *, gpu: catalog.Gpu | None = None, model: CardFit | None = None
 ) -> Prediction:
     """The Prediction of a replayed recipe: corrected by ``model``, with retries on ``gpu``, and reasons."""
     found = _predicted(replay, spec, model, gpu)
-    found = found.model_copy(update={"warnings": [*found.warnings, *_reasons(spec, found)]})
+    found = found.model_copy(update={"warnings": [*found.warnings, *_reasons(spec, found, gpu)]})
     return found if gpu is None else with_retries(found, replay.log, parse_alloc_conf(spec.alloc_conf or ""), gpu)
 
 
-def _reasons(spec: CellSpec, found: Prediction) -> list[str]:
-    """Return why the answer is as large as it is, of a model whose tensors are known by arithmetic."""
-    from vramprobe.architecture import UnsupportedArchitecture
-    from vramprobe.predict.reasons import reasons
+def _reasons(spec: CellSpec, found: Prediction, gpu: catalog.Gpu | None) -> list[str]:
+    """Return why the answer is as large as it is, of a model whose tensors are known."""
+    from vramprobe.predict.reasons import reasons, without_flash
 
     try:
-        return reasons(spec, found.terms)
+        return [*reasons(spec, found.terms), *without_flash(spec, gpu)]
     except UnsupportedArchitecture:
         return []
 
 
 def _predicted(replay: Replay, spec: CellSpec, model: CardFit | None, gpu: catalog.Gpu | None) -> Prediction:
     require_above_floor(spec, replay.peak.allocated_bytes, replay.num_params)
-    found = replay.prediction(spec.cell_id, [*_of_rank(spec), replay.provenance, *replay.notes])
-    loads = (
-        replay.peak.load_allocated_bytes if spec.num_gpus > 1 else 0
-    )  # weights that are whole before they are divided
+    found = replay.prediction(spec.cell_id, [*_of_rank(spec), replay.provenance, *_of_vendor(gpu), *replay.notes])
+    # a rank's weights are whole before they are divided
+    loads = replay.peak.load_allocated_bytes if spec.num_gpus > 1 else 0
     reserved = max(loads, (found.reserved_bytes or found.peak_allocated_bytes).value)
     ratios = COMPILED_RATIOS if spec.torch_compile else RESERVED_RATIOS
     found = found.model_copy(update={"reserved_bytes": interval_around(reserved, ratios)})
-    if model is not None and not model.is_emulated:
+    if model is not None:
         found = with_fit(found, spec, model, gpu, num_params=replay.num_params)
     ranks = {"num_gpus": spec.num_gpus, "sharding": spec.sharding}
     return found.model_copy(update=ranks | _on_host(spec, found))
 
 
 def _on_host(spec: CellSpec, found: Prediction) -> dict[str, Any]:
-    """Host memory of a rank that offloads, by arithmetic; nothing where a family has none."""
+    """Host memory of a rank that offloads, by formulas; nothing where the tensors are not known."""
     if spec.offload == "none":
         return {}
     from vramprobe.predict import host_memory
@@ -257,6 +245,12 @@ def _of_rank(spec: CellSpec) -> list[str]:
     if spec.num_gpus == 1:
         return []
     return [f"rank {spec.only_rank or 0} of {spec.num_gpus} under {spec.sharding}, emulated alone, not measured"]
+
+
+def _of_vendor(gpu: catalog.Gpu | None) -> list[str]:
+    if gpu is None or gpu.is_size or gpu.vendor == "NVIDIA":
+        return []
+    return [f"recorded as on {DEFAULT_CARD}: what the kernels of {gpu.vendor} ask for beside it was not checked"]
 
 
 def _what_ships(spec: CellSpec) -> str:

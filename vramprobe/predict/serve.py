@@ -1,4 +1,4 @@
-"""An inference engine alone on a GPU, by arithmetic: what is left for the KV cache, in tokens and requests.
+"""An inference engine alone on a GPU, by formulas: what is left for the KV cache, in tokens and requests.
 
 In: a model, a GPU and vLLM's options. Out: a Served. What torch allocates is counted (serving_memory.py); what the
 driver takes besides is learnt from published logs (data/serving_charges.csv), and said to be.
@@ -19,7 +19,7 @@ from vramprobe.emulate.cards import CardProperties, card_properties
 from vramprobe.errors import SpecError
 from vramprobe.predict import serving_memory
 from vramprobe.predict.bisection import bisected
-from vramprobe.predict.prediction import Frozen
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.units import GIB, MIB
 
 #: Releases whose formulas these are → (the engine, gpu_memory_utilization by default).
@@ -31,7 +31,7 @@ _ALL_GRAPHS_SEQS = 256  # vllm/config/vllm.py: sizes up to min(2 × max_num_seqs
 _DTYPES = ("bf16", "fp16", "fp32")
 
 
-class Served(Frozen):
+class Served(FrozenModel):
     """Bytes on each GPU; ``kv_cache_bytes`` below 0 or too few blocks for one request: the engine does not start."""
 
     engine: str
@@ -81,7 +81,7 @@ def serve(
     ``quantization``: null is the checkpoint's own. ``finds_caches``: torch.compile finds what it compiled at an earlier
     start.
 
-    Raises VramprobeError for a model without arithmetic, an unknown GPU, and options that vLLM does not have.
+    Raises VramprobeError for a model whose tensors are not known, an unknown GPU, and options that vLLM does not have.
     """
     if vllm_release not in RELEASES:
         raise SpecError(f"vllm_release {vllm_release!r}: one of {', '.join(RELEASES)}")
@@ -91,7 +91,7 @@ def serve(
     arch, config = architecture(entry.config), text_config(entry.config)
     if arch.model_type == "llama4_text":
         raise UnsupportedArchitecture(
-            "there is no arithmetic for vLLM's KV cache of Llama 4, whose layers attend within chunks"
+            "there is no formula for vLLM's KV cache of Llama 4, whose layers attend within chunks"
         )
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
     is_large = card.total_bytes >= _LARGE_GPU_BYTES and "A100" not in card.name

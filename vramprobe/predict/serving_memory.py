@@ -1,4 +1,4 @@
-"""Bytes that vLLM puts on each GPU, by arithmetic: weights by quantization, the activation peak, KV cache per block.
+"""Bytes that vLLM puts on each GPU, by formulas: weights by quantization, the activation peak, KV cache per block.
 
 In: an Architecture, its config and a ServeSpec. Out: bytes per GPU. The formulas are those of vLLM 0.19.0 (V1 engine)
 and, where a name says so, of 0.32 (its second model runner); each function names the file. Never imports torch or vLLM.

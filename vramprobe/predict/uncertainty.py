@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vramprobe.catalog import Gpu
 from vramprobe.model.card_fit import CardFit, Ratio, Spread
-from vramprobe.predict.prediction import ALONE, FitProvenance, HasKernels, Interval, Prediction
+from vramprobe.predict.prediction import FitProvenance, Interval, Prediction
 from vramprobe.spec import CellSpec
 
-#: (low, high) of measured / predicted without a fit. CPU: the spread over this project's own cells. CUDA: rounding to
-#: 512 bytes and most kernels' scratch are not in the arithmetic, so it may read low.
-ARITHMETIC_SPREAD = {"cpu": (0.98, 1.02), "cuda": (0.95, 1.10)}
 #: No fit is trusted to less than this, relative to the value: what the caching allocator does not split off depends on
-#: all that ran before. The CPU's allocator hands out what was asked for.
-MIN_HALF_WIDTH = {"cpu": 0.0, "cuda": 0.005}
+#: all that ran before.
+MIN_HALF_WIDTH = 0.005
 #: Outside of what was fitted an interval reaches so many times as far from its value, and so far at least, relative to
 #: it: no record can say more.
 OUTSIDE_TIMES, OUTSIDE_HALF_WIDTH = 2, 0.01
@@ -32,52 +30,40 @@ def with_fit(
     found: Prediction,
     spec: CellSpec,
     model: CardFit,
-    gpu: HasKernels | None,
+    gpu: Gpu | None,
     *,
     num_params: int | None,
 ) -> Prediction:
     """Return ``found``, which rests on no fit, with what ``model`` learnt of the card.
 
-    Allocated and reserved memory are multiplied by the fit's ratios where both are what these were learnt from: on the
-    CPU, and where the allocator was replayed. Else only reserved memory is added, by the fit's share of allocated. Of
-    several GPUs, of which no fit is made, only the device's memory is added.
+    Allocated and reserved memory are multiplied by the fit's ratios. Of several GPUs, of which no fit is made, only the
+    device's memory is added.
     """
-    if spec.device != model.device:
-        note = f"the fit is of {model.device} ({model.device_name}), and the cell for {spec.device}: it is not used"
-        return found.model_copy(update={"warnings": [note, *found.warnings]})
-    card = gpu.short_name if gpu is not None and not gpu.is_size else None
-    gaps = model.gaps_of(card)
+    gaps = model.gaps
     if spec.num_gpus > 1:
         return found.model_copy(
             update={"device_bytes": _device_tier(found.reserved_bytes, gaps.device_over_reserved_bytes)}
         )
-    beyond = model.outside(spec, num_params, card)
-    allocated, reserved = found.peak_allocated_bytes, found.reserved_bytes
-    if reserved is not None or spec.device == "cpu":
-        allocated = _times(allocated.value, gaps.allocated_of(spec.method), spec.device, is_outside=bool(beyond))
-        if reserved is not None:
-            reserved = gaps.reserved and _times(reserved.value, gaps.reserved, spec.device, is_outside=bool(beyond))
-    elif (ratio := gaps.reserved_over_allocated) is not None:
-        reserved = Interval(
-            value=round(allocated.value * ratio.value),
-            low=round(allocated.low * max(ratio.low, 0.0)),
-            high=round(allocated.high * ratio.high),
-        )
+    card = gpu.short_name if gpu is not None and not gpu.is_size else None
+    beyond, ratio = model.outside(spec, num_params, card), gaps.allocated_of(spec.method)
+    allocated, reserved = _times(found.peak_allocated_bytes.value, ratio, is_outside=bool(beyond)), found.reserved_bytes
+    if reserved is not None:
+        reserved = _times(reserved.value, gaps.reserved, is_outside=bool(beyond)) if gaps.reserved else None
     return found.model_copy(
         update={
             "peak_allocated_bytes": allocated,
             "constant_bytes": found.constant_bytes + allocated.value - found.peak_allocated_bytes.value,
             "reserved_bytes": reserved,
             "device_bytes": _device_tier(reserved, gaps.device_over_reserved_bytes),
-            "fit": _provenance(model, gaps.allocated_of(spec.method)),
-            "warnings": [*_notes(model, beyond), *(one for one in found.warnings if one != ALONE)],
+            "fit": _provenance(model, ratio),
+            "warnings": [*_notes(beyond), *found.warnings],
         }
     )
 
 
-def _times(value: int, ratio: Ratio, device: str, *, is_outside: bool) -> Interval:
+def _times(value: int, ratio: Ratio, *, is_outside: bool) -> Interval:
     """An interval around value times ratio, nowhere narrower than MIN_HALF_WIDTH; wider outside of what was fitted."""
-    sides = [max(side, MIN_HALF_WIDTH[device]) for side in (ratio.value - ratio.low, ratio.high - ratio.value)]
+    sides = [max(side, MIN_HALF_WIDTH) for side in (ratio.value - ratio.low, ratio.high - ratio.value)]
     if is_outside:
         sides = [max(OUTSIDE_TIMES * side, OUTSIDE_HALF_WIDTH) for side in sides]
     return Interval(
@@ -96,17 +82,13 @@ def _device_tier(reserved: Interval | None, gap: Spread | None) -> Interval | No
     )
 
 
-def _notes(model: CardFit, outside: Sequence[str]) -> list[str]:
-    notes = []
-    if outside:
-        notes.append(
-            f"outside of what was fitted: {', '.join(outside)}; intervals are {OUTSIDE_TIMES} times as wide, and "
-            f"{100 * OUTSIDE_HALF_WIDTH:g} % to each side at least"
-        )
-    if model.is_emulated:
-        basis = f", {model.basis}" if model.basis else f": {model.device_name} itself was not measured"
-        notes.append(f"fitted to emulated runs{basis}")
-    return notes
+def _notes(outside: Sequence[str]) -> list[str]:
+    if not outside:
+        return []
+    return [
+        f"outside of what was fitted: {', '.join(outside)}; intervals are {OUTSIDE_TIMES} times as wide, and "
+        f"{100 * OUTSIDE_HALF_WIDTH:g} % to each side at least"
+    ]
 
 
 def _provenance(model: CardFit, allocated: Ratio) -> FitProvenance:
@@ -114,8 +96,7 @@ def _provenance(model: CardFit, allocated: Ratio) -> FitProvenance:
         data_fingerprint=model.data_fingerprint,
         num_records=model.num_records,
         models=model.models,
-        instrument=model.instrument,
-        device_name=model.device_name,
+        card=model.card,
         allocated_over_predicted=allocated,
         vramprobe_version=model.vramprobe_version,
     )

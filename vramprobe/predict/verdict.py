@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from vramprobe.catalog import Gpu
 from vramprobe.errors import VramprobeError
-from vramprobe.predict.prediction import Frozen, HasMemory, Interval, Prediction, Within
+from vramprobe.predict.prediction import Interval, Prediction, Within
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.units import GIB, format_bytes
 
 #: For the CUDA context where no card is named (an amount of memory, a claim) or the catalog has none (AMD's): more
@@ -25,7 +27,7 @@ HOST_ALLOWANCE_BYTES = 16 * GIB
 TIGHT_SHARE = 0.95
 
 
-class Verdict(Frozen):
+class Verdict(FrozenModel):
     """Verdict of a cell on a GPU. ``needed_bytes`` is compared with ``usable_bytes``: allocated bytes where it is tight
     because cached blocks are freed.
     """
@@ -37,21 +39,15 @@ class Verdict(Frozen):
     reason: str
 
 
-def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
+def verdict(prediction: Prediction, gpu: Gpu) -> Verdict:
     """Judge the predicted cell on ``gpu``: by the device tier where it is known, else beside the most that the driver
     and a CUDA context take of this card (catalog/contexts.py). It is tight if it fits only because cached blocks are
     freed; a near prediction is tight wherever its interval leaves it open. Raises VramprobeError where the GPU's size
     is not known.
     """
+    judged = _judged(prediction, gpu)
     if prediction.engine == "near":
-        return _of_near(prediction, gpu)
-    judged = _judged(
-        gpu,
-        prediction.peak_allocated_bytes,
-        prediction.reserved_bytes,
-        prediction.device_bytes,
-        num_gpus=prediction.num_gpus,
-    )
+        return _of_near(prediction, judged)
     within = prediction.within
     if judged.verdict != "does not fit" or within is None or within.limit_bytes > judged.usable_bytes:
         return judged
@@ -67,11 +63,9 @@ def verdict(prediction: Prediction, gpu: HasMemory) -> Verdict:
     )
 
 
-def _of_near(prediction: Prediction, gpu: HasMemory) -> Verdict:
+def _of_near(prediction: Prediction, judged: Verdict) -> Verdict:
     """It fits where all of the reserved interval does, and does not where not even the least tensors do."""
-    allocated, reserved = prediction.peak_allocated_bytes, prediction.reserved_bytes
-    assert reserved is not None
-    judged = _judged(gpu, allocated, reserved, None, num_gpus=prediction.num_gpus)
+    allocated = prediction.peak_allocated_bytes
     answer: Literal["fits", "tight", "does not fit"] = "fits" if judged.verdict == "fits" else "tight"
     if allocated.low > judged.usable_bytes:
         answer = "does not fit"
@@ -79,11 +73,10 @@ def _of_near(prediction: Prediction, gpu: HasMemory) -> Verdict:
     return judged.model_copy(update={"verdict": answer, "reason": reason})
 
 
-def _judged(
-    gpu: HasMemory, allocated: Interval, reserved: Interval | None, device: Interval | None, *, num_gpus: int = 1
-) -> Verdict:
+def _judged(prediction: Prediction, gpu: Gpu) -> Verdict:
+    device, reserved, num_gpus = prediction.device_bytes, prediction.reserved_bytes, prediction.num_gpus
     usable = usable_bytes(gpu, device_is_known=device is not None, num_gpus=num_gpus)
-    needed = device or reserved or allocated
+    needed = device or reserved or prediction.peak_allocated_bytes
     basis = basis_of_verdict(gpu, "device" if device else "reserved" if reserved else "allocated", num_gpus=num_gpus)
     answer: Literal["fits", "tight", "does not fit"] = "tight"
     if needed.value > usable:
@@ -95,7 +88,7 @@ def _judged(
     return Verdict(gpu=gpu.name, verdict=answer, needed_bytes=needed, usable_bytes=usable, reason=reason)
 
 
-def basis_of_verdict(gpu: HasMemory, tier: Literal["device", "reserved", "allocated"], *, num_gpus: int = 1) -> str:
+def basis_of_verdict(gpu: Gpu, tier: Literal["device", "reserved", "allocated"], *, num_gpus: int = 1) -> str:
     """Say which memory is compared with the card, and what of the card is set aside."""
     basis = f"predicted {tier} memory" + ("" if tier == "device" else f", {set_aside(gpu)}")
     if num_gpus > 1:
@@ -105,7 +98,7 @@ def basis_of_verdict(gpu: HasMemory, tier: Literal["device", "reserved", "alloca
     return basis
 
 
-def set_aside(gpu: HasMemory) -> str:
+def set_aside(gpu: Gpu) -> str:
     """Say how much of the card is set aside for the driver and the CUDA context, and where the figure is from."""
     if gpu.context_bytes is None:
         return f"{format_bytes(CONTEXT_ALLOWANCE_BYTES)} set aside for the CUDA context, more than any known card's"
@@ -114,7 +107,7 @@ def set_aside(gpu: HasMemory) -> str:
     return f"{aside} set aside for the driver and the CUDA context ({gpu.context_basis})"
 
 
-def usable_bytes(gpu: HasMemory, *, device_is_known: bool, num_gpus: int = 1) -> int:
+def usable_bytes(gpu: Gpu, *, device_is_known: bool, num_gpus: int = 1) -> int:
     """Bytes of the card that a prediction may use: what CUDA sees, less the most that a CUDA context takes where only
     torch's memory is known, less NCCL's buffers on several GPUs, and less the host's part of a memory that it shares.
 
@@ -125,7 +118,7 @@ def usable_bytes(gpu: HasMemory, *, device_is_known: bool, num_gpus: int = 1) ->
     return _cuda_bytes(gpu) - aside - (NCCL_ALLOWANCE_BYTES if num_gpus > 1 else 0)
 
 
-def within(found: Prediction, gpu: HasMemory, retries_at: Callable[[int], int | None]) -> Prediction:
+def within(found: Prediction, gpu: Gpu, retries_at: Callable[[int], int | None]) -> Prediction:
     """Return ``found`` with how often the cache goes back, where ``gpu`` holds its tensors and not all that the
     allocator would keep. ``retries_at``: that number where segments may take so many bytes; None where it runs out.
     """
@@ -139,7 +132,7 @@ def within(found: Prediction, gpu: HasMemory, retries_at: Callable[[int], int | 
     return found.model_copy(update={"within": Within(limit_bytes=limit, num_alloc_retries=retries)})
 
 
-def _cuda_bytes(gpu: HasMemory) -> int:
+def _cuda_bytes(gpu: Gpu) -> int:
     """Bytes that CUDA sees of the card: less than nvidia-smi reports, which counts the driver's part."""
     if gpu.total_bytes is None:
         raise VramprobeError(f"the memory of {gpu.name} is not known, so nothing can be said about what fits on it")

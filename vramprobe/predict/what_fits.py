@@ -1,7 +1,7 @@
 """Find what fits a GPU: the largest batch, length or model of a cell, and the fewest GPUs, for cells in words.
 
-In: a cell's words without the one that is asked for, and a GPU. Out: a Largest, a MinGpus. On one GPU by arithmetic, or
-by a recording; on several by recordings, but the largest model, which is near.
+In: a cell's words without the one that is asked for, and a GPU. Out: a Largest, a MinGpus. On one GPU by recipes at
+hand, or by recordings; on several by recordings, but the largest model, which is near.
 """
 
 from __future__ import annotations
@@ -9,15 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from vramprobe import catalog, spec
+from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.choices import Offload, Sharding, meant
 from vramprobe.errors import SpecError
-from vramprobe.predict.questions import SHARDING, cell, cell_on_ranks, engine_for, given_fit, one_gpu_alone, predicted
-from vramprobe.rules.arithmetic import counted_architecture
+from vramprobe.predict.questions import (
+    SHARDING,
+    cell,
+    cell_on_ranks,
+    engine_for,
+    given_fit,
+    one_gpu_alone,
+    predicted,
+    require_cuda,
+)
 from vramprobe.rules.images import BESIDE_AN_IMAGE
 from vramprobe.rules.not_sharded import cannot_shard
-from vramprobe.rules.sharding import SHARDINGS, rules_of
+from vramprobe.rules.sharding import SHARDINGS
+from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,10 +40,9 @@ if TYPE_CHECKING:
 def max_batch_size(*, gpu: str, seq_len: int, **options: Any) -> Largest:
     """The largest batch of a cell that fits on ``gpu``; ``options`` are those of :func:`predict`.
 
-    Exact, by bisection, with the verdicts of :func:`predict`: on CUDA by the allocator's replay, of a recipe at hand or
-    of arithmetic. ``widen``: the verdicts hold what nobody named, too, as on the command line. Of a rank of several,
-    and without arithmetic for the architecture, by recordings on an emulated ``gpu``: about a minute, of which ``say``
-    hears. Raises VramprobeError where not even 1 fits.
+    Exact, by bisection, with the verdicts of :func:`predict`, by a recipe at hand. ``widen``: the verdicts hold what
+    nobody named, too, as on the command line. Of a rank of several, and without a recipe, by recordings on an emulated
+    ``gpu``: about a minute, of which ``say`` hears. Raises VramprobeError where not even 1 fits.
     """
     return _largest_count("batch_size", gpu, 1, seq_len=seq_len, batch_size=1, **options)
 
@@ -56,22 +64,19 @@ def max_seq_len(*, gpu: str, batch_size: int, **options: Any) -> Largest:
 def largest_model(*, gpu: str, **options: Any) -> Largest:
     """The largest model of the catalog that fits on ``gpu``; ``options`` are those of :func:`predict` but the model.
 
-    Models without arithmetic are named and not judged; with engine recipe those that may be the answer are recorded,
-    seconds to a minute each, of which ``say`` hears. On several GPUs near, unless by engine recipe.
+    Models that may be the answer and have no recipe at hand are named and not judged; with engine recipe they are
+    recorded, seconds to a minute each, of which ``say`` hears. On several GPUs near, unless by engine recipe.
     """
     from vramprobe.predict import largest
 
     card, several = catalog.gpu_or_size(gpu), (options.get("num_gpus") or 1) > 1
-    words, judge, *_ = _asked(gpu, options, engine="recipe" if several else "formula")
-    is_divided = rules_of(options.get("sharding")).module == "tensor_parallel"
-    records = options.get("engine") == "recipe"
-    record = _asked(gpu, options, engine="recipe").judge if records else None
-    if several:
-        judge = _nearly(card)
+    records = options.pop("engine", "auto") == "recipe"
+    asked = _asked(gpu, options, records=records)
+    judge = _nearly(card) if several and not records else asked.judge
 
-    def named(slug: str) -> spec.CellSpec | str:
+    def named(slug: str) -> CellSpec | str:
         try:
-            one = cell_on_ranks(model=slug, **words)
+            one = cell_on_ranks(model=slug, **asked.words)
         except SpecError as error:
             return str(error)
         return (cannot_shard(one) if several else None) or one
@@ -80,11 +85,7 @@ def largest_model(*, gpu: str, **options: Any) -> Largest:
     cells = [(entry.name, named(entry.name)) for entry in entries]
     if all(isinstance(one, str) for _, one in cells):
         raise SpecError(str(cells[0][1]))
-    if is_divided and record is None:
-        raise UnsupportedArchitecture(
-            "there is no arithmetic for sharding tp: give engine recipe, which records the models that may be it"
-        )
-    return largest.largest_model(cells, judge, card.name, record)
+    return largest.largest_model(cells, judge, card)
 
 
 def _nearly(card: catalog.Gpu) -> Judge:
@@ -93,7 +94,7 @@ def _nearly(card: catalog.Gpu) -> Judge:
     from vramprobe.predict.shares import near
     from vramprobe.predict.verdict import verdict
 
-    def judge(one: spec.CellSpec) -> Judged:
+    def judge(one: CellSpec) -> Judged:
         prediction = near(one, card)
         return Judged(prediction, verdict(prediction, card))
 
@@ -120,26 +121,17 @@ def min_gpus(
 
     sharding, offload = meant("sharding", sharding), _known_offload(offload)
     one = _sharded_cell(options).model_copy(update={"sharding": sharding, "offload": offload or "none"})
-    card, model = catalog.gpu_or_size(gpu), given_fit(None if str(fit) == "none" else fit)
-    engine_for(engine, {"num_gpus": 2})  # formula is refused
+    card, model = catalog.gpu_or_size(gpu), given_fit(fit)
+    engine_for(engine, {"num_gpus": 2})
     return fewest.min_gpus(one, card, model, say, _judging(card, options.get("loop"), widen=widen))
 
 
-def _sharded_cell(options: dict[str, Any]) -> spec.CellSpec:
+def _sharded_cell(options: dict[str, Any]) -> CellSpec:
     """The cell whose number of GPUs is looked for. Raises UnsupportedArchitecture for one of one GPU alone."""
     one = cell(**{"device": "cuda"} | {name: it for name, it in options.items() if it is not None})
     if reason := one_gpu_alone(one):
         raise UnsupportedArchitecture(f"{reason}, so no number of GPUs is looked for")
     return one
-
-
-def _engine_of(one: spec.CellSpec) -> str:
-    """formula or recipe: the first that knows a step of the cell."""
-    try:
-        counted_architecture(one)
-    except UnsupportedArchitecture:
-        return "recipe"
-    return "formula"
 
 
 def _known_offload(offload: str | None) -> Offload | None:
@@ -184,50 +176,35 @@ def min_gpus_by_sharding(*, gpu: str, offload: Offload | None = None, **options:
 
 
 def _largest_count(question: Literal["batch_size", "seq_len"], gpu: str, least: int, **options: Any) -> Largest:
-    from vramprobe.predict import largest
-
-    engine = engine_for(options.get("engine", "auto"), options)
-    asked = _asked(gpu, options, engine=engine)
-    one = cell_on_ranks(**asked.words)
-    if engine == "auto" and _engine_of(one) == "recipe":
-        engine, asked = "recipe", _asked(gpu, options, engine="recipe")
-        if (found := _largest_shipped(question, one, catalog.gpu_or_size(gpu), asked, least)) is not None:
+    asked = _asked(gpu, options)
+    one, card = cell_on_ranks(**asked.words), catalog.gpu_or_size(gpu)
+    if engine_for(options.get("engine", "auto"), options) == "auto":
+        found = _largest_shipped(question, one, card, asked, least)
+        if found is not None:
             return found
-    if engine == "recipe":
-        say, patient = options.get("say", lambda words: None), options.get("patient", True)
-        return _largest_recorded(question, one, gpu, asked, say, patient=patient)
-    if asked.replay is not None:
-        return largest.largest_replayed(question, one, asked.replay, asked.judge, least=least)
-    return largest.largest_count(question, one, asked.judge, least=least)
+    say, patient = options.get("say", lambda words: None), options.get("patient", True)
+    return _largest_recorded(question, one, card, asked, say, patient=patient)
 
 
 def _largest_shipped(
-    question: Literal["batch_size", "seq_len"], one: spec.CellSpec, card: catalog.Gpu, asked: _Asked, least: int
+    question: Literal["batch_size", "seq_len"], one: CellSpec, card: catalog.Gpu, asked: _Asked, least: int
 ) -> Largest | None:
     """By recipes that ship, exact at the shapes around which they were recorded and near elsewhere; None without."""
-    from vramprobe.predict import largest
-    from vramprobe.predict.at_hand import NoRecipe, replay_shipped_near
+    from vramprobe.predict.at_hand import replay_shipped_near
+    from vramprobe.predict.largest import largest_shipped
     from vramprobe.predict.recorded import predict_replay
 
-    def judge(other: spec.CellSpec) -> Judged:
+    def judge(other: CellSpec) -> Judged:
         replay = replay_shipped_near(other, gpu=card)
-        if replay is None:
-            raise NoRecipe(f"no recipe of {other.cell_id} ships")
         return asked.judged(other, predict_replay(replay, other, gpu=card, model=asked.model))
 
-    for first in dict.fromkeys((least, 2 if question == "batch_size" else least)):
-        try:
-            judge(one.model_copy(update={question: first}))
-            return largest.largest_count(question, one, judge, least=first)
-        except NoRecipe:
-            continue
-    return None
+    return largest_shipped(question, one, judge, least=least)
 
 
 def _largest_recorded(
     question: Literal["batch_size", "seq_len"],
-    one: spec.CellSpec,
-    gpu: str,
+    one: CellSpec,
+    card: catalog.Gpu,
     asked: _Asked,
     say: Callable[[str], None],
     *,
@@ -238,7 +215,6 @@ def _largest_recorded(
     from vramprobe.predict.at_hand import CANNOT_EMULATE
     from vramprobe.recipe.recorder import CannotRecord, NotOneBranch
 
-    card = catalog.gpu_or_size(gpu)
     try:
         rough = recorded.over_shapes(one, question, gpu=card, model=asked.model, say=say)
     except (CannotRecord, *CANNOT_EMULATE) as error:  # other events from shape to shape, or what ships knows shapes
@@ -247,10 +223,10 @@ def _largest_recorded(
         least = _least_that_ships(one, asked.judge) if question == "batch_size" else 1
         return largest.largest_count(question, one, asked.judge, least=least)
 
-    return largest.largest_replayed(question, one, asked.judge, lambda other: asked.judged(other, rough(other)))
+    return largest.largest_count(question, one, asked.judge, rough=lambda other: asked.judged(other, rough(other)))
 
 
-def _least_that_ships(one: spec.CellSpec, judge: Judge) -> int:
+def _least_that_ships(one: CellSpec, judge: Judge) -> int:
     """Return 1 row, or 2 where the recipes that ship know several alone."""
     from vramprobe.predict.at_hand import CANNOT_EMULATE
 
@@ -262,50 +238,38 @@ def _least_that_ships(one: spec.CellSpec, judge: Judge) -> int:
 
 
 class _Asked(NamedTuple):
-    """Basis of an inverse question; ``replay`` is null where nothing is replayed."""
+    """Basis of an inverse question."""
 
     words: dict[str, Any]  # of the cell
     judge: Judge
     model: CardFit | None
-    judged: Callable[[spec.CellSpec, Prediction], Judged]
-    replay: Judge | None = None
+    judged: Callable[[CellSpec, Prediction], Judged]
 
 
-def _asked(gpu: str, options: dict[str, Any], engine: str) -> _Asked:
-    """Build the functions that judge a cell on ``gpu`` from predict's options."""
-    from vramprobe.model.card_fit import shipped_fit
-
+def _asked(gpu: str, options: dict[str, Any], *, records: bool = True) -> _Asked:
+    """Build the functions that judge a cell on ``gpu`` from predict's options; without ``records`` of what is at hand
+    alone."""
     words, card = dict(options), catalog.gpu_or_size(gpu)
-    fit = words.pop("fit", None)
-    model = replays = given_fit(None if str(fit) == "none" else fit)
-    if fit is None and words.get("device") != "cpu" and words.get("sharding") is None:
-        model, replays = shipped_fit("cuda", card, of_one_card=True), shipped_fit("cuda", card)
-    words.pop("engine", None)
+    model, device = given_fit(words.pop("fit", None)), words.pop("device", None)
+    require_cuda(device)
+    engine = engine_for(words.pop("engine", "auto"), words)
     say, _ = words.pop("say", lambda words: None), words.pop("patient", None)
-    sharding, words["device"] = words.get("sharding"), words.get("device") or "cuda"
-    engine_for(engine, words)
-
     judged = _judging(card, words.get("loop"), widen=words.pop("widen", False))
 
-    def judge_by(engine: str, model: CardFit | None, *, replays: bool) -> Judge:
-        by = {"engine": engine, "gpu": card, "say": say, "replays": replays, "retries": replays}
-        return lambda one: judged(one, predicted(one, model, **by))
+    def judge(one: CellSpec) -> Judged:
+        return judged(one, predicted(one, model, engine=engine, gpu=card, say=say, records=records))
 
-    judge = judge_by("recipe" if engine == "recipe" else "formula", model, replays=False)
-    is_replayed = engine != "recipe" and words["device"] != "cpu"
-    by_fit = sharding is None and replays is not None and replays.device == "cuda"
-    exact = judge_by(engine, replays, replays=True) if is_replayed and by_fit else None
-    return _Asked(words, judge, model, judged, exact)
+    return _Asked(words | {"device": "cuda"}, judge, model, judged)
 
 
-def _judging(card: catalog.Gpu, loop: str | None, *, widen: bool) -> Callable[[spec.CellSpec, Prediction], Judged]:
+def _judging(card: catalog.Gpu, loop: str | None, *, widen: bool) -> Callable[[CellSpec, Prediction], Judged]:
     """Return what judges a predicted cell; with ``widen`` as ``vramprobe predict`` does, whose verdict holds what
     nobody named, the loop among it where ``loop`` is None."""
     from vramprobe.predict.largest import Judged
     from vramprobe.predict.unknowns import deciding, unknowns, wide_verdict
 
-    def judged(one: spec.CellSpec, prediction: Prediction) -> Judged:
-        by = deciding(unknowns(one, prediction, card, ["loop"] if loop else [])) if widen else []
+    def judged(one: CellSpec, prediction: Prediction) -> Judged:
+        by = deciding(unknowns(one, prediction, ["loop"] if loop else [])) if widen else []
         said = [f"verdicts leave room for what nobody named, most for {by[0].name}: {by[0].tell}"] if by else []
         noted = prediction.model_copy(update={"warnings": [*prediction.warnings, *said]})
         return Judged(noted, wide_verdict(prediction, by, card))

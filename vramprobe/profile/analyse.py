@@ -8,34 +8,29 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vramprobe.catalog import gpu_seen
-from vramprobe.profile import cards, ranks, rollout
+from vramprobe.profile import cards, engines, ranks, rollout
 from vramprobe.profile.analyzed_rank import AnalyzedRank, alive_at_oom, homes_of, see
 from vramprobe.profile.card_times import with_times
-from vramprobe.profile.data_fragmentation import batches_and_fragmentation
-from vramprobe.profile.engines import vllm
-from vramprobe.profile.engines.failures import not_served, why_not
-from vramprobe.profile.from_outside import CardSeen
+from vramprobe.profile.data_batches import data_batches
+from vramprobe.profile.data_fragmentation import data_fragmentation
 from vramprobe.profile.growth import growth_of
 from vramprobe.profile.host import host_memory
-from vramprobe.profile.library_limits import last_lines_of, library_notes
-from vramprobe.profile.measured_time import measured_step_seconds
+from vramprobe.profile.monitors import CardSeen
+from vramprobe.profile.notes import last_lines_of, library_notes, not_served, unread_images, why_not
 from vramprobe.profile.places import Places
 from vramprobe.profile.raw import RawOom, RawRank, RawRun
-from vramprobe.profile.rollout_beside import stages_beside
 from vramprobe.profile.run_files import read_run
 from vramprobe.profile.served import served_here
-from vramprobe.profile.step_time import step_time
+from vramprobe.profile.step_time import measured_step_seconds, step_time
 from vramprobe.profile.steps_differ import repeats, step_peaks
-from vramprobe.profile.unread_images import unread_images
 from vramprobe.recommend.prices import chosen, shipped_offers
-from vramprobe.records.engine import EngineMemory, RequestAnswer
+from vramprobe.records.engine import RequestAnswer
 from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, Replaced
 from vramprobe.records.profile_outcomes import (
     ProfileError,
@@ -81,16 +76,18 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
     warnings = list(run.warnings)
     found, seen_by_rank = [], []
     seen_cards = [CardSeen(**card) for card in launcher.get("cards") or ()]
-    workers = vllm.workers_of(run.engine_logs)
+    workers = engines.workers_of(run.engine_logs)
     for raw in run.ranks:
-        remarks = ranks.Remarks(name_of(raw))
+        remarks = ranks.Remarks(raw.name)
         seen = see(raw, launcher.get("folder"))
         profile = ranks.rank_profile(raw, seen, remarks, seen_cards)
         context_bytes = (launcher.get("emulator") or {}).get("context_bytes")
         homes = homes_of(raw.process, launcher.get("folder"))
+        batches = data_batches(raw, context_bytes)
+        creep = batches and data_fragmentation(raw, seen, context_bytes, replay_steps, len(run.ranks))
         more = {
             "rollout": rollout.stages(raw, seen),
-            "batches": batches_and_fragmentation(raw, seen, context_bytes, replay_steps, len(run.ranks)),
+            "batches": batches and batches.model_copy(update={"creep": creep}),
             "repeats": repeats(raw.phases, raw.num_steps),
             "step_peaks": step_peaks(raw.phases, raw.num_steps, seen),
             "growth": growth_of(raw, seen, context_bytes, homes),
@@ -113,7 +110,7 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
         for said in raw.warnings:
             remarks.add(said)
         warnings += remarks.texts
-    beside = stages_beside(run.ranks, seen_by_rank)
+    beside = rollout.stages_beside(run.ranks, seen_by_rank)
     found = [one.model_copy(update={"rollout": beside.get(one.pid, one.rollout)}) for one in found]
     if alone := (launcher.get("options") or {}).get("one_rank"):
         warnings.append("rank {} of {} ran alone: the others did not run, and are taken to be like it".format(*alone))
@@ -141,10 +138,10 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
         instrument="emulated" if emulation or (first is None and launcher.get("emulate")) else "cuda",
         outcome=_outcome(run, seen_by_rank, warnings),
         environment=environment,
-        engine=_engine(run, workers, environment),
+        engine=engines.account_of(run.engine_logs, workers, environment.versions),
         answers=[RequestAnswer(**one) for one in launcher.get("answers") or ()],
         emulation=emulation,
-        context_bytes=emulation.context_bytes if emulation else _context_bytes(run.ranks),
+        context_bytes=emulation.context_bytes if emulation else ranks.context_bytes(run.ranks),
         ranks=found,
         host=host_memory(run.ranks, host_memory_bytes),
         step_time=time,
@@ -152,11 +149,6 @@ def _record(run: RawRun, host_memory_bytes: int | None, replay_steps: int | None
         replaced=[_only(Replaced, one) for one in run.replaced if one.get("kind") != "missing"],
         warnings=ranks.merged(dict.fromkeys(warnings)),
     )
-
-
-def name_of(raw: RawRank) -> str:
-    """``rank 3``, or the process where it has none."""
-    return f"process {raw.process.pid}" if raw.process.rank is None else f"rank {raw.process.rank}"
 
 
 def _script_words(command: Sequence[str]) -> Sequence[str]:
@@ -171,25 +163,17 @@ def _started_at(launcher: Mapping[str, Any], first: RawRank | None) -> str:
 
 
 def _environment(launcher: Mapping[str, Any], first: RawRank | None) -> ProfileEnvironment:
+    own = {"vramprobe": launcher.get("vramprobe")}
     if first is None:
-        return ProfileEnvironment(
-            device_name=launcher.get("emulate"), versions={"vramprobe": launcher.get("vramprobe")}
-        )
-    process = first.process
-    allocator = first.history.allocator if first.history else {}
-    emulator = launcher.get("emulator") or {}
-    return ProfileEnvironment(
-        device_name=process.device_name,
-        device_total_bytes=process.device_total_bytes,
-        capability=process.capability,
-        python=process.python,
-        torch=process.torch,
-        cuda=process.cuda,
-        alloc_conf=allocator.get("alloc_conf"),
-        emulator=str(emulator.get("version", "unknown")) if process.emulated else None,
-        versions=dict(process.versions) | {"vramprobe": launcher.get("vramprobe")},
-        settings=dict(first.settings),
-    )
+        return ProfileEnvironment(device_name=launcher.get("emulate"), versions=own)
+    process, emulator = first.process, launcher.get("emulator") or {}
+    more = {
+        "alloc_conf": first.history.allocator.get("alloc_conf") if first.history else None,
+        "emulator": str(emulator.get("version", "unknown")) if process.emulated else None,
+        "versions": dict(process.versions) | own,
+        "settings": dict(first.settings),
+    }
+    return _only(ProfileEnvironment, vars(process) | more)
 
 
 def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
@@ -213,21 +197,11 @@ def _emulation(run: RawRun, first: RawRank | None) -> Emulation | None:
         context_bytes=emulator.get("context_bytes", 0),
         graph_bytes=max((one["graph_bytes"] for one in reports if "graph_bytes" in one), default=None),
         is_busy=emulator.get("is_busy", False),
-        num_reads=_sum(one.get("num_reads") for one in reports),
-        num_steering_reads=_sum(one.get("num_reads_that_could_have_steered") for one in reports),
+        num_reads=_sum(reports, "num_reads"),
+        num_steering_reads=_sum(reports, "num_reads_that_could_have_steered"),
         reads=[_only(ValueRead, read) for read in report.get("reads", ())[:MAX_READS]],
         verification=None if verified is None else _only(Verification, verified),
     )
-
-
-def _engine(run: RawRun, workers: Mapping[int, EngineMemory], environment: ProfileEnvironment) -> EngineMemory | None:
-    """The account of all processes together: the most that a worker takes, and the smallest cache."""
-    said = vllm.memory_of(chain.from_iterable(log.lines for log in run.engine_logs.values()))
-    if said is None:
-        return None
-    caches = [one.kv_cache_gib for one in (said, *workers.values()) if one.kv_cache_gib is not None]
-    own = {"version": environment.versions.get(said.engine), "kv_cache_gib": min(caches, default=None)}
-    return said.model_copy(update=own)
 
 
 def _only(kind: Any, values: Mapping[str, Any]) -> Any:
@@ -235,20 +209,9 @@ def _only(kind: Any, values: Mapping[str, Any]) -> Any:
     return kind(**{name: value for name, value in values.items() if name in kind.model_fields})
 
 
-def _sum(values) -> int | None:
-    known = [value for value in values if value is not None]
+def _sum(reports: Iterable[Mapping[str, Any]], name: str) -> int | None:
+    known = [one[name] for one in reports if one.get(name) is not None]
     return sum(known) if known else None
-
-
-def _context_bytes(found: Sequence[RawRank]) -> int | None:
-    """Device use less what torch reserved, the least of all phases' ends: others' memory only adds to it."""
-    gaps = [
-        phase.device_used_bytes - phase.reserved_end_bytes
-        for raw in found
-        for phase in raw.phases
-        if phase.device_used_bytes is not None and phase.reserved_end_bytes is not None
-    ]
-    return min((gap for gap in gaps if gap >= 0), default=None)
 
 
 def _outcome(run: RawRun, seen: Sequence[AnalyzedRank | None], warnings: list[str]) -> ProfileOutcome:
@@ -291,23 +254,16 @@ def _caught(raw: RawRank, launcher: Mapping[str, Any]) -> list[str]:
     places = Places((), homes_of(raw.process, launcher.get("folder")))
     found: dict[tuple[Any, ...], list[RawOom]] = {}
     for one in raw.ooms:
-        found.setdefault((one.phase, line_of(places, one)), []).append(one)
+        found.setdefault((one.phase, ranks.line_said(places.of_stack(one.stack))), []).append(one)
     said = []
     for (phase, line), alike in found.items():
         most = max((one.requested_bytes or 0) for one in alike)
         steps = list(dict.fromkeys(one.step for one in alike if one.step is not None))
         when = (phase or "an unknown phase") + (f" of step {steps[0]}" if len(steps) == 1 else "")
         times = f"{len(alike)} times" if len(alike) > 1 else "once"
-        said.append(
-            f"{name_of(raw)} ran out of memory {times} and went on: in {when}, for {format_bytes(most)}, at {line}"
-        )
+        said.append(f"{raw.name} ran out of memory {times} and went on: in {when}, for {format_bytes(most)}, at {line}")
     more = len(said) - _MAX_CAUGHT
-    return said[:_MAX_CAUGHT] + ([f"{name_of(raw)} ran out at {more} more places and went on"] if more > 0 else [])
-
-
-def line_of(places: Places, oom: RawOom) -> str:
-    """The line that asked for the memory: ``file.py:12 forward``."""
-    return ranks.line_said(places.of_stack(oom.stack))
+    return said[:_MAX_CAUGHT] + ([f"{raw.name} ran out at {more} more places and went on"] if more > 0 else [])
 
 
 def _tail(launcher: Mapping[str, Any]) -> list[str]:
@@ -315,7 +271,7 @@ def _tail(launcher: Mapping[str, Any]) -> list[str]:
 
 
 def _libraries(launcher: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the emulated driver's notes on NVIDIA's libraries (library_limits.py); none for a real GPU."""
+    """Return the emulated driver's notes on NVIDIA's libraries (notes.py); none for a real GPU."""
     return (launcher.get("emulator") or {}).get("libraries") or {}
 
 
@@ -330,19 +286,10 @@ def _ended_by(raw: RawRank) -> bool:
 def _oom(raw: RawRank, seen: AnalyzedRank | None, launcher: Mapping[str, Any]) -> ProfileOom:
     last = raw.ooms[-1]
     place = Places((), homes_of(raw.process, launcher.get("folder"))).of_stack(last.stack)
-    return ProfileOom(
-        rank=raw.process.rank,
-        requested_bytes=last.requested_bytes,
-        allocated_bytes=last.allocated_bytes,
-        reserved_bytes=last.reserved_bytes,
-        free_bytes=last.free_bytes,
-        total_bytes=last.total_bytes,
-        phase=last.phase,
-        step=last.step,
-        line=place.line,
-        function=place.function,
-        module=place.module,
-        alive=None if seen is None else alive_at_oom(seen, last.phase, last.step),
-        exit_status=launcher.get("exit_status"),
-        last_lines=_tail(launcher),
-    )
+    more = {
+        "rank": raw.process.rank,
+        "alive": None if seen is None else alive_at_oom(seen, last.phase, last.step),
+        "exit_status": launcher.get("exit_status"),
+        "last_lines": _tail(launcher),
+    }
+    return _only(ProfileOom, vars(last) | vars(place) | more)

@@ -15,6 +15,7 @@ from vramprobe.emulate.cards import card_properties
 from vramprobe.errors import SpecError
 from vramprobe.profile.raw import RawRun
 from vramprobe.profile.step_time import counted_ranks
+from vramprobe.recommend.money import offers_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.records.profile import CardVerdict
 from vramprobe.records.step_time import CardTime
@@ -71,8 +72,7 @@ def _timed(
 
 def card_time(gpu: str, found: CountedTime, num_gpus: int, offers: Sequence[Offer], today: date) -> CardTime:
     """A time as a record, with the price of the cheapest machine that is rented out with so many of the card."""
-    its = [one for one in offers if one.gpu == gpu and one.holds(num_gpus)]
-    offer = min(its, key=lambda one: one.hourly(num_gpus), default=None)
+    offer = min(offers_of(offers, gpu, num_gpus), key=lambda one: one.hourly(num_gpus), default=None)
     hourly = None if offer is None else offer.hourly(num_gpus)
 
     def usd(seconds: float) -> float | None:

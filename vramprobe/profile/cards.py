@@ -44,11 +44,8 @@ def verdicts(run: RawRun, record: ProfileRecord, gpus: Sequence[str] | str) -> l
     found = [_verdict(gpu, record, requests) for gpu in wanted]
     if not any(record.may_grow(rank) for rank in record.ranks):
         return found
-    return [_of_steps_seen(one) if one.verdict == "fits" else one for one in found]
-
-
-def _of_steps_seen(one: CardVerdict) -> CardVerdict:
-    return one.model_copy(update={"why": f"{one.why}; of the steps seen, a later one may need more"})
+    later = "; of the steps seen, a later one may need more"
+    return [one.model_copy(update={"why": one.why + later}) if one.verdict == "fits" else one for one in found]
 
 
 @dataclass(frozen=True)

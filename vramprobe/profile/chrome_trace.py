@@ -25,7 +25,7 @@ from vramprobe.profile.raw import RawRank
 from vramprobe.profile.run_files import read_run
 from vramprobe.profile.step_time import counted_ranks
 from vramprobe.records.profile import ProfileRecord
-from vramprobe.speed.counted import Count, CountedTime, class_of, row_seconds, time_of
+from vramprobe.speed.counted import Count, CountedTime, row_seconds, time_of
 from vramprobe.speed.raw_count import count_of
 
 _HOST, _GPU = 1, 2  # processes of the trace
@@ -92,7 +92,7 @@ class _Played:
                 if phase_began is not None:
                     yield _slice(_HOST, _PHASES, phase_began[0], "phase", phase_began[1], host, {})
                 phase_began = (row.phase, host)
-            kind, launched = class_of(row), row.launches / row.calls
+            kind, launched = row.kind, row.launches / row.calls
             issued = host + launched * self._launch_us
             if launched:
                 yield _slice(_HOST, _LAUNCHES, row.name, kind, host, issued, {"launches": launched})
@@ -112,7 +112,7 @@ class _Played:
 
 def _collective_us(count: Count, seconds: float) -> dict[int, float]:
     """Each collective's call by its share of the bytes; the driver counts what all of them move."""
-    rows = {at: row for at, row in enumerate(count.rows) if class_of(row) == "collectives"}
+    rows = {at: row for at, row in enumerate(count.rows) if row.kind == "collectives"}
     total = sum(row.read + row.written for row in rows.values())
     if not total:
         return {}

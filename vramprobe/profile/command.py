@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.profile import launch
+from vramprobe.profile.interpreter import value_of
 from vramprobe.profile.requests import requests_of
 from vramprobe.profile.stand_ins import stand_ins
 from vramprobe.records.profile import ProfileRecord
@@ -260,8 +260,8 @@ def _one_rank(
         raise SpecError(f"{given}: give both and --emulate GPU, or --only-rank and --emulate 'GPU x8', one of 8 ranks")
     if not 0 <= rank < world_size <= _MAX_RANKS:
         raise SpecError(f"--only-rank {rank} --world-size {world_size}: 1 to {_MAX_RANKS} ranks, numbered from 0")
-    for option, value in pairwise([part for word in command for part in word.split("=", 1)]):
-        if option.replace("_", "-") in _SEVERAL_MACHINES and value not in ("1", "1:1"):
+    for option in _SEVERAL_MACHINES:
+        if (value := value_of(command, option)) not in (None, "1", "1:1"):
             raise SpecError(
                 f"{option} {value}: the launcher would wait for other machines; leave it out, --world-size says how "
                 "many ranks there are"

@@ -19,26 +19,14 @@ from vramprobe.allocator.ledger import Device
 from vramprobe.lengths.course import SETTINGS, Course, CourseUnderWay, play, settings_for
 from vramprobe.log.shapes import Shape
 from vramprobe.profile.analyzed_rank import AnalyzedRank
-from vramprobe.profile.data_batches import data_batches
 from vramprobe.profile.next_steps import ProfiledRun, recorded
 from vramprobe.profile.ranks import line_said
 from vramprobe.profile.raw import RawRank
-from vramprobe.records.data_batches import DataBatches, DataFragmentation, ReservedCourse
+from vramprobe.records.data_batches import DataFragmentation, ReservedCourse
 
 _MOST_LINES = 3
 _MOST_EVENTS = 10_000_000  # that are played where nobody asks for a number of steps: some seconds
 _TIMES_SLOWER = 10  # without the allocator in C
-
-
-def batches_and_fragmentation(
-    raw: RawRank, seen: AnalyzedRank | None, context_bytes: int | None, num_steps: int | None, num_ranks: int
-) -> DataBatches | None:
-    """Return the memory that the run's own data needs, with reserved memory over its steps; the arguments are those of
-    data_fragmentation.
-    """
-    found = data_batches(raw, context_bytes)
-    creep = None if found is None else data_fragmentation(raw, seen, context_bytes, num_steps, num_ranks)
-    return found and found.model_copy(update={"creep": creep})
 
 
 def data_fragmentation(

@@ -15,8 +15,8 @@ from pydantic import computed_field
 
 from vramprobe.profile.diff_time import TimeDifference, time_difference
 from vramprobe.records.frozen import FrozenModel
+from vramprobe.records.phase_memory import Composition
 from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, RankProfile, last_profile
-from vramprobe.records.record import Composition
 from vramprobe.records.shown import Shown
 from vramprobe.units import format_bytes, parse_bytes, parse_share
 
@@ -107,6 +107,15 @@ def profile_at(path: str | Path) -> ProfileRecord:
 
         return analyse(Path(path))
     return last_profile(path)
+
+
+def diff(before: ProfileRecord | str | Path, after: ProfileRecord | str | Path) -> Difference:
+    """Return what grew between two profiles, each a record, a .jsonl file whose last profile counts, or a run's folder.
+
+    Raises StoreError for a file without a profile.
+    """
+    one, other = (profile_at(given) if isinstance(given, str | Path) else given for given in (before, after))
+    return compare(one, other)
 
 
 def compare(before: ProfileRecord, after: ProfileRecord) -> Difference:

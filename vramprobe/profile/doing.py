@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from vramprobe.profile.places import Places
 from vramprobe.units import format_bytes
@@ -28,12 +28,12 @@ _NAMES = {None: "before its first use of a GPU", "load": "loading", "other": "be
 class Doing:
     """``stack``: of the main thread, innermost first."""
 
-    phase: str | None
-    step: int | None
-    num_steps: int
-    num_phases: int  # of this name, that have ended
-    allocated_bytes: int | None
-    says_its_pace: bool  # a generation by transformers, token by token
+    phase: str | None = None  # null before its first use of a GPU
+    step: int | None = None
+    num_steps: int = 0
+    num_phases: int = 0  # of this name, that have ended
+    allocated_bytes: int | None = None
+    says_its_pace: bool = False  # a generation by transformers, token by token
     stack: tuple[tuple[str, int, str], ...]
 
     def said(self, homes: Sequence[str]) -> str:
@@ -75,12 +75,5 @@ def doing_of(text: str) -> Doing | None:
             thread = int(begun[1], 16)
         elif thread == main and (frame := _FRAME.match(line)) is not None:
             stack.append((frame[1], int(frame[2]), frame[3]))
-    return Doing(
-        phase=said.get("phase"),
-        step=said.get("step"),
-        num_steps=said.get("num_steps") or 0,
-        num_phases=said.get("num_phases") or 0,
-        allocated_bytes=said.get("allocated_bytes"),
-        says_its_pace=bool(said.get("says_its_pace")),
-        stack=tuple(stack),
-    )
+    known = {one.name: said[one.name] for one in fields(Doing) if one.name in said}
+    return Doing(**known, stack=tuple(stack))

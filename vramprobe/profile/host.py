@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vramprobe.profile.raw import RawHost, RawRank
-from vramprobe.records.profile import HostMemory, HostPhase
+from vramprobe.records.profile_memory import HostMemory, HostPhase
 
 
 def host_memory(ranks: Sequence[RawRank], limit_bytes: int | None = None) -> HostMemory | None:

@@ -11,7 +11,8 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from vramprobe.errors import SpecError
@@ -46,6 +47,12 @@ def interpreter_of(command: list[str], environment: Mapping[str, str]) -> Path:
             raise SpecError(f"{found} starts no Python that can be told, and there is none on PATH: put it there")
         candidate = named
     return _asked(candidate, environment)
+
+
+def value_of(command: Sequence[str], *options: str) -> str | None:
+    """Value of the first of these options that the words give, ``--name VALUE`` or ``--name=VALUE``; None without."""
+    split = [part for word in command for part in word.split("=", 1)]
+    return next((value for option, value in pairwise(split) if option.replace("_", "-") in options), None)
 
 
 def _of_script(path: Path, environment: Mapping[str, str]) -> Path | None:

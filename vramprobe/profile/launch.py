@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,11 +25,10 @@ from vramprobe.emulate.values import hook as values_hook
 from vramprobe.emulate.values import one_rank
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.profile import stand_ins
-from vramprobe.profile.from_outside import seen_from_outside
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
-from vramprobe.profile.host_full import free_host_bytes, warned_of_a_full_host
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
+from vramprobe.profile.monitors import free_host_bytes, seen_from_outside, warned_of_a_full_host
 from vramprobe.profile.requests import Client, ServerRequests, require_free_port
 from vramprobe.profile.waiting import told_each_minute
 from vramprobe.records.whole_file import replacing
@@ -87,15 +86,7 @@ def run(
         executable_of(command, os.environ)
     if options.requests is not None:
         require_free_port(options.requests)
-    told = {
-        "command": command,
-        "emulate": emulate,
-        "started_ns": time.time_ns(),
-        "options": asdict(options),
-        "vramprobe": vramprobe.__version__,
-        "folder": os.getcwd(),
-        "emulator": None,
-    }
+    told = told_at_start(command, options, emulate)
     with (
         _environment(command, folder, options, emulate, policy, say) as (environment, emulator),
         seen_from_outside(emulated=emulator is not None) as cards,
@@ -115,6 +106,19 @@ def run(
     except StoreError as error:  # what the processes wrote may still be read
         say(str(error))
     return ended
+
+
+def told_at_start(command: Sequence[str], options: Options, emulate: str | None = None) -> dict[str, Any]:
+    """Content of ``run.json`` as a command starts."""
+    return {
+        "command": list(command),
+        "emulate": emulate,
+        "started_ns": time.time_ns(),
+        "options": asdict(options),
+        "vramprobe": vramprobe.__version__,
+        "folder": os.getcwd(),
+        "emulator": None,
+    }
 
 
 def write_told(folder: Path, told: Mapping[str, Any]) -> None:
@@ -138,10 +142,10 @@ def _environment(
         yield {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched))}, None
         return
     from vramprobe.emulate.activate import programs_folder
-    from vramprobe.emulate.build import emulator_version
     from vramprobe.emulate.enter import MOST_BYTES, entrance_for_command
     from vramprobe.emulate.machine import read_events, read_machine
-    from vramprobe.profile.library_limits import library_remarks
+    from vramprobe.emulate.version import emulator_version
+    from vramprobe.profile.notes import library_remarks
 
     python, path = _with_a_cuda_build(command, say)
     alone = options.one_rank
@@ -248,7 +252,7 @@ def _signals_are_the_commands(kept: Kept) -> Iterator[list[int]]:
 def _pass_on(stream: IO[bytes], tail: deque[str]) -> None:
     """Copy the command's stderr to ours at once, as it is; keep its last lines."""
     line = b""
-    while chunk := os.read(stream.fileno(), 65536):
+    while chunk := _read(stream):
         with suppress(OSError, ValueError):
             sys.stderr.buffer.write(chunk)
             sys.stderr.flush()
@@ -257,6 +261,14 @@ def _pass_on(stream: IO[bytes], tail: deque[str]) -> None:
         line = line[-65536:]
     if line:
         tail.append(line.decode(errors="replace"))
+
+
+def _read(stream: IO[bytes]) -> bytes:
+    """Return what has come; nothing once it has ended, or a signal's end has closed it."""
+    try:
+        return os.read(stream.fileno(), 65536)
+    except (OSError, ValueError):
+        return b""
 
 
 def _last_line(path: Path) -> dict[str, Any]:

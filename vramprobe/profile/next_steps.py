@@ -14,8 +14,7 @@ import numpy as np
 
 from vramprobe.allocator.allocator import STREAM
 from vramprobe.log.shapes import Shape
-from vramprobe.profile.analyzed_rank import AnalyzedRank
-from vramprobe.profile.micro_steps import MicroStep, micro_steps_of
+from vramprobe.profile.analyzed_rank import AnalyzedRank, MicroStep, micro_steps_of
 from vramprobe.profile.raw import RawRank
 from vramprobe.profile.steps_by_shape import named_steps
 from vramprobe.records.data_batches import HeldOutRequests

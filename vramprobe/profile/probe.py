@@ -21,9 +21,8 @@ from vramprobe.errors import VramprobeError
 from vramprobe.log.blocks import NONE
 from vramprobe.log.reserved import reserve
 from vramprobe.log.shapes import Shape
-from vramprobe.profile.analyzed_rank import AnalyzedRank, see
+from vramprobe.profile.analyzed_rank import AnalyzedRank, MicroStep, micro_steps_of, see
 from vramprobe.profile.causes import CAUSES, causes_seen_from
-from vramprobe.profile.micro_steps import MicroStep, micro_steps_of
 from vramprobe.profile.probed_log import StepEvents, log_of_steps, recorded_log
 from vramprobe.profile.ranks import line_said
 from vramprobe.profile.raw import RawRank, RawRun

@@ -18,9 +18,8 @@ from vramprobe.log.depth import Growth
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.log.pairing import scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules
-from vramprobe.profile.analyzed_rank import AnalyzedRank
+from vramprobe.profile.analyzed_rank import AnalyzedRank, MicroStep
 from vramprobe.profile.causes import as_cell
-from vramprobe.profile.micro_steps import MicroStep
 from vramprobe.profile.phase_spans import PhaseSpan
 from vramprobe.profile.raw import RawPhase
 from vramprobe.profile.steps_by_shape import ONCE, NamedSteps

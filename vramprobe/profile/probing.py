@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from vramprobe.emulate.cards import parse_cards
 from vramprobe.errors import VramprobeError
 from vramprobe.profile import launch
+from vramprobe.profile.this_process import redirected
 from vramprobe.recipe.command import FILE_NAME, write_command
 from vramprobe.records.profile import ProfileRecord
 
@@ -75,7 +75,7 @@ def _probed(
 
     own = replace(options, trace="all", steps=_STEPS, verify=False, phases=False, speed=False, probe=True)
     try:
-        with _silent():
+        with redirected((1, 2), os.devnull):  # its first run was shown
             launch.run(list(command), probe, own, emulate=emulate)
         recipe = command_recipe(probe, command, parse_cards(emulate)[0].gpu.short_name)
         size = write_command(recipe, folder / FILE_NAME)
@@ -86,21 +86,3 @@ def _probed(
     shapes = sum(len(one.shapes) for one in recipe.branches)
     say(f"recipe of {shapes} shapes, {size / 1000:.0f} kB: vramprobe predict --from {folder} --batch-size 8 --gpu all")
     return ""
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Print nothing of the command: its first run was shown."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    for number in (1, 2):
-        os.dup2(nothing, number)
-    os.close(nothing)
-    try:
-        yield
-    finally:
-        for number, own in zip((1, 2), kept, strict=True):
-            os.dup2(own, number)
-            os.close(own)

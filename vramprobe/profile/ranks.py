@@ -15,13 +15,12 @@ import numpy as np
 
 from vramprobe.profile import causes as causes_of
 from vramprobe.profile.analyzed_rank import AnalyzedRank, MemoryPoint, moment_of_peak
-from vramprobe.profile.from_outside import CardSeen
+from vramprobe.profile.monitors import CardSeen
 from vramprobe.profile.places import Location, pattern
 from vramprobe.profile.raw import RawPhase, RawRank
 from vramprobe.records.profile import RankProfile
 from vramprobe.records.profile_memory import BlocksAlike, Live, PhaseHighest, PlaceBytes, ProfilePeak
-from vramprobe.records.record import CollectiveTraffic
-from vramprobe.records.traffic import added_up, moved_since
+from vramprobe.records.traffic import CollectiveTraffic, added_up, moved_since
 from vramprobe.units import MIB, format_bytes
 
 _NUM_LARGEST = 10
@@ -39,6 +38,17 @@ class Remarks:
     def add(self, text: str) -> None:
         """One remark, with the rank that it is about."""
         self.texts.append(f"{self.rank}: {text}")
+
+
+def context_bytes(found: Sequence[RawRank]) -> int | None:
+    """Device use less what torch reserved, the least of all phases' ends: others' memory only adds to it."""
+    gaps = [
+        phase.device_used_bytes - phase.reserved_end_bytes
+        for raw in found
+        for phase in raw.phases
+        if phase.device_used_bytes is not None and phase.reserved_end_bytes is not None
+    ]
+    return min((gap for gap in gaps if gap >= 0), default=None)
 
 
 def merged(remarks: Iterable[str]) -> list[str]:
@@ -82,7 +92,7 @@ def rank_profile(
         peak=peak,
         num_steps=raw.num_steps,
         at_peak=at_peak,
-        at_peak_of=moment and said(moment.span.phase),
+        at_peak_of=moment and moment.span.phase.said,
         largest=(alike or [])[:_NUM_LARGEST],
         by_module=by_module or [],
         by_line=by_line or [],
@@ -116,12 +126,6 @@ def traffic_of(raw: RawRank) -> list[CollectiveTraffic]:
 def _is_called(uuid: str | None, name: str) -> bool:
     """Return True if torch's UUID is NVML's, which begins with ``GPU-``."""
     return uuid is not None and uuid.removeprefix("GPU-") == name.removeprefix("GPU-")
-
-
-def said(where: RawPhase | ProfilePeak) -> str:
-    """``backward of step 2``, ``load``."""
-    name = where.name if isinstance(where, RawPhase) else where.phase
-    return name if where.step is None else f"{name} of step {where.step}"
 
 
 def highest_by_name(phases: Sequence[RawPhase]) -> list[PhaseHighest]:
@@ -193,17 +197,17 @@ def _hold_against_counters(
     phase = moment.span.phase
     if phase.allocated_peak_bytes != peak.allocated_bytes:
         remarks.add(
-            f"the peak was in {said(peak)}, which was not traced; what is alive is of the traced peak, "
-            f"{format_bytes(phase.allocated_peak_bytes)} in {said(phase)}"
+            f"the peak was in {peak.said}, which was not traced; what is alive is of the traced peak, "
+            f"{format_bytes(phase.allocated_peak_bytes)} in {phase.said}"
         )
     counted = phase.requested_peak_bytes
     if counted is not None and counted != at_peak.total_bytes:
         remarks.add(
-            f"the allocator counted {counted:,} B requested at the peak of {said(phase)} and its history comes to "
+            f"the allocator counted {counted:,} B requested at the peak of {phase.said} and its history comes to "
             f"{at_peak.total_bytes:,} B; the difference is unexplained"
         )
     if moment.span.phase.step is not None and phase.step not in seen.owners.gradients_in and phase.name == "backward":
-        remarks.add(f"no gradients were looked up in {said(phase)}: they count as temporaries there")
+        remarks.add(f"no gradients were looked up in {phase.said}: they count as temporaries there")
 
 
 def _by_place(seen: AnalyzedRank, moment: MemoryPoint) -> tuple[list[BlocksAlike], list[PlaceBytes], list[PlaceBytes]]:

@@ -18,13 +18,11 @@ class RawProcess:
     """Process that wrote a file of lines."""
 
     pid: int
-    ppid: int | None = None
     argv: tuple[str, ...] = ()
     python: str | None = None
     torch: str | None = None
     cuda: str | None = None
     rank: int | None = None
-    local_rank: int | None = None
     world_size: int | None = None
     device_index: int | None = None
     device_name: str | None = None
@@ -56,6 +54,11 @@ class RawPhase:
     device_used_bytes: int | None = None  # at its end, by all processes, as the driver says
     device_peak_bytes: int | None = None  # within it; an emulated driver counts this, a real one does not
 
+    @property
+    def said(self) -> str:
+        """``backward of step 2``, ``load``."""
+        return self.name if self.step is None else f"{self.name} of step {self.step}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RawHost:
@@ -64,7 +67,6 @@ class RawHost:
     phase: str
     step: int | None = None
     both_bytes: int
-    tensors_bytes: int
     pinned_bytes: int
 
 
@@ -115,7 +117,6 @@ class RawEnd:
     why: str
     num_alloc_retries: int | None = None
     num_ooms: int | None = None
-    ended_ns: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +188,11 @@ class RawRank:
     end: RawEnd | None = None
     doing: Doing | None = None  # when it was last heard of
     history: RawHistory | None = None
+
+    @property
+    def name(self) -> str:
+        """``rank 3``, or the process where it has none."""
+        return f"process {self.process.pid}" if self.process.rank is None else f"rank {self.process.rank}"
 
     @property
     def device_uuid(self) -> str | None:

@@ -26,10 +26,10 @@ from vramprobe.profile.replicas import count_on, is_replicated, launcher_of
 from vramprobe.profile.run_files import read_run
 from vramprobe.profile.run_length import RunLength, run_length
 from vramprobe.profile.step_time import counted_ranks
-from vramprobe.recommend.answer import Recommendation, answers_of, judged, old_dates, price_notes
-from vramprobe.recommend.money import offers_of, usd_of
+from vramprobe.recommend.answer import Recommendation, answers_of, judged
+from vramprobe.recommend.money import cheapest, offers_of
 from vramprobe.recommend.options import COUNTS, CommandSetting, Limits, Option, nearest
-from vramprobe.recommend.prices import Offer
+from vramprobe.recommend.prices import Offer, old_dates, price_notes
 from vramprobe.records.profile import CardVerdict, ProfileRecord
 from vramprobe.speed.counted import CountedTime
 from vramprobe.speed.figure import Figure
@@ -115,9 +115,7 @@ def _counts(run: RawRun, count: int) -> list[Any]:
 
 def _numbers(run: RawRun, record: ProfileRecord, seen: int, max_gpus: int) -> list[int]:
     """Return the numbers of GPUs to try: those of a launcher that starts replicas; else as many as ran."""
-    if seen > 1 and not is_replicated(run):
-        return [seen]
-    if launcher_of(record.command) is None or seen == 1:
+    if seen == 1 or not is_replicated(run) or launcher_of(record.command) is None:
         return [seen]
     return [count for count in COUNTS if count <= min(max_gpus, GPUS_PER_MACHINE)]
 
@@ -162,17 +160,15 @@ class _Judge:
             verdict=verdict,
             condition=found.condition,
         )
-        its = offers_of(self._offers, gpu.short_name, count)
-        offer = min(its, key=lambda one: one.hourly(count), default=None)
-        fits = verdict.verdict != "does not fit"
-        hours = _times(seconds, steps / 3600) if fits else None
+        fits, hours = verdict.verdict != "does not fit", _times(seconds, steps / 3600)
+        offer, usd = cheapest(self._offers, hours, gpu.short_name, count, None)
         return Option(
             method=Path(self._record.command[0]).name,
             gpu=gpu.short_name,
             num_gpus=count,
             setting=setting,
-            hours=hours,
-            usd=None if hours is None or offer is None else usd_of(hours, offer, count, None),
+            hours=hours if fits else None,
+            usd=usd if fits else None,
             offer=offer,
             host=None,
             why_not="" if fits else f"does not fit: {verdict.reason}",

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from vramprobe.profile.interpreter import value_of
 from vramprobe.profile.raw import RawRun
 from vramprobe.records.traffic import KINDS
 from vramprobe.speed.counted import Count
@@ -49,11 +50,10 @@ def launcher_of(command: Sequence[str]) -> ReplicaLauncher | None:
     if name not in _LAUNCHERS:
         return None
     options, default = _LAUNCHERS[name]
-    split = [part for word in words for part in word.split("=", 1)]
-    for option, value in pairwise(split):
-        if option.replace("_", "-") in options:
-            return ReplicaLauncher(name, int(value) if value.isdigit() else None)  # torchrun also takes gpu and auto
-    return ReplicaLauncher(name, default)
+    value = value_of(words, *options)
+    if value is None:
+        return ReplicaLauncher(name, default)
+    return ReplicaLauncher(name, int(value) if value.isdigit() else None)  # torchrun also takes gpu and auto
 
 
 def is_replicated(run: RawRun) -> bool:

@@ -25,6 +25,7 @@ import psutil
 
 from vramprobe.errors import SpecError
 from vramprobe.profile.hook import settle
+from vramprobe.profile.interpreter import value_of
 
 #: (words of a command that starts a server, its port where --port gives none).
 SERVERS = {
@@ -90,11 +91,8 @@ def _server(command: Sequence[str]) -> int | None:
 
 
 def _port(command: Sequence[str]) -> int | None:
-    for word, following in zip(command, [*command, ""][1:], strict=True):
-        said = following if word == "--port" else word.removeprefix("--port=") if word.startswith("--port=") else ""
-        if said.isdigit():
-            return int(said)
-    return _server(command)
+    said = value_of(command, "--port")
+    return int(said) if said and said.isdigit() else _server(command)
 
 
 def require_free_port(requests: ServerRequests) -> None:

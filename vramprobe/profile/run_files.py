@@ -20,7 +20,7 @@ from typing import Any
 from vramprobe.errors import StoreError
 from vramprobe.profile import raw
 from vramprobe.profile.doing import Doing, doing_of
-from vramprobe.profile.engines.phases import as_served
+from vramprobe.profile.engines import as_served
 from vramprobe.records.store import bytes_of, whole_lines
 from vramprobe.records.traffic import KINDS
 

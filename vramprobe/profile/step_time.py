@@ -1,12 +1,15 @@
-"""A run's counted step → its time on a card, as a record: predicted.
+"""A run's counted step → its time on a card, as a record: predicted; and the wall time of a step on a real GPU.
 
 In: the raw ``count`` of the rank that takes longest, and a card of the catalog. Out: StepTime; None where nothing was
-counted, as on a real GPU, without a second step or under ``--no-speed``.
+counted, as on a real GPU, without a second step or under ``--no-speed``. By the ends of phases: the measured seconds of
+a step; None where kernels are no-ops (an emulated GPU) or too few steps ended.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
+from itertools import pairwise
 
 from vramprobe.catalog import Gpu, gpu_seen
 from vramprobe.errors import SpecError
@@ -18,6 +21,8 @@ from vramprobe.speed.counted import time_of
 from vramprobe.speed.raw_count import count_of
 
 _NUM_UNCLAIMED = 10
+#: The first step makes the optimizer's state and warms kernels up.
+_FIRST_STEP, _LEAST_STEPS = 2, 3
 
 
 def step_time(run: RawRun, warn: Callable[[str], None]) -> StepTime | None:
@@ -110,3 +115,18 @@ def _num_micro_batches(raw: RawRank, step: int) -> int:
     """Backwards of a step; where chunks of layers are interleaved, each micro-batch has one for each chunk."""
     backwards = max((one.micro_step or 1 for one in raw.phases if one.step == step), default=1)
     return max(backwards // raw.parallel.get("virtual", 1), 1)
+
+
+def measured_step_seconds(run: RawRun) -> float | None:
+    """Median seconds from the end of one optimizer step to the end of the next, of the slowest rank."""
+    found = [_of_rank(raw) for raw in run.ranks if not raw.process.emulated]
+    return max((one for one in found if one is not None), default=None)
+
+
+def _of_rank(raw: RawRank) -> float | None:
+    ends: dict[int, int] = {}
+    for phase in raw.phases:
+        if phase.name == "optimizer_step" and phase.step is not None and phase.step >= _FIRST_STEP - 1:
+            ends[phase.step] = max(phase.end_ns, ends.get(phase.step, 0))
+    steps = [(there - here) / 1e9 for (_, here), (_, there) in pairwise(sorted(ends.items()))]
+    return statistics.median(steps) if len(steps) >= _LEAST_STEPS else None

@@ -15,8 +15,7 @@ from fractions import Fraction
 import numpy as np
 
 from vramprobe.log.shapes import Shape, ShapeRules, shape_rules
-from vramprobe.profile.analyzed_rank import AnalyzedRank
-from vramprobe.profile.micro_steps import MicroStep
+from vramprobe.profile.analyzed_rank import AnalyzedRank, MicroStep
 
 ONCE = -1  # the name of what no step requests
 _NOT_MADE = -1

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vramprobe.profile.doing import Doing, doing_of
-from vramprobe.profile.looking import looking
+from vramprobe.profile.monitors import looking
 
 _EVERY_SECONDS, _LOOK_SECONDS = 60.0, 2.0
 _STEP = ("forward", "backward", "optimizer_step", "zero_grad")

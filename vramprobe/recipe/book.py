@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vramprobe.catalog import Gpu, is_slug
-from vramprobe.emulate.build import cache_errors, cache_folder
+from vramprobe.catalog.own import cache_folder
+from vramprobe.emulate.version import cache_errors
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
 from vramprobe.recipe.likeness import as_in_catalog

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vramprobe.errors import StoreError, VramprobeError
-from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log_and_phases
+from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log_and_phases, log_of
 from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
 from vramprobe.log.micro_steps import two_micro_steps
 from vramprobe.log.pairing import Kinds, Script, scripts_of
@@ -94,7 +94,7 @@ class Recipe:
 
     def _gradients_bytes(self, shape: Shape | None) -> list[int]:
         """Return the bytes of each gradient that an optimizer step ends with."""
-        log = self.deep(shape).log
+        log = log_of(self.marks, self._scripts(shape))
         if log is None:
             return []
         ends = next(mark.events for mark in reversed(log.marks) if mark.name == "zero_grad")
@@ -107,11 +107,10 @@ class Recipe:
         ``shape``: rows and length of another batch, and its rank, in the branch that was recorded. ``accumulates``:
         with a second micro-step in each step, of a recipe of one; raises NoSecond (log/micro_steps.py).
         """
-        scripts = self._scripts(shape)
-        deep = log_and_phases(self.marks, scripts)
-        if not accumulates or deep.log is None:
-            return deep
-        return log_and_phases(*zip(*two_micro_steps(self.marks, scripts, deep.log), strict=True))
+        marks, scripts = self.marks, self._scripts(shape)
+        if accumulates and (log := log_of(marks, scripts)) is not None:
+            marks, scripts = zip(*two_micro_steps(marks, scripts, log), strict=True)
+        return log_and_phases(marks, scripts)
 
     def _scripts(self, shape: Shape | None) -> list[Script]:
         sizes = [growth.kinds.size_bytes[np.abs(growth.codes) - 1] for growth in self.growths]

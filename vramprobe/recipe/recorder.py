@@ -23,10 +23,10 @@ from typing import Any
 from packaging.version import Version
 
 from vramprobe.catalog import Gpu, gpu_seen
-from vramprobe.emulate.build import emulator_version
 from vramprobe.emulate.enter import MOST_BYTES, entrance
 from vramprobe.emulate.environment import READY, find_environment
 from vramprobe.emulate.installation import NotEmulatable, find_installation
+from vramprobe.emulate.version import emulator_version
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.log.shapes import Shape
 from vramprobe.spec import CellSpec
@@ -51,6 +51,14 @@ class NotOneBranch(CannotRecord):
     """The events are not the same ones at all batch shapes, so that no recipe answers for them together."""
 
 
+class TooLarge(CannotRecord):
+    """A cell that asks for more memory than the GPU of its recording has."""
+
+
+#: What a recording's own errors are here, by their names (recording.py).
+_KINDS = {"OtherBranch": NotOneBranch, "NeedsMore": TooLarge}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """The libraries that a cell is recorded with, and the GPU that it sees.
@@ -70,7 +78,7 @@ class Surroundings:
             found = find_installation(self.python)
             versions = _versions(tuple(map(str, found.site_packages)))
             _require_transformers(json.loads(versions).get("transformers"), self.python)
-            return [versions, emulator_version()]
+            return [versions, _emulator()]
         try:
             used = find_installation()
             python, version = Path(used.python), used.torch_version
@@ -80,7 +88,7 @@ class Surroundings:
                 raise
             python, version = found, ""
         ready = python.parent.parent / READY
-        return [ready.read_text() if ready.is_file() else version, emulator_version()]
+        return [ready.read_text() if ready.is_file() else version, _emulator()]
 
 
 #: What is set up, and an emulated GPU.
@@ -164,7 +172,7 @@ class _Recorder:
             for line in self._answers:
                 answer = json.loads(line)
                 if "error" in answer:
-                    raise (NotOneBranch if "kind" in answer else CannotRecord)(answer["error"])
+                    raise _KINDS.get(answer["kind"], CannotRecord)(answer["error"])
                 if "done" in answer:
                     return out.read_bytes()
                 say(answer["say"])
@@ -225,6 +233,12 @@ def _require_transformers(version: str | None, python: Path) -> None:
             f"{python} has transformers {version}; a recording needs {_LEAST_TRANSFORMERS} or newer; with an older "
             "one profile your own command: vramprobe profile --emulate GPU -- COMMAND"
         )
+
+
+@cache
+def _emulator() -> str:
+    """The emulator's version, of sources that stay while this process runs."""
+    return emulator_version()
 
 
 @cache

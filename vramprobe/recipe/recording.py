@@ -39,7 +39,7 @@ from vramprobe.recipe.recipe import (
     rules_over,
     shape_of,
 )
-from vramprobe.records.outcomes import Error
+from vramprobe.records.outcomes import Error, Oom
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.records.whole_file import replacing
@@ -57,6 +57,10 @@ _OWNED = {"weights_bytes", "gradients_bytes", "optimizer_state_bytes", "batch_by
 
 class NotRecorded(VramprobeError):
     """A cell that does not run on the emulated GPU; the message says what it ended with."""
+
+
+class NeedsMore(NotRecorded):
+    """A cell that asks for more memory than the GPU of its recording has."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,7 @@ class Recording:
         record = run_isolated(spec, launcher, ticket, log, _TIMEOUT_SECONDS)
         ticket.tear()
         if record.facts is None or record.ledger is None or not recording.exists():
-            raise NotRecorded(_why_not(record, log))
+            raise (NeedsMore if isinstance(record.outcome, Oom) else NotRecorded)(_why_not(record, log))
         count = json.loads(counted.read_text()) if counted.exists() else None
         if count is not None and adds_apart(count):
             raise NotRecorded(
@@ -268,7 +272,7 @@ def main() -> None:
                 with replacing(request.out) as part:
                     part.write_bytes(packed)
             except VramprobeError as error:
-                answer(error=str(error), **({"kind": OtherBranch.__name__} if isinstance(error, OtherBranch) else {}))
+                answer(error=str(error), kind=type(error).__name__)
             else:
                 answer(done=None)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from vramprobe.catalog.libraries import in_words
-from vramprobe.emulate.build import cache_errors, cache_folder
+from vramprobe.catalog.own import cache_folder
+from vramprobe.emulate.version import cache_errors
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
 from vramprobe.recipe.recipe import Recipe, unpack

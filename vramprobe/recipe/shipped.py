@@ -13,13 +13,13 @@ import re
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from vramprobe.catalog import Gpu, find_gpu
+from vramprobe.catalog.own import cache_folder
 from vramprobe.catalog.shipped import data_file
-from vramprobe.emulate.build import cache_folder
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape, has_ranks
 from vramprobe.recipe.recipe import FORMAT, Origin, Recipe, recorded_words, unpack
@@ -85,8 +85,7 @@ def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shippe
     if not found:
         return None
     _, place, shapes, path, name = min(found, key=lambda one: one[:3])
-    with zipfile.ZipFile(path) as file:
-        recipe = unpack(file.read(name), f"{path}: {name}")
+    recipe = _read_recipe(path, path.stat().st_mtime_ns, name)
     card, is_merged = find_gpu(cards[place]), path == own_book()
     if card.blas_workspace_bytes == gpu.blas_workspace_bytes:
         return Shipped(recipe, shapes, is_merged)
@@ -137,6 +136,13 @@ def _read_names(book: Path, mtime_ns: int) -> Mapping[str, Sequence[str]]:
     for name in _names(book):
         found.setdefault(name.split()[0], []).append(name)
     return found
+
+
+@lru_cache(maxsize=8)
+def _read_recipe(book: Path, mtime_ns: int, name: str) -> Recipe:
+    """One entry of the book as it was written then; the last few are asked again at other shapes."""
+    with zipfile.ZipFile(book) as file:
+        return unpack(file.read(name), f"{book}: {name}")
 
 
 def entry_keys(spec: CellSpec, card: str) -> tuple[str, str]:

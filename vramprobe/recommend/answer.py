@@ -1,32 +1,33 @@
 """Answer: a question about cards -> every option with its time and money, the answers people ask for, why not others.
 
-In: a Question, offers. Out: a frozen Recommendation. Nothing in it was measured: memory is predict's, speed the fitted
-roofline's with its 80 % interval, money an offer's that has a date. Not counted: downloads, evaluation, failed runs.
+In: a Question, offers. Out: a frozen Recommendation. Nothing in it was measured: memory is predict's, speed the counted
+step's with its 80 % interval, money an offer's that has a date. Not counted: downloads, evaluation, failed runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from types import MappingProxyType
 from typing import Any, Literal
 
-from vramprobe.catalog import find_gpu, list_gpus
-from vramprobe.predict.prediction import Frozen
+from vramprobe.catalog import Gpu, find_gpu, list_gpus
+from vramprobe.errors import VramprobeError
 from vramprobe.predict.verdict import Verdict
+from vramprobe.recipe.shipped import answers_for
 from vramprobe.recommend.options import Limits, Option, Question, counts_of, nearest, option_of, words_of
-from vramprobe.recommend.prices import Offer
+from vramprobe.recommend.prices import Offer, old_dates, price_notes
 from vramprobe.recommend.settings import SettingsSearch
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.records.shown import Shown
 from vramprobe.speed.measured import Measured
-from vramprobe.speed.rates import SpeedFit, shipped_speed
 from vramprobe.units import few_digits, format_hours, format_usd
 
-#: Of predict's warnings, those that hold for every answer here.
-_SAID_OF_ALL = ("arithmetic alone", "one rank of", "reserved memory by the allocator")
-_REPLAYED = (
-    "memory on one GPU: of the answers, and of each method's cheapest and fastest option, as predict judges them "
-    "under a Trainer's loop; of the others by arithmetic: ask predict before you rent one"
+#: Of predict's warnings about the answers' settings, those that hold for every answer here.
+_SAID_OF_ALL = ("one rank of", "recorded on the emulated GPU", "its later micro-steps")
+_SPEED = (
+    "time is predicted from the counted launches of one step, not measured; docs/step_time.md says how far its 80 % "
+    "intervals were checked"
 )
 _NEAR = (
     "memory on several GPUs is near (docs/ranks.md says how near); vramprobe predict --num-gpus N --sharding KIND "
@@ -34,7 +35,7 @@ _NEAR = (
 )
 
 
-class BestOption(Frozen):
+class BestOption(FrozenModel):
     """The option that answers one of the questions people ask; ``doubt`` says what may keep it from being so."""
 
     question: Literal["cheapest", "fastest", "within the deadline"]
@@ -42,7 +43,7 @@ class BestOption(Frozen):
     doubt: str
 
 
-class Effect(Frozen):
+class Effect(FrozenModel):
     """Other options than an option's, and what the run is then; the differences are to the option's own figures."""
 
     options: dict[str, Any]
@@ -54,7 +55,7 @@ class Effect(Frozen):
     saved_usd: float | None
 
 
-class Recommendation(Frozen, Shown):
+class Recommendation(FrozenModel, Shown):
     """Every option, the cheapest first, and the answers; ``changes`` are about the first, or about what lacks least."""
 
     model: str  # of a command its words
@@ -71,12 +72,12 @@ class Recommendation(Frozen, Shown):
 
     def headline(self) -> str:
         """Return the first answer: the GPU, how many, its verdict."""
-        found = next((one for one in self.answers if one.option is not None), None)
+        found = next(((one.question, one.option) for one in self.answers if one.option is not None), None)
         if found is None:
             return f"{self.model}: no GPU that was tried answers; to_frame() says what each lacks"
-        option = found.option
+        question, option = found
         said = f"{option.num_gpus} x {option.gpu}, {option.method}, {option.setting.verdict.verdict}"
-        return f"{self.model}, {found.question}: {said}; predicted"
+        return f"{self.model}, {question}: {said}; predicted"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per option, the cheapest first; hours and US dollars are of the whole run."""
@@ -103,77 +104,75 @@ def recommended(
     offers: list[Offer],
     *,
     today: date,
-    fit: SpeedFit | None = None,
     measured: Mapping[str, Measured] = MappingProxyType({}),
-    replays: bool = True,
+    records: bool = True,
+    say: Callable[[str], None] = lambda words: None,
 ) -> Recommendation:
-    """Every option for the question, judged; ``measured``: what records say of a card's speed. ``replays``: on one
-    GPU the memory of the answers, and of each method's cheapest and fastest option, by the allocator's replay, as
-    predict has it; of the others by arithmetic. On several GPUs it is near (predict/shares.py).
+    """Every option for the question, judged as predict does; ``measured``: what records say of a card's speed.
 
-    Raises SpecError for a cell that cannot be, UnsupportedArchitecture for a model without arithmetic.
+    ``records``: False for recipes at hand alone; ``say`` hears of recordings. A method or a card that cannot be
+    recorded is left out; raises the first such error where all are.
     """
-    fit = fit or shipped_speed()
-    named = {offer.gpu for offer in offers}
-    priced = [gpu for gpu in list_gpus() if gpu.short_name in named and gpu.total_bytes is not None]
-    cards = [find_gpu(name) for name in question.gpus] or priced
     options: list[Option] = []
-    searches = {
-        method: SettingsSearch(
+    by_method: dict[str, str | None] = {}
+    refused: dict[str, VramprobeError] = {}
+    for method in question.methods:
+        search = SettingsSearch(
             words_of(question, method),
             global_batch=question.global_batch,
             sharding=question.sharding,
-            fit=fit,
             measured=measured,
+            records=records,
+            say=say,
         )
-        for method in question.methods
-    }
-    for search in searches.values():
-        options += [
-            one
-            for gpu in cards
-            for count in counts_of(question, offers, gpu.short_name)
-            if (one := option_of(question, search, gpu, count, offers))
-        ]
-    if replays:
-        _replay(question, searches, options, offers)
+        own, errors = _options(question, search, offers)
+        options += own
+        by_method[method] = f"not recorded: {next(iter(errors.values()))}" if errors and not own else what_it_lacks(own)
+        refused = errors | refused
+    if refused and not options:
+        raise next(iter(refused.values()))
     answers = answers_of(question, options)
+    judged_cards = {one.gpu for one in options}
+    doubts = [text for one in answers if one.option is not None for text in one.option.setting.warnings]
     return Recommendation(
         model=str(question.words["model"]),
         tokens=question.tokens,
         seq_len=question.words["seq_len"],
         answers=answers,
         options=judged(question, options, answers),
-        by_method={method: what_it_lacks([one for one in options if one.method == method]) for method in searches},
+        by_method=by_method,
         old_prices=old_dates([one.option.offer for one in answers if one.option and one.option.offer], today),
         notes=[
-            *_notes(question, options, offers, today, fit),
-            *([_REPLAYED] if replays else []),
+            *_notes(question, options, today),
+            *(f"left out: {gpu}: {error}" for gpu, error in refused.items() if gpu not in judged_cards),
             *([_NEAR] if any(one.num_gpus > 1 for one in options) else []),
-            *_doubts(answers),
+            *(text for text in dict.fromkeys(doubts) if not text.startswith(_SAID_OF_ALL)),
         ],
     )
 
 
-def _replay(
-    question: Question, searches: Mapping[str, SettingsSearch], options: list[Option], offers: Sequence[Offer]
-) -> None:
-    """Judge what answers by the allocator's replay, in place, until what answers has been: a setting that is found not
-    to fit makes room for the next best, of this option or of another.
-    """
-    is_open = True
-    while is_open:
-        shown = list(answers_of(question, options))
-        for method in searches:
-            shown += answers_of(question, [one for one in options if one.method == method])
-        is_open = False
-        for at, one in enumerate(options):
-            if one.hours is None or not any(one is answer.option for answer in shown):
+def _options(
+    question: Question, search: SettingsSearch, offers: Sequence[Offer]
+) -> tuple[list[Option], dict[str, VramprobeError]]:
+    """A method's options on every card and number of them, and by card why there is none."""
+    options, errors = [], {}
+    for gpu in _cards(question, offers):
+        for count in counts_of(question, offers, gpu.short_name):
+            try:
+                option = option_of(question, search, gpu, count, offers)
+            except VramprobeError as error:
+                errors.setdefault(gpu.short_name, error)
                 continue
-            search, gpu = searches[one.method], find_gpu(one.gpu)
-            if search.replay(one.setting.candidate, gpu, one.num_gpus):
-                is_open = True
-                options[at] = option_of(question, search, gpu, one.num_gpus, offers) or one
+            options += [] if option is None else [option]
+    return options, errors
+
+
+def _cards(question: Question, offers: Sequence[Offer]) -> list[Gpu]:
+    """Those that are named, else all with an offer that share one recipe."""
+    if question.gpus:
+        return [find_gpu(name) for name in question.gpus]
+    named = {offer.gpu for offer in offers}
+    return [gpu for gpu in list_gpus() if gpu.short_name in named and gpu.total_bytes is not None and answers_for(gpu)]
 
 
 def what_it_lacks(options: Sequence[Option]) -> str | None:
@@ -189,7 +188,7 @@ def what_it_lacks(options: Sequence[Option]) -> str | None:
     return f"nothing fits; nearest {near.num_gpus} × {near.gpu}, {verdict.verdict}: {verdict.reason}"
 
 
-def answers_of(limits: Question | Limits, options: Sequence[Option]) -> list[BestOption]:
+def answers_of(limits: Limits, options: Sequence[Option]) -> list[BestOption]:
     """The answers people ask for: of what fits, else of what is tight."""
     possible = [one for one in options if one.fits] or [one for one in options if one.hours is not None]
     cheapest = min([one for one in possible if one.usd is not None], key=_cost, default=None)
@@ -203,7 +202,7 @@ def answers_of(limits: Question | Limits, options: Sequence[Option]) -> list[Bes
     return answers
 
 
-def judged(limits: Question | Limits, options: Sequence[Option], answers: Sequence[BestOption]) -> list[Option]:
+def judged(limits: Limits, options: Sequence[Option], answers: Sequence[BestOption]) -> list[Option]:
     """Every option with what it has against it: the cheapest first, then those without a price, those not fitting."""
     reasons = [one.why_not or _why_not(limits, one, answers) for one in options]
     found = [
@@ -226,7 +225,7 @@ def _time(one: Option) -> float:
     return one.hours.value
 
 
-def _in_time(limits: Question | Limits, possible: list[Option]) -> BestOption:
+def _in_time(limits: Limits, possible: list[Option]) -> BestOption:
     """The cheapest that ends in time even at the slow end of its interval; else by its best value, with a doubt."""
     limit = (limits.deadline_seconds or 0.0) / 3600
     priced = [one for one in possible if one.usd is not None]
@@ -244,7 +243,7 @@ def _in_time(limits: Question | Limits, possible: list[Option]) -> BestOption:
     return BestOption(question="within the deadline", option=found, doubt=doubt)
 
 
-def _doubt(limits: Question | Limits, one: Option | None) -> str:
+def _doubt(limits: Limits, one: Option | None) -> str:
     if one is None:
         return "nothing fits"
     said = [] if one.fits else [f"memory is tight ({one.setting.verdict.reason})"]
@@ -259,7 +258,7 @@ def _doubt(limits: Question | Limits, one: Option | None) -> str:
     return "; ".join(said)
 
 
-def _why_not(limits: Question | Limits, one: Option, answers: list[BestOption]) -> str:
+def _why_not(limits: Limits, one: Option, answers: Sequence[BestOption]) -> str:
     """Return the disadvantages of an option that can run, beside the answers; of an answer, only its doubts."""
     if any(one is answer.option for answer in answers):
         return _doubt(limits, one)
@@ -278,45 +277,18 @@ def _why_not(limits: Question | Limits, one: Option, answers: list[BestOption]) 
     return "; ".join(said)
 
 
-def _doubts(answers: Sequence[BestOption]) -> list[str]:
-    """Return predict's doubts about the answers' settings: that libraries do so at all, or not by default."""
-    said = [warning for one in answers if one.option is not None for warning in one.option.setting.warnings]
-    return [text for text in dict.fromkeys(said) if not text.startswith(_SAID_OF_ALL)]
-
-
-def _notes(question: Question, options: list[Option], offers: list[Offer], today: date, fit: SpeedFit) -> list[str]:
-    notes = [
-        f"speed is estimated, not measured: by {fit.num_configurations} published configurations of "
-        f"{len(fit.sources)} sources, {fit.median_error:.0%} off (median) on sources left out; intervals hold 80 %",
-    ]
+def _notes(question: Question, options: list[Option], today: date) -> list[str]:
+    notes = [_SPEED]
     if "full" in question.methods and not any(question.words.get(name) for name in ("recipe", "dtype", "autocast")):
         notes.append("full: weights, gradients and AdamW's state all in bf16 (8 B/param); --recipe mixed takes 16")
-    timed = sorted({one.gpu for one in options if one.setting.estimate.condition == "measured"})
+    timed = sorted({one.gpu for one in options if one.setting.condition == "measured"})
     if timed:
         notes.append(f"the speed of {', '.join(timed)} is scaled to your records of it")
-    unseen = sorted({one.gpu for one in options if one.hours and one.setting.estimate.condition == "card never seen"})
+    unseen = sorted({one.gpu for one in options if one.hours and one.setting.condition == "card never seen"})
     if unseen:
         notes.append(f"fewer than two sources publish steps of {', '.join(unseen)}: a wide interval")
     used = [one.offer for one in options if one.offer is not None]
     return [*notes, *price_notes(used, today), _not_counted(used)]
-
-
-def price_notes(used: Sequence[Offer], today: date) -> list[str]:
-    """Return a note of the prices' dates and sources, which names old ones; nothing without prices."""
-    if not used:
-        return []
-    dates = sorted({offer.date for offer in used})
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    text = f"prices {used[0].terms}, of {when}, from {', '.join(sorted({offer.source for offer in used}))}"
-    if old := old_dates(used, today):
-        text += f"; those of {', '.join(old)} are more than 3 months old: "
-        text += "give --prices FILE.csv or --prices skypilot"
-    return [text]
-
-
-def old_dates(offers: Sequence[Offer], today: date) -> list[str]:
-    """The dates of the offers that are old."""
-    return sorted({offer.date for offer in offers if offer.is_old(today)})
 
 
 def _not_counted(offers: Sequence[Offer]) -> str:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vramprobe.catalog import find_gpu
+from vramprobe.catalog import Gpu, find_gpu
+from vramprobe.choices import RECIPES
 from vramprobe.errors import VramprobeError
+from vramprobe.predict.at_hand import NotAtHand
 from vramprobe.predict.changes import LEAST_SHARE, candidates
-from vramprobe.predict.verdict import Verdict, verdict
+from vramprobe.predict.verdict import Verdict
 from vramprobe.recommend.answer import Effect
-from vramprobe.recommend.memory import predict_on
-from vramprobe.recommend.money import cheapest, host_of, hours_of
+from vramprobe.recommend.money import cheapest, hours_of
 from vramprobe.recommend.options import Option, Question, words_of
 from vramprobe.recommend.prices import Offer
-from vramprobe.recommend.settings import SettingsSearch, Words, without_bf16
-from vramprobe.rules.not_sharded import cannot_shard
-from vramprobe.spec import RECIPES, resolve
+from vramprobe.recommend.settings import Setting, SettingsSearch, Words, without_bf16
+from vramprobe.resolve import resolve
 from vramprobe.speed.measured import Measured
-from vramprobe.speed.rates import SpeedFit, shipped_speed
-from vramprobe.speed.work import work_of
 
 #: Words of a candidate that are no cell's.
 _OF_RANKS = ("num_gpus", "sharding")
@@ -33,28 +31,23 @@ def effects(
     option: Option,
     offers: Sequence[Offer],
     *,
-    fit: SpeedFit | None = None,
     measured: Mapping[str, Measured] | None = None,
+    left_out: list[Words] | None = None,
 ) -> list[Effect]:
     """Return the effect of each single change on ``option``: those that save money first; where it does not fit,
-    memory.
+    memory. ``left_out`` takes those that a recording would be needed for.
 
     Fewer tokens of a step are made up for by more steps, so that the tokens stay.
     """
     gpu, setting = find_gpu(option.gpu), option.setting
+    assert isinstance(setting, Setting)  # no command's
     words = words_of(question, option.method)
     words = RECIPES.get(words.get("recipe") or "", {}) | {name: v for name, v in words.items() if name != "recipe"}
     words |= (without_bf16(words) if gpu.bf16_dense_tflops is None else {}) | setting.words()
-    search = SettingsSearch(
-        words,
-        global_batch=question.global_batch,
-        sharding=question.sharding,
-        fit=fit or shipped_speed(),
-        measured=measured or {},
-    )
-    now = _run(search, words, option, offers, question.tokens)
-    assert now is not None
-    spec = resolve(**_cell(words)).model_copy(update={"num_gpus": setting.num_gpus})
+    own: Words = {"device": "cuda"} | _without_ranks(words)
+    spec = resolve(**own).model_copy(update={"num_gpus": setting.num_gpus})
+    hours = hours_of(question.tokens, setting.estimate.tokens_per_second)
+    _, usd = cheapest(offers, hours, option.gpu, setting.num_gpus, option.host)
     others = [
         *candidates(spec),
         {"gradient_checkpointing": False},
@@ -64,20 +57,28 @@ def effects(
     for one in others:
         if all(words.get(name) == value for name, value in one.items()):
             continue
-        made = _run(search, words | one, option, offers, question.tokens)
+        try:
+            made = _setting(words | one, gpu, measured)
+        except NotAtHand:
+            if left_out is not None:
+                left_out.append(one)
+            continue
+        except VramprobeError:
+            continue  # it cannot be
         if made is None:
             continue
-        judged, hours, usd = made
+        then = hours_of(question.tokens, made.estimate.tokens_per_second)
+        _, usd_then = cheapest(offers, then, option.gpu, made.num_gpus, option.host)
         effect = Effect(
             options=one,
-            verdict=judged,
-            saved_bytes=now[0].needed_bytes.value - judged.needed_bytes.value,
-            hours=hours,
-            saved_hours=now[1] - hours,
-            usd=usd,
-            saved_usd=None if usd is None or now[2] is None else now[2] - usd,
+            verdict=made.verdict,
+            saved_bytes=setting.verdict.needed_bytes.value - made.verdict.needed_bytes.value,
+            hours=then.value,
+            saved_hours=hours.value - then.value,
+            usd=None if usd_then is None else usd_then.value,
+            saved_usd=None if usd_then is None or usd is None else usd.value - usd_then.value,
         )
-        if _is_worth_a_line(effect, now[0], now[1]):
+        if _is_worth_a_line(effect, setting.verdict, hours.value):
             found.append(effect)
     if option.hours is None:  # it does not fit
         return sorted(found, key=lambda one: -one.saved_bytes)
@@ -90,26 +91,12 @@ def _is_worth_a_line(effect: Effect, now: Verdict, hours: float) -> bool:
     return saves_bytes or saves_time
 
 
-def _cell(words: Words) -> Words:
-    return {"device": "cuda"} | {name: value for name, value in words.items() if name not in _OF_RANKS}
+def _without_ranks(words: Words) -> Words:
+    return {name: value for name, value in words.items() if name not in _OF_RANKS}
 
 
-def _run(
-    search: SettingsSearch, words: Words, option: Option, offers: Sequence[Offer], tokens: int
-) -> tuple[Verdict, float, float | None] | None:
-    """(verdict, hours, dollars) with these words; None where they cannot be or are not counted."""
-    gpu = find_gpu(option.gpu)
-    num_gpus = words.get("num_gpus") or 1
-    sharding = (words.get("sharding") or "fsdp") if num_gpus > 1 else None
-    try:
-        spec = resolve(**_cell(words)).model_copy(update={"num_gpus": num_gpus, "sharding": sharding})
-        if cannot_shard(spec) is not None:
-            return None
-        judged = verdict(predict_on(spec, gpu), gpu)
-        made = search.estimate(work_of(spec), spec.grad_accum, gpu, num_gpus, sharding)
-    except VramprobeError:
-        return None
-    hours = hours_of(tokens, made.tokens_per_second)
-    host = host_of(spec)
-    _, usd = cheapest(offers, hours, option.gpu, num_gpus, host)
-    return judged, hours.value, None if usd is None else usd.value
+def _setting(words: Words, gpu: Gpu, measured: Mapping[str, Measured] | None) -> Setting | None:
+    """Return the setting of these words, all of them given; None where nothing is known of a rank."""
+    own, sharding = {"grad_accum": 1} | _without_ranks(words), words.get("sharding") or "fsdp"
+    search = SettingsSearch(own, global_batch=1, sharding=sharding, measured=measured, records=False)
+    return search.best(gpu, words.get("num_gpus") or 1)

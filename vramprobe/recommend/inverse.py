@@ -1,39 +1,32 @@
 """Inverse: a budget or a deadline -> the most tokens, the longest sequences or the largest model that it pays for.
 
-In: a Question with one thing left open, offers. Out: what was found with its Recommendation, or an error that says what
-not even the smallest meets. By the best values of speed and cost, not by their intervals.
+In: a Question with one thing left open, and what answers one without. Out: what was found with its Recommendation, or
+an error that says what not even the smallest meets. By the best values of speed and cost, not by their intervals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import date
+from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from vramprobe.architecture import UnsupportedArchitecture
-from vramprobe.catalog import list_models
+from vramprobe.catalog import find_gpu, list_gpus, list_models
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.recommend.answer import Recommendation, recommended
+from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.options import Option, Question
-from vramprobe.recommend.prices import Offer
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.records.shown import Shown
-from vramprobe.speed.measured import Measured
 from vramprobe.units import format_hours, format_usd
 
-#: What records say of cards, by short name; empty: estimates alone.
-Measurements = Mapping[str, Measured]
+#: Makes a recommendation of a question, with the prices and the day at hand.
+Ask = Callable[[Question], Recommendation]
 #: Lengths are sought in steps of this.
 LENGTH_STEP = 256
 #: What is asked with where the number of tokens is open: hours and dollars grow with it in proportion.
 SOME_TOKENS = 1_000_000_000
 
 
-class Most(BaseModel, Shown):
+class Most(FrozenModel, Shown):
     """The most of what was left open; ``option`` is what it is for, in ``recommendation``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     asked: str  # tokens, seq_len or model
     value: int | str
@@ -74,12 +67,10 @@ def _limits(question: Question) -> str:
     return " and ".join(said)
 
 
-def most_tokens(question: Question, offers: list[Offer], *, today: date, measured: Measurements) -> Most:
+def most_tokens(question: Question, ask: Ask) -> Most:
     """The most tokens, on the option that makes most of them; ``question.tokens`` is not looked at."""
     _require_limit(question, "tokens")
-    found = recommended(
-        question.model_copy(update={"tokens": SOME_TOKENS}), offers, today=today, measured=measured, replays=False
-    )
+    found = ask(question.model_copy(update={"tokens": SOME_TOKENS}))
     counts = [(_tokens(question, one), index) for index, one in enumerate(found.options) if one.fits]
     tokens, index = max(counts, default=(0, 0), key=lambda pair: (pair[0], -pair[1]))
     if tokens < 1:
@@ -87,7 +78,7 @@ def most_tokens(question: Question, offers: list[Offer], *, today: date, measure
     exact = question.model_copy(
         update={"tokens": tokens, "methods": (found.options[index].method,), "gpus": (found.options[index].gpu,)}
     )
-    again = recommended(exact, offers, today=today, measured=measured, replays=False)
+    again = ask(exact)
     option = next(one for one in again.options if one.num_gpus == found.options[index].num_gpus)
     return Most(asked="tokens", value=tokens, option=option, recommendation=again)
 
@@ -103,46 +94,49 @@ def _tokens(question: Question, one: Option) -> int:
     return int(SOME_TOKENS * min(shares))
 
 
-def longest(
-    question: Question, offers: list[Offer], *, today: date, measured: Measurements, up_to: int = 131_072
-) -> Most:
+def longest(question: Question, ask: Ask, *, up_to: int = 131_072) -> Most:
     """The longest sequences, in steps of :data:`LENGTH_STEP`, of a run over the same tokens."""
     _require_limit(question, "the longest sequences")
 
-    def asked(steps: int) -> tuple[Recommendation, Option | None]:
+    def asked(steps: int) -> tuple[Recommendation | None, Option | None]:
         words = question.words | {"seq_len": steps * LENGTH_STEP}
-        return _met(question.model_copy(update={"words": words}), offers, today, measured)
+        try:
+            return _met(question.model_copy(update={"words": words}), ask)
+        except SpecError:  # beyond learned positions
+            return None, None
 
-    few, found = 1, asked(1)
-    if found[1] is None:
+    few = steps = up_to // LENGTH_STEP
+    found, option = asked(steps)
+    while option is None and few > 1:
+        few //= 2
+        found, option = asked(few)
+    if found is None or option is None:
         raise SpecError(f"not even sequences of {LENGTH_STEP} tokens fit within {_limits(question)}")
-    many = up_to // LENGTH_STEP + 1
+    many = min(2 * few, steps + 1)
     while many - few > max(1, few // 8):  # to an eighth of the length
-        middle = (few + many) // 2 if few > many // 4 else min(2 * few, (few + many) // 2)
-        if (now := _unless_impossible(lambda middle=middle: asked(middle)))[1] is None:
+        middle = (few + many) // 2
+        now, longer = asked(middle)
+        if now is None or longer is None:
             many = middle
         else:
-            few, found = middle, now
-    assert found[1] is not None
-    return Most(asked="seq_len", value=few * LENGTH_STEP, option=found[1], recommendation=found[0])
+            few, found, option = middle, now, longer
+    return Most(asked="seq_len", value=few * LENGTH_STEP, option=option, recommendation=found)
 
 
-def _unless_impossible(asked: Callable[[], tuple[Recommendation, Option | None]]) -> tuple[object, Option | None]:
-    try:
-        return asked()
-    except SpecError:  # beyond learned positions
-        return None, None
-
-
-def largest(question: Question, offers: list[Offer], *, today: date, measured: Measurements) -> Most:
+def largest(question: Question, ask: Ask) -> Most:
     """The catalog's largest model that is trained on the tokens; its words' ``model`` is not looked at."""
     _require_limit(question, "the largest model")
     not_judged = {}
+    cards = [find_gpu(name) for name in question.gpus] or list_gpus()
+    room = question.max_gpus * max(gpu.total_bytes or 0 for gpu in cards)
+    least = 0.5 if "qlora" in question.methods else 2.0  # bytes of a weight
     for entry in sorted(list_models(), key=lambda one: -(one.n_params or 0)):
+        if least * (entry.n_params or 0) > room:
+            continue
         asked = question.model_copy(update={"words": question.words | {"model": entry.name}})
         try:
-            found, option = _met(asked, offers, today, measured)
-        except (UnsupportedArchitecture, SpecError) as error:
+            found, option = _met(asked, ask)
+        except VramprobeError as error:
             not_judged[entry.name] = str(error)
             continue
         if option is not None:
@@ -150,9 +144,7 @@ def largest(question: Question, offers: list[Offer], *, today: date, measured: M
     raise VramprobeError(f"no model of the catalog is trained on so many tokens within {_limits(question)}")
 
 
-def _met(
-    question: Question, offers: list[Offer], today: date, measured: Measurements
-) -> tuple[Recommendation, Option | None]:
+def _met(question: Question, ask: Ask) -> tuple[Recommendation, Option | None]:
     """The recommendation, and its cheapest option that meets the question (the options stand in that order)."""
-    found = recommended(question, offers, today=today, measured=measured, replays=False)
+    found = ask(question)
     return found, next((one for one in found.options if meets(question, one)), None)

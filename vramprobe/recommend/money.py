@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
-
-from vramprobe.architecture import architecture
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.bounds.states import state_bytes
 from vramprobe.bounds.tensors import tensors
 from vramprobe.recommend.prices import Offer
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.spec import CellSpec
 from vramprobe.speed.figure import Figure
 
@@ -22,10 +21,8 @@ _KEPT_CHECKPOINTS = 2
 _HOURS_PER_MONTH = 730
 
 
-class Host(BaseModel):
+class Host(FrozenModel):
     """Bytes that the run needs beside its cards, by arithmetic: the machine's memory while loading, and disk."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     memory_bytes: int
     disk_bytes: int
@@ -42,9 +39,14 @@ def hours_of(tokens: int, rate: Figure) -> Figure:
     return Figure(value=tokens / rate.value / 3600, low=tokens / rate.high / 3600, high=tokens / rate.low / 3600)
 
 
-def host_of(spec: CellSpec) -> Host:
-    """Loading holds the 16-bit weights once on the first rank; disk holds them and the checkpoints that are kept."""
-    stored = tensors(spec, architecture(spec.architecture))
+def host_of(spec: CellSpec) -> Host | None:
+    """Loading holds the 16-bit weights once on the first rank; disk holds them and the checkpoints that are kept. None
+    for a model whose tensors are not known.
+    """
+    try:
+        stored = tensors(spec, architecture(spec.architecture))
+    except UnsupportedArchitecture:
+        return None
     weights = 2 * sum(t.numel * t.num_copies for t in stored if t.role != "adapter")
     trained = [t for t in stored if t.trained]
     checkpoint = sum(t.num_bytes * t.num_copies for t in trained) + state_bytes(spec, trained)

@@ -1,7 +1,7 @@
 """Options: a question about cards -> a method on so many of a card at its best setting, with its time and money.
 
 In: a Question, the cell's SettingsSearch, a card, offers. Out: an Option, or None where the cell runs under no
-sharding. Nothing in it was measured: memory is predict's, speed the fitted roofline's with its 80 % interval, money an
+sharding. Nothing in it was measured: memory is predict's, speed the counted step's with its 80 % interval, money an
 offer's that has a date.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from vramprobe.catalog import Gpu
 from vramprobe.choices import Sharding
 from vramprobe.options import ADAPTER_OPTIONS
@@ -19,27 +17,24 @@ from vramprobe.predict.verdict import Verdict
 from vramprobe.recommend.money import Host, cheapest, host_of, hours_of, offers_of
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.settings import Setting, SettingsSearch, Words
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.speed.figure import Figure
 
 METHODS = ("full", "lora", "qlora")
 #: Sequences of an optimizer step, unless told.
 GLOBAL_BATCH = 16
 #: Numbers of cards that are tried, up to ``max_gpus``.
-COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+COUNTS = (1, 2, 4, 8)
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Limits(_Frozen):
-    """Limits of an answer for a command; a cell's are in its question."""
+class Limits(FrozenModel):
+    """Limits of an answer."""
 
     deadline_seconds: float | None = None
     budget_usd: float | None = None
 
 
-class Question(_Frozen):
+class Question(Limits):
     """Question to answer; ``words`` are a cell's, without batch_size or gradient_checkpointing where they are left
     open.
     """
@@ -47,15 +42,13 @@ class Question(_Frozen):
     words: dict[str, Any]
     methods: tuple[str, ...]
     tokens: int
-    deadline_seconds: float | None = None
-    budget_usd: float | None = None
     global_batch: int = GLOBAL_BATCH
     max_gpus: int = 8
     sharding: Sharding | None = None
     gpus: tuple[str, ...] = ()  # short names; empty: those with an offer
 
 
-class CommandSetting(_Frozen):
+class CommandSetting(FrozenModel):
     """Setting of a command on ``num_gpus``, each with a replica: its step is predicted from a count."""
 
     num_gpus: int
@@ -67,7 +60,7 @@ class CommandSetting(_Frozen):
     warnings: list[str] = []
 
 
-class Option(_Frozen):
+class Option(FrozenModel):
     """A method on so many of a card at its best setting, or a command; without an offer there is no cost."""
 
     method: str  # of a command its program
@@ -77,7 +70,7 @@ class Option(_Frozen):
     hours: Figure | None  # null where it does not fit
     usd: Figure | None
     offer: Offer | None
-    host: Host | None  # null of a command
+    host: Host | None  # null of a command, and of a model whose tensors are not known
     why_not: str = ""  # empty for the answers
 
     @property
@@ -107,29 +100,20 @@ def option_of(
 ) -> Option | None:
     """The cell of a search on so many of a card, by its cheapest offer; None where it runs under no kind of sharding.
 
-    Raises what predict raises where the model or an option has no arithmetic.
+    Raises what a recording raises.
     """
     setting = search.best(gpu, num_gpus)
     if setting is None:
         return None
-    spec = search.spec_of(setting.candidate, gpu)
-    host = host_of(spec)
+    spec = search.on_ranks(setting.candidate, gpu, num_gpus)
+    host, hours, usd, why_not = host_of(spec), None, None, ""
     if setting.verdict.verdict == "does not fit":
         its = offers_of(offers, gpu.short_name, num_gpus)
         offer = min(its, key=lambda one: one.hourly(num_gpus), default=None)
-        return Option(
-            method=spec.method,
-            gpu=gpu.short_name,
-            num_gpus=num_gpus,
-            setting=setting,
-            hours=None,
-            usd=None,
-            offer=offer,
-            host=host,
-            why_not=f"does not fit: {setting.verdict.reason}",
-        )
-    hours = hours_of(question.tokens, setting.estimate.tokens_per_second)
-    offer, usd = cheapest(offers, hours, gpu.short_name, num_gpus, host)
+        why_not = f"does not fit: {setting.verdict.reason}"
+    else:
+        hours = hours_of(question.tokens, setting.estimate.tokens_per_second)
+        offer, usd = cheapest(offers, hours, gpu.short_name, num_gpus, host)
     return Option(
         method=spec.method,
         gpu=gpu.short_name,
@@ -139,6 +123,7 @@ def option_of(
         usd=usd,
         offer=offer,
         host=host,
+        why_not=why_not,
     )
 
 

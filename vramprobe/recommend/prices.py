@@ -14,11 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from vramprobe import catalog
 from vramprobe.catalog.shipped import csv_rows, number
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
+from vramprobe.records.frozen import FiniteModel
 from vramprobe.speed.rates import GPUS_PER_MACHINE
 
 Terms = Literal["on-demand", "spot", "reserved"]
@@ -48,10 +49,8 @@ _OWN_CLUSTERS = ("kubernetes", "slurm", "ssh", "vsphere")
 SKYPILOT = "skypilot"
 
 
-class Offer(BaseModel):
+class Offer(FiniteModel):
     """A machine that is rented: ``usd_per_hour`` is for all its ``num_gpus`` together; ``source`` says who says so."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     provider: Annotated[str, Field(min_length=1)]
     date: str  # a day, a month or a year, as 2026-11
@@ -91,13 +90,9 @@ def _last_day(written: str) -> str:
     return written + {4: "-12-28", 7: "-28"}.get(len(written), "")
 
 
-def shipped_offers() -> list[Offer]:
-    """The catalog's prices, with those of storage and egress of the providers that were found to say theirs."""
-    return list(_shipped())
-
-
 @cache
-def _shipped() -> tuple[Offer, ...]:
+def shipped_offers() -> tuple[Offer, ...]:
+    """The catalog's prices, with those of storage and egress of the providers that were found to say theirs."""
     storage = {row["provider"]: row for row in csv_rows("storage_prices.csv")}
     return tuple(
         Offer(
@@ -108,7 +103,8 @@ def _shipped() -> tuple[Offer, ...]:
             num_gpus=price.num_gpus,
             usd_per_hour=price.usd_per_hour,
             source="vramprobe/data/prices.csv",
-            **{name: number(storage.get(price.provider, {}).get(name, ""), float) for name in _STORAGE},
+            usd_per_gb_month=number(storage.get(price.provider, {}).get("usd_per_gb_month", ""), float),
+            usd_per_gb_egress=number(storage.get(price.provider, {}).get("usd_per_gb_egress", ""), float),
         )
         for price in catalog.list_prices()
     )
@@ -267,3 +263,21 @@ def chosen(
 
 def _of(provider: str | None) -> str:
     return f" of {provider}" if provider else ""
+
+
+def price_notes(used: Sequence[Offer], today: date_type) -> list[str]:
+    """Return a note of the prices' dates and sources, which names old ones; nothing without prices."""
+    if not used:
+        return []
+    dates = sorted({offer.date for offer in used})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    text = f"prices {used[0].terms}, of {when}, from {', '.join(sorted({offer.source for offer in used}))}"
+    if old := old_dates(used, today):
+        text += f"; those of {', '.join(old)} are more than 3 months old: "
+        text += "give --prices FILE.csv or --prices skypilot"
+    return [text]
+
+
+def old_dates(offers: Sequence[Offer], today: date_type) -> list[str]:
+    """The dates of the offers that are old."""
+    return sorted({offer.date for offer in offers if offer.is_old(today)})

@@ -1,6 +1,6 @@
 """Questions: a user's words -> a Recommendation, or the most that a budget or a deadline pays for.
 
-In: a cell's words (spec.option_names()) with the method and the batch left open if you like, tokens, limits, prices.
+In: a cell's words (resolve.option_names()) with the method and the batch left open if you like, tokens, limits, prices.
 Out: what answer.py and inverse.py make of them. Reads prices and records where they are named.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,16 +18,16 @@ from vramprobe.errors import SpecError
 from vramprobe.recommend import inverse
 from vramprobe.recommend.answer import Recommendation, recommended
 from vramprobe.recommend.changes import effects
-from vramprobe.recommend.options import GLOBAL_BATCH, METHODS, Question, nearest, words_of
+from vramprobe.recommend.options import GLOBAL_BATCH, METHODS, Question, nearest
 from vramprobe.recommend.prices import SKYPILOT, Offer, chosen, offers_from_skypilot, read_offers, shipped_offers
-from vramprobe.recommend.step_cost import has_architecture
 from vramprobe.rules.sharding import ONE_GROUP
-from vramprobe.spec import resolve
 from vramprobe.speed.measured import Measured, measured_speeds
+from vramprobe.speed.rates import GPUS_PER_MACHINE
 from vramprobe.units import parse_count, parse_duration
 
 #: What can be left open beside the tokens.
 Asked = Literal["tokens", "seq_len", "model"]
+_CHANGES = "vramprobe predict --changes makes them, for a setting"
 _NOT_ASKED = ("device", "limit_vram", "weights", "steps", "timing_steps", "seed", "alloc_conf")
 
 
@@ -46,7 +47,6 @@ def recommend(
     prices: str | Path | None = None,
     records: str | Path | None = None,
     most: Asked | None = None,
-    replays: bool = True,
     today: date | None = None,
     say: Callable[[str], None] = lambda words: None,
     **options: Any,
@@ -54,10 +54,9 @@ def recommend(
     """Recommend cards, their number, hours and cost; ``options`` are a cell's, ``method`` None compares all three.
 
     ``tokens`` are 50_000_000 or ``"50M"``, ``deadline`` seconds or ``"12h"``, ``budget`` US dollars. ``most``: what the
-    budget and the deadline are to pay for, in place of that option; by arithmetic, and so is all memory without
-    ``replays``. ``prices``: a CSV file, or ``skypilot``. A model without arithmetic is recorded, of which ``say``
-    hears, in a few settings each. Raises SpecError for what cannot be, UnsupportedArchitecture for ``most`` of
-    a model without arithmetic.
+    budget and the deadline are to pay for, in place of that option; of ``seq_len`` and ``model`` by recipes at hand
+    alone. ``prices``: a CSV file, or ``skypilot``. A method without a recipe is recorded in a few settings, of which
+    ``say`` hears. Raises SpecError for what cannot be, and what a recording raises where there is one of no method.
     """
     if most is not None and most not in get_args(Asked):
         raise SpecError(f"most: {most!r} given; allowed: {', '.join(get_args(Asked))}")
@@ -81,41 +80,31 @@ def recommend(
         deadline_seconds=None if deadline is None else parse_duration(str(deadline)),
         budget_usd=_within("budget", budget, 0.01),
         global_batch=int(_within("global_batch", global_batch, 1, 1_000_000) or 1),
-        max_gpus=int(_within("max_gpus", max_gpus, 1) or 1),
+        max_gpus=int(_within("max_gpus", max_gpus, 1, GPUS_PER_MACHINE) or 1),
         sharding=_sharding(sharding),
         gpus=tuple(catalog.find_gpu(name).short_name for name in gpus),
     )
-    today, measured = today or date.today(), _measured(records)
+    more = {"offers": offers, "today": today or date.today(), "measured": _measured(records)}
     match most:
         case "tokens":
-            return inverse.most_tokens(question, offers, today=today, measured=measured)
+            return inverse.most_tokens(question, partial(recommended, say=say, **more))
         case "seq_len":
-            return inverse.longest(question, offers, today=today, measured=measured)
+            return inverse.longest(question, partial(recommended, records=False, **more))
         case "model":
-            return inverse.largest(question, offers, today=today, measured=measured)
-    if _has_no_arithmetic(question):
-        from vramprobe.recommend.recorded import recommended_by_recording
-
-        return recommended_by_recording(question, offers, today=today, say=say)
-    found = recommended(question, offers, today=today, measured=measured, replays=replays)
+            return inverse.largest(question, partial(recommended, records=False, **more))
+        case None:
+            pass
+    found = recommended(question, say=say, **more)
     option = next((answer.option for answer in found.answers if answer.option is not None), None)
     if option is None and found.options:
         option = nearest(found.options)
-    changes = [] if option is None else effects(question, option, offers, measured=measured)
-    return found.model_copy(update={"changes": changes, "changes_of": option})
+    left_out: list[Any] = []
+    changes = [] if option is None else effects(question, option, offers, measured=more["measured"], left_out=left_out)
+    said = [f"{len(left_out)} other options would each take a recording: {_CHANGES}"] if left_out else []
+    return found.model_copy(update={"changes": changes, "changes_of": option, "notes": [*found.notes, *said]})
 
 
-def _has_no_arithmetic(question: Question) -> bool:
-    from vramprobe.architecture import RunFails
-
-    words = {"device": "cuda", "batch_size": 1} | words_of(question, question.methods[0])
-    try:
-        return not has_architecture(resolve(**words))
-    except RunFails:
-        return False  # recommended raises it
-
-
-def offers_from(prices: str | Path | None) -> list[Offer]:
+def offers_from(prices: str | Path | None) -> Sequence[Offer]:
     """Those that ship, those of a CSV file, or SkyPilot's."""
     if prices is None:
         return shipped_offers()
@@ -125,11 +114,14 @@ def offers_from(prices: str | Path | None) -> list[Offer]:
 def _measured(records: str | Path | None) -> Mapping[str, Measured]:
     if records is None:
         return {}
+    from vramprobe.recommend.step_cost import speed_at_hand
     from vramprobe.records.whole import read_whole
 
-    found = measured_speeds(read_whole(records).records)
+    found = measured_speeds(read_whole(records).records, speed_at_hand)
     if not found:
-        raise SpecError(f"{records} holds no step time that was measured on a GPU of the catalog")
+        raise SpecError(
+            f"{records} holds no step time that was measured on a GPU of the catalog, of a cell with a recipe at hand"
+        )
     return found
 
 

@@ -1,24 +1,24 @@
-"""Rank the techniques that pay for a cell: bytes saved and predicted time lost, of those that arithmetic knows.
+"""Rank the techniques that pay for a cell: bytes saved and predicted time lost, of those whose step is recorded.
 
 In: a cell's words and a GPU. Out: Ranked, the one that saves most for each percent of time lost first. Bytes and
-seconds are predicted, by the same arithmetic as ``predict`` and ``recommend``; nothing runs.
+seconds are predicted from recorded steps, as by ``predict`` and ``recommend``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
-from vramprobe.catalog import find_gpu
+from vramprobe.catalog import Gpu, find_gpu
+from vramprobe.choices import RECIPES
 from vramprobe.errors import VramprobeError
 from vramprobe.predict.changes import LEAST_SHARE
-from vramprobe.predict.questions import predict
+from vramprobe.predict.recorded import predict_replay
 from vramprobe.predict.verdict import verdict
+from vramprobe.recommend.recorded import Say, estimated, find_step, one_gpu, record_step
+from vramprobe.records.frozen import FrozenModel
 from vramprobe.records.shown import Shown
-from vramprobe.spec import RECIPES, resolve
-from vramprobe.speed.step import estimate
+from vramprobe.resolve import resolve
 from vramprobe.techniques.registry import of_kind
 from vramprobe.units import GIB, format_bytes
 
@@ -26,10 +26,8 @@ from vramprobe.units import GIB, format_bytes
 _NO_LOSS = 0.001
 
 
-class Ranked(BaseModel):
+class Ranked(FrozenModel):
     """One technique for one cell; ``gib_per_percent`` is null where no time is lost."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     technique: str
     options: dict[str, Any]
@@ -43,10 +41,8 @@ class Ranked(BaseModel):
     verdict: Literal["fits", "tight", "does not fit"]
 
 
-class Ranking(BaseModel, Shown):
-    """Those that save memory, and the names of those that arithmetic does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Ranking(FrozenModel, Shown):
+    """Those that save memory, and the names of those whose step is not recorded."""
 
     gpu: str
     peak_bytes: int
@@ -74,51 +70,59 @@ class Ranking(BaseModel, Shown):
     def remarks(self) -> list[str]:
         """Return what the ranking leaves out."""
         return [
-            f"{len(self.not_known)} more techniques have no arithmetic: vramprobe.techniques() lists what each saved"
+            f"{len(self.not_known)} more techniques are not recorded for this cell: records=True records those that "
+            "can be, vramprobe.techniques() lists what each saved"
         ]
 
 
-def rank(*, gpu: str, kind: str | None = None, **words: Any) -> Ranking:
+def rank(
+    *, gpu: str, kind: str | None = None, records: bool = False, say: Say = lambda words: None, **words: Any
+) -> Ranking:
     """Rank the techniques for a cell of ``words`` on ``gpu``; only those of ``kind``, if given. A trainer is none.
 
-    Raises UnknownName, SpecError, and UnsupportedArchitecture for a model without arithmetic.
+    The cell is recorded if it is not at hand; others with ``records`` alone, seconds each, of which ``say`` hears.
+    Raises UnknownName, SpecError, and what a recording raises.
     """
     card = find_gpu(gpu)
     recipe = RECIPES.get(words.get("recipe") or "", {})
     words = {name: value for name, value in (recipe | words).items() if name not in ("recipe", "device")}
-    now_bytes, now_seconds, _ = _predicted(words, card)
-    found = []
+    now, found = _predicted(words, card, say), []
+    assert now is not None
     listed = [one for one in of_kind(kind) if one.kind != "trainer"]
+    not_known = [one.id for one in listed if one.changes is None]
     for one in listed:
         if one.changes is None:
             continue
         try:
-            to_bytes, seconds, judged = _predicted(words | one.changes, card)
+            then = _predicted(words | one.changes, card, say if records else None)
         except VramprobeError:
             continue  # it cannot be combined with this cell
-        saved, lost = now_bytes - to_bytes, seconds / now_seconds - 1
-        if saved < LEAST_SHARE * now_bytes:
+        if then is None:
+            not_known.append(one.id)
+            continue
+        saved, lost = now.peak_bytes - then.peak_bytes, then.seconds / now.seconds - 1
+        if saved < LEAST_SHARE * now.peak_bytes:
             continue
         found.append(
             Ranked(
                 technique=one.id,
                 options=one.changes,
-                from_bytes=now_bytes,
-                to_bytes=to_bytes,
+                from_bytes=now.peak_bytes,
+                to_bytes=then.peak_bytes,
                 saved_bytes=saved,
-                from_seconds=now_seconds,
-                to_seconds=seconds,
+                from_seconds=now.seconds,
+                to_seconds=then.seconds,
                 slower_share=lost,
                 gib_per_percent=None if lost < _NO_LOSS else saved / GIB / (100 * lost),
-                verdict=judged,
+                verdict=then.verdict,
             )
         )
     return Ranking(
         gpu=card.short_name,
-        peak_bytes=now_bytes,
-        seconds=now_seconds,
+        peak_bytes=now.peak_bytes,
+        seconds=now.seconds,
         ranked=sorted(found, key=_order),
-        not_known=[one.id for one in listed if one.changes is None],
+        not_known=not_known,
     )
 
 
@@ -127,8 +131,22 @@ def _order(one: Ranked) -> tuple[float, int]:
     return -worth, -one.saved_bytes
 
 
-def _predicted(words: dict[str, Any], card: Any) -> tuple[int, float, str]:
-    """(allocated peak, seconds of a step, verdict) of one cell."""
-    prediction = predict(engine="formula", gpu=card.short_name, device="cuda", **words)
-    seconds = estimate(resolve(device="cuda", **words), card).seconds
-    return prediction.peak_allocated_bytes.value, seconds, verdict(prediction, card).verdict
+class _Cell(NamedTuple):
+    """One cell's allocated peak, seconds of its step, verdict."""
+
+    peak_bytes: int
+    seconds: float
+    verdict: Literal["fits", "tight", "does not fit"]
+
+
+def _predicted(words: dict[str, Any], card: Gpu, say: Say | None) -> _Cell | None:
+    """Return what is predicted of one cell; None where it would have to be recorded and ``say`` is None."""
+    spec = resolve(device="cuda", **words)
+    step = find_step(one_gpu(spec), card, near=False)
+    if step is None and say is not None:
+        step = record_step(one_gpu(spec), card, say, over_rows=False)
+    if step is None:
+        return None
+    prediction = predict_replay(step.replay(card), spec, gpu=card)
+    seconds = estimated(spec, step, card).seconds
+    return _Cell(prediction.peak_allocated_bytes.value, seconds, verdict(prediction, card).verdict)

@@ -1,187 +1,140 @@
-"""Recommend a card for a model without arithmetic: memory by a recording, time by the launches that it counted.
+"""Recorded: a cell on one GPU → the recipe of its step: memory by the allocator's replay, and what it launches.
 
-In: a Question, offers. Out: the same Recommendation as by arithmetic, of a few settings for each method and number of
-GPUs, since each is recorded for seconds to a minute. Nothing in it was measured. No torch.
+In: a CellSpec of one GPU, and the GPU. Out: a RecordedStep: of this shape from what is at hand, else by the nearest
+recipe that ships, else recorded now, of several micro-batch sizes at once where these are open. Cards from Ampere on
+share an A100's recipes, with their own workspaces; an older one has its own. No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import date
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from vramprobe.catalog import Gpu, find_gpu, list_gpus
-from vramprobe.errors import VramprobeError
-from vramprobe.predict.at_hand import DEFAULT_CARD
-from vramprobe.predict.prediction import Prediction
-from vramprobe.predict.recorded import over_rows, predict_and_count
-from vramprobe.predict.verdict import verdict
-from vramprobe.recipe.book import MOST_MICRO_STEPS
-from vramprobe.recipe.shipped import answers_for
-from vramprobe.recommend.answer import Recommendation, answers_of, judged, old_dates, price_notes, what_it_lacks
-from vramprobe.recommend.money import cheapest, hours_of, offers_of
-from vramprobe.recommend.options import COUNTS, Option, Question, nearest, words_of
-from vramprobe.recommend.prices import Offer
-from vramprobe.recommend.settings import Setting
-from vramprobe.spec import CellSpec, resolve
+from vramprobe.catalog import Gpu
+from vramprobe.log.micro_steps import NoSecond
+from vramprobe.log.shapes import Shape
+from vramprobe.predict import at_hand
+from vramprobe.predict.recipe_replay import Replay
+from vramprobe.predict.recorded import recipe_over
+from vramprobe.recipe import book
+from vramprobe.recipe.recipe import Recipe, shape_of
+from vramprobe.recipe.shipped import shipped_recipe
+from vramprobe.spec import CellSpec
 from vramprobe.speed.counted import Count
-from vramprobe.speed.rates import GPUS_PER_MACHINE
 from vramprobe.speed.raw_count import count_of
-from vramprobe.speed.scaled import counted_estimate
+from vramprobe.speed.scaled import Estimate, Exchanged, estimate, whole_step
 
-_NOTES = (
-    "no arithmetic for this run: each method was recorded on an emulated GPU, with gradient checkpointing and without "
-    "and with 1 to 8 rows a micro-batch unless you say which; several GPUs with --sharding, of one row",
-    "time is predicted from the counted launches of one step, not measured; docs/step_time.md says how far its 80 % "
-    "intervals were checked",
-    "not counted: storage, egress, downloads, evaluation, checkpoints, data loading, runs that fail",
-)
+Say = Callable[[str], None]
 
 
-class _Way(NamedTuple):
-    """A cell as it was recorded, the micro-steps of the run's own step, and what it takes and launches."""
+@dataclass(frozen=True, kw_only=True)
+class RecordedStep:
+    """A step of ``spec`` by a recipe at ``shape`` (its own for None); ``accumulates``: its second micro-step is
+    composed."""
 
     spec: CellSpec
-    grad_accum: int
-    prediction: Prediction
+    recipe: Recipe
+    shape: Shape | None
+    accumulates: bool
     count: Count
+    notes: tuple[str, ...] = ()
+
+    def replay(self, gpu: Gpu) -> Replay:
+        """Return its replay with the workspaces of ``gpu``."""
+        recorded_on = at_hand.recorded_card(gpu).blas_workspace_bytes
+        recipe = replace(self.recipe, workspace_bytes=(recorded_on, at_hand.card_of(gpu).blas_workspace_bytes))
+        found = at_hand.replayed(recipe, self.spec, self.shape, accumulates=self.accumulates)
+        return replace(found, notes=(*found.notes, *self.notes))
+
+    def shared(self) -> Exchanged:
+        """Return what ranks exchange of it: weights as they are stored, in 16 bit where autocast computes in it."""
+        facts, owned = self.recipe.facts, self.recipe.owned_bytes
+        packed = facts["quantised_weights_bytes"]
+        others = owned["weights_bytes"] - packed
+        if self.spec.autocast != "none":
+            adapters = 0 if self.spec.method == "full" else facts["num_trainable_params"]
+            others = 2 * (facts["num_params"] - facts["num_quantised_params"] + adapters)
+        return Exchanged(packed + others, owned["gradients_bytes"])
 
 
-def recommended_by_recording(
-    question: Question, offers: Sequence[Offer], *, today: date, say: Callable[[str], None] = lambda words: None
-) -> Recommendation:
-    """Every option for the question, judged; ``say`` hears of the recordings.
+def find_step(spec: CellSpec, gpu: Gpu, *, near: bool = True) -> RecordedStep | None:
+    """Return a cell's step by a recipe of its shape that was kept or ships, else, if ``near``, by the nearest that
+    ships and knows its launches; None without one."""
+    at_hand.require_recordable(spec, gpu)
+    for recorded, accumulates in at_hand.cells_that_answer(spec):
+        shipped = shipped_recipe(book.recorded_as(recorded), at_hand.recorded_card(gpu))
+        is_exact = shipped is not None and shipped.covers(shape_of(spec))
+        kept = None if is_exact else _kept(recorded, gpu)
+        if kept is not None and (found := _own_step(spec, kept, accumulates)) is not None:
+            return found
+        if shipped is not None and (near or is_exact):  # none that ships makes gradients in forward: a second follows
+            shape = None if len(shipped.shapes) == 1 else shape_of(spec)
+            if (found := _step(spec, shipped.recipe, shape, accumulates, shipped.notes(shape_of(spec)))) is not None:
+                return found
+    return None
 
-    Raises what a recording raises where it does for every method.
+
+def estimated_at_hand(spec: CellSpec, gpu: Gpu, *, near: bool) -> Estimate | None:
+    """Return the speed of a cell's step on its GPUs by a recipe at hand, as :func:`find_step`; None without one.
+
+    Raises NoRecipe for what is not recorded, SpecError for a card whose peak is not known.
     """
-    options: list[Option] = []
-    by_method: dict[str, str | None] = {}
-    refusal: VramprobeError | None = None
-    for method in question.methods:
-        try:
-            own = _options(question, method, offers, say)
-        except VramprobeError as error:
-            refusal, by_method[method] = refusal or error, f"not recorded: {error}"
-            continue
-        options += own
-        by_method[method] = what_it_lacks(own)
-    if refusal is not None and not options:
-        raise refusal
-    answers = answers_of(question, options)
-    offered = [one.offer for one in options if one.offer is not None]
-    alike = [] if question.gpus else [f"recorded on {DEFAULT_CARD}, whose kernels the others' are like"]
-    return Recommendation(
-        model=str(question.words["model"]),
-        tokens=question.tokens,
-        seq_len=question.words["seq_len"],
-        answers=answers,
-        options=judged(question, options, answers),
-        by_method=by_method,
-        old_prices=old_dates([one.option.offer for one in answers if one.option and one.option.offer], today),
-        notes=[*_NOTES, *alike, *price_notes(offered, today)],
-    )
+    step = find_step(one_gpu(spec), gpu, near=near)
+    return None if step is None else estimated(spec, step, gpu)
 
 
-def _options(question: Question, method: str, offers: Sequence[Offer], say: Callable[[str], None]) -> list[Option]:
-    """A method's best option on each card and number of GPUs."""
-    counts = [1] if question.sharding is None else [count for count in COUNTS if count > 1]
-    found = []
-    for count in counts:
-        if count > min(question.max_gpus, GPUS_PER_MACHINE):
-            continue
-        ways: list[_Way] = []
-        for gpu in _cards(question, offers, count):
-            if question.gpus or not ways:
-                ways = _ways(question, method, count, gpu if question.gpus else find_gpu(DEFAULT_CARD), say)
-            found.append(_best([_option(question, way, gpu, offers) for way in ways]))
-    return found
+def one_gpu(spec: CellSpec) -> CellSpec:
+    """Return the cell of one of its GPUs, with at most the micro-steps that are recorded."""
+    few = {"grad_accum": min(spec.grad_accum, book.MOST_MICRO_STEPS), "num_gpus": 1, "sharding": None}
+    return spec.model_copy(update=few)
 
 
-def _ways(question: Question, method: str, count: int, gpu: Gpu, say: Callable[[str], None]) -> list[_Way]:
-    """Return the ways to run a method: on one GPU with several rows, with checkpointing and without, where the question
-    leaves them open. What cannot be recorded beside the first way is left out."""
-    words = words_of(question, method)
-    open_rows = count == 1 and "batch_size" not in words
-    checkpointing = [words["gradient_checkpointing"]] if "gradient_checkpointing" in words else [True, False]
-    found: list[_Way] = []
-    for one in checkpointing if count == 1 else checkpointing[:1]:
-        own = words | {"gradient_checkpointing": one}
-        try:
-            found.append(first := _way_of(question, own, count, gpu, say))
-            found += _of_several_rows(question, first.spec, gpu, say) if open_rows else []
-        except VramprobeError as error:
-            if not found:
-                raise
-            say(f"left out: {error}")
-    return found
+def estimated(spec: CellSpec, step: RecordedStep, gpu: Gpu) -> Estimate:
+    """Return the speed of a cell on its GPUs by the ``step`` of :func:`one_gpu`. Raises SpecError as time_of."""
+    whole = whole_step(spec, step.count, step.spec.grad_accum, step.shared())
+    return estimate(spec, whole, gpu)
 
 
-def _way_of(question: Question, words: dict[str, Any], count: int, gpu: Gpu, say: Callable[[str], None]) -> _Way:
-    """The cell is recorded with one micro-step or two."""
-    words = {"batch_size": 1} | words
-    accum = words.get("grad_accum") or max(1, round(question.global_batch / count / words["batch_size"]))
-    spec = resolve(**{"device": "cuda"} | words | {"grad_accum": min(accum, MOST_MICRO_STEPS)})
-    spec = spec.model_copy(update={"num_gpus": count, "sharding": question.sharding if count > 1 else None})
-    prediction, launches = predict_and_count(spec, gpu=gpu, say=say)
-    return _Way(spec, accum, prediction, count_of(launches))
+def record_step(spec: CellSpec, gpu: Gpu, say: Say, *, over_rows: bool) -> RecordedStep:
+    """Return a cell's step by a recipe that is recorded now or was before; ``over_rows``: by one of several numbers of
+    rows. Raises as predict/recorded.py's predict, and VramprobeError where launches do not follow."""
+    card = at_hand.recorded_card(gpu)
+    if over_rows:
+        recipe, accumulates = recipe_over(spec, "batch_size", card, say, counted=True)
+        if (found := _step(spec, recipe, shape_of(spec), accumulates)) is not None:
+            return found
+    else:
+        for recorded, accumulates in reversed(at_hand.cells_that_answer(spec)):
+            recipe = book.find_recipe(recorded, card, say, counted=True)
+            if (found := _own_step(spec, recipe, accumulates)) is not None:
+                return found
+    raise at_hand.NotAtHand(f"{spec.cell_id}: what a step launches does not repeat from layer to layer: no step time")
 
 
-def _of_several_rows(question: Question, spec: CellSpec, gpu: Gpu, say: Callable[[str], None]) -> list[_Way]:
-    """Two rows, four and so on, as far as the question's batch goes: all from one recipe of several shapes."""
-    found: list[_Way] = []
-    rows = [2**power for power in range(1, 16) if 2**power <= question.global_batch]
-    if not rows or question.words.get("grad_accum"):
-        return []
-    most, predicted = over_rows(spec, gpu=gpu, say=say)
-    for number in (number for number in rows if number <= most):
-        cell = spec.model_copy(update={"batch_size": number})
-        prediction, launches = predicted(cell)
-        found.append(_Way(cell, max(1, round(question.global_batch / number)), prediction, count_of(launches)))
-    return found
+def _own_step(spec: CellSpec, recipe: Recipe, accumulates: bool) -> RecordedStep | None:
+    """Return the step by a recipe of its own shape; None, too, where a second micro-step does not follow."""
+    with suppress(NoSecond):
+        if accumulates:
+            recipe.deep(accumulates=True)
+        return _step(spec, recipe, None, accumulates)
+    return None
 
 
-def _best(options: Sequence[Option]) -> Option:
-    """The fastest that fits, else the fastest that is tight, else the one that lacks least."""
-    for wanted in ("fits", "tight"):
-        if some := [one for one in options if one.setting.verdict.verdict == wanted]:
-            return min(some, key=lambda one: one.hours.value if one.hours else 0.0)
-    return nearest(options)
+def _step(
+    spec: CellSpec, recipe: Recipe, shape: Shape | None, accumulates: bool, notes: tuple[str, ...] = ()
+) -> RecordedStep | None:
+    """Return the step by a recipe; None where its launches do not follow from it."""
+    launches = recipe.launches_at(shape, accumulates=accumulates)
+    if launches is None:
+        return None
+    of = {"spec": spec, "recipe": recipe, "shape": shape, "accumulates": accumulates}
+    return RecordedStep(**of, count=count_of(launches), notes=notes)
 
 
-def _cards(question: Question, offers: Sequence[Offer], count: int) -> list[Gpu]:
-    if question.gpus:
-        return [find_gpu(name) for name in question.gpus]
-    return [
-        gpu
-        for gpu in list_gpus()
-        if answers_for(gpu) and gpu.total_bytes is not None and offers_of(offers, gpu.short_name, count)
-    ]
-
-
-def _option(question: Question, way: _Way, gpu: Gpu, offers: Sequence[Offer]) -> Option:
-    spec, accum, prediction = way.spec, way.grad_accum, way.prediction
-    estimate, num_gpus = counted_estimate(spec, way.count, accum, gpu), spec.num_gpus
-    setting = Setting(
-        num_gpus=num_gpus,
-        sharding=spec.sharding,
-        batch_size=spec.batch_size,
-        grad_accum=accum,
-        gradient_checkpointing=spec.gradient_checkpointing,
-        verdict=verdict(prediction, gpu),
-        estimate=estimate,
-        warnings=prediction.warnings,
-    )
-    fits = setting.verdict.verdict != "does not fit"
-    hours = hours_of(question.tokens, estimate.tokens_per_second)
-    offer, usd = cheapest(offers, hours, gpu.short_name, num_gpus, None)
-    return Option(
-        method=spec.method,
-        gpu=gpu.short_name,
-        num_gpus=num_gpus,
-        setting=setting,
-        hours=hours if fits else None,
-        usd=usd if fits else None,
-        offer=offer,
-        host=None,
-        why_not="" if fits else f"does not fit: {setting.verdict.reason}",
-    )
+def _kept(spec: CellSpec, gpu: Gpu) -> Recipe | None:
+    """Return the cell's recipe of the cache; None without one, and where nothing can be recorded."""
+    try:
+        return book.kept_recipe(spec, at_hand.recorded_card(gpu), lambda words: None)
+    except at_hand.CANNOT_EMULATE:
+        return None

@@ -1,33 +1,39 @@
 """Settings: a card and a number of them -> the best of those in which a cell can run there.
 
 In: a cell, how many sequences an optimizer step takes, a card. Out: a Setting with predict's verdict and the estimate
-of its speed. Settings are tried from the fastest on until one fits; predictions and counts are made once and shared by
-all cards whose kernels are alike. Loads no torch.
+of its speed. Settings are tried from the fastest on until one fits; recorded steps are shared by all cards that share
+recipes. Loads no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import Gpu
 from vramprobe.choices import Sharding
-from vramprobe.kernels.chip import chip_like
+from vramprobe.errors import VramprobeError
+from vramprobe.predict.at_hand import NotAtHand, recorded_card
 from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.recipe_replay import Replay
+from vramprobe.predict.recorded import predict_replay
+from vramprobe.predict.shares import near
+from vramprobe.predict.unknowns import unknowns, wide_verdict
 from vramprobe.predict.verdict import Verdict, verdict
-from vramprobe.recommend.memory import fit_name, judged_on, predict_on, replayed_on
-from vramprobe.rules.arithmetic import counted_architecture
+from vramprobe.recipe.book import MOST_MICRO_STEPS
+from vramprobe.recommend.recorded import RecordedStep, find_step, one_gpu, record_step
+from vramprobe.records.frozen import FrozenModel
+from vramprobe.resolve import resolve
 from vramprobe.rules.not_sharded import cannot_shard
 from vramprobe.rules.sharding import SHARDINGS
-from vramprobe.spec import CellSpec, resolve
-from vramprobe.speed.measured import Measured
-from vramprobe.speed.rates import SpeedFit
-from vramprobe.speed.step import Estimate, estimate_work, tokens_per_second
-from vramprobe.speed.work import Work, work_of
+from vramprobe.spec import CellSpec
+from vramprobe.speed.counted import Count
+from vramprobe.speed.measured import Measured, with_measured
+from vramprobe.speed.scaled import Estimate, estimate, whole_step
 
 Words = dict[str, Any]
 
@@ -41,10 +47,10 @@ class Candidate(NamedTuple):
     sharding: Sharding | None
 
 
-class Setting(BaseModel):
+class Setting(FrozenModel):
     """One way to run the cell on ``num_gpus``; its memory and speed are predicted, not measured."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     num_gpus: int
     sharding: Sharding | None  # null on one GPU
@@ -60,6 +66,11 @@ class Setting(BaseModel):
         """Open settings of the cell, as they are set."""
         return Candidate(self.batch_size, self.grad_accum, self.gradient_checkpointing, self.sharding)
 
+    @property
+    def condition(self) -> str:
+        """Condition of the speed model's interval."""
+        return self.estimate.condition
+
     def words(self) -> Words:
         """Options of predict that it sets."""
         found: Words = {"batch_size": self.batch_size, "gradient_checkpointing": self.gradient_checkpointing}
@@ -71,7 +82,10 @@ class Setting(BaseModel):
 
 
 class SettingsSearch:
-    """A cell's words, and every prediction and count that was made of it; one for each question."""
+    """A cell's words, and every step and prediction that was made of it; one for each question and method.
+
+    ``records``: False for what is at hand alone. ``left_out``: why steps were not recorded.
+    """
 
     def __init__(
         self,
@@ -79,44 +93,51 @@ class SettingsSearch:
         *,
         global_batch: int,
         sharding: Sharding | None,
-        fit: SpeedFit,
         measured: Mapping[str, Measured] | None = None,
+        records: bool = True,
+        say: Callable[[str], None] = lambda words: None,
     ) -> None:
         self._words, self._global_batch, self._sharding = words, global_batch, sharding
-        self._fit, self._measured = fit, measured or {}
+        self._measured, self._records, self._say = measured or {}, records, say
         self._specs: dict[tuple[Any, ...], CellSpec] = {}
-        self._works: dict[tuple[Any, ...], Work] = {}
-        self._predictions: dict[tuple[Any, ...], Prediction] = {}
-        self._replayed: dict[tuple[Candidate, str, int], Prediction] = {}
+        self._steps: dict[tuple[Any, ...], RecordedStep | None] = {}
+        self._refused: dict[tuple[Any, ...], VramprobeError] = {}
+        self._counts: dict[tuple[Any, ...], Count] = {}
+        self._replays: dict[tuple[Any, ...], Replay] = {}
+        self._near: dict[tuple[Any, ...], Prediction | None] = {}
 
     def best(self, gpu: Gpu, num_gpus: int) -> Setting | None:
         """The fastest setting that fits, else the fastest that is tight, else the one that lacks least; None where the
         cell runs under no kind of sharding.
 
-        Raises what predict raises where the model or an option has no arithmetic.
+        Raises what a recording raises where there is one of no setting.
         """
         tried = []
-        for candidate in self.fastest_first(gpu, num_gpus):
+        for candidate, made in self._fastest_first(gpu, num_gpus):
             prediction = self._prediction(candidate, gpu, num_gpus)
             if prediction is None:
                 continue
-            judged = self._judged(candidate, prediction, gpu, num_gpus)
+            judged = _judged_on(self.on_ranks(candidate, gpu, num_gpus), gpu, prediction)
+            found = Setting(
+                **candidate._asdict(), num_gpus=num_gpus, verdict=judged, estimate=made, warnings=prediction.warnings
+            )
             if judged.verdict == "fits":
-                return self._setting(candidate, gpu, num_gpus, judged, prediction.warnings)
-            tried.append((candidate, judged, prediction.warnings))
-        tight = [one for one in tried if one[1].verdict == "tight"]
-        found = tight[0] if tight else min(tried, key=lambda one: one[1].needed_bytes.value, default=None)
-        return None if found is None else self._setting(found[0], gpu, num_gpus, found[1], found[2])
+                return found
+            tried.append(found)
+        tight = [one for one in tried if one.verdict.verdict == "tight"]
+        return tight[0] if tight else min(tried, key=lambda one: one.verdict.needed_bytes.value, default=None)
 
-    def fastest_first(self, gpu: Gpu, num_gpus: int) -> list[Candidate]:
-        """Order them by the best value of their tokens per second: an interval's factor is the same for all."""
-        rates = self._fit.rates
+    def _fastest_first(self, gpu: Gpu, num_gpus: int) -> list[tuple[Candidate, Estimate]]:
+        """Return the settings whose step is recorded, by the best value of their tokens per second."""
         found = [
-            (-tokens_per_second(self._work(one, gpu), one.grad_accum, gpu, num_gpus, one.sharding or "ddp", rates), one)
+            (one, made)
             for one in self.candidates(num_gpus)
             if cannot_shard(self.on_ranks(one, gpu, num_gpus)) is None
+            and (made := self.estimate(one, gpu, num_gpus)) is not None
         ]
-        return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+        if not found and self._refused:
+            raise next(iter(self._refused.values()))
+        return sorted(found, key=lambda pair: -pair[1].tokens_per_second.value)
 
     def candidates(self, num_gpus: int) -> list[Candidate]:
         """All that are tried on so many; what the words give stays as it is given."""
@@ -127,7 +148,7 @@ class SettingsSearch:
         return [
             Candidate(size, accum or max(1, round(each / size)), checkpointing, sharding)
             for sharding in self._shardings(num_gpus)
-            for checkpointing in ((False, True) if fixed is None else (fixed,))
+            for checkpointing in ((True, False) if fixed is None else (fixed,))
             for size in sizes
         ]
 
@@ -138,100 +159,82 @@ class SettingsSearch:
             return [self._sharding]
         return [kind for kind, rules in SHARDINGS.items() if self._words["method"] in rules.recommended_for]
 
-    def setting(self, candidate: Candidate, gpu: Gpu, num_gpus: int) -> Setting | None:
-        """The cell in this way on so many of the card; None where nothing is known of a rank of it."""
-        prediction = self._prediction(candidate, gpu, num_gpus)
-        if prediction is None:
+    def estimate(self, candidate: Candidate, gpu: Gpu, num_gpus: int) -> Estimate | None:
+        """The speed of a step, by records of the card where there are some; None where it is not recorded."""
+        step = self._step(candidate, gpu)
+        if step is None:
             return None
-        judged = self._judged(candidate, prediction, gpu, num_gpus)
-        return self._setting(candidate, gpu, num_gpus, judged, prediction.warnings)
-
-    def _judged(self, candidate: Candidate, prediction: Prediction, gpu: Gpu, num_gpus: int) -> Verdict:
-        """Judge as predict does where that has answered, else by the interval alone."""
-        if (candidate, gpu.short_name, num_gpus) in self._replayed:
-            return judged_on(self.on_ranks(candidate, gpu, num_gpus), gpu, prediction)
-        return verdict(prediction, gpu)
-
-    def _setting(self, candidate: Candidate, gpu: Gpu, num_gpus: int, judged: Verdict, warnings: list[str]) -> Setting:
-        return Setting(
-            num_gpus=num_gpus,
-            sharding=candidate.sharding,
-            batch_size=candidate.batch_size,
-            grad_accum=candidate.grad_accum,
-            gradient_checkpointing=candidate.gradient_checkpointing,
-            verdict=judged,
-            estimate=self.estimate(self._work(candidate, gpu), candidate.grad_accum, gpu, num_gpus, candidate.sharding),
-            warnings=warnings,
-        )
-
-    def estimate(self, work: Work, grad_accum: int, gpu: Gpu, num_gpus: int, sharding: Sharding | None) -> Estimate:
-        """The speed of a step, by records of the card where there are some."""
+        spec, key = self.on_ranks(candidate, gpu, num_gpus), (*_key(candidate, gpu), candidate, num_gpus)
+        if key not in self._counts:
+            self._counts[key] = whole_step(spec, step.count, step.spec.grad_accum, step.shared())
+        made = estimate(spec, self._counts[key], gpu)
         known = self._measured.get(gpu.short_name)
-        return estimate_work(
-            work,
-            grad_accum,
-            gpu,
-            num_gpus=num_gpus,
-            sharding=sharding or "ddp",
-            fit=self._fit,
-            faster=1.0 if known is None else known.factor,
-            half_width=None if known is None else known.half_width,
-        )
-
-    def spec_of(self, candidate: Candidate, gpu: Gpu) -> CellSpec:
-        """The cell in this way; a card before Ampere is used in fp16, where no precision was asked for."""
-        key = _key(candidate, gpu)
-        if key not in self._specs:
-            own = without_bf16(self._words) if gpu.bf16_dense_tflops is None else {}
-            own = own | {
-                "batch_size": candidate.batch_size,
-                "grad_accum": candidate.grad_accum,
-                "gradient_checkpointing": candidate.gradient_checkpointing,
-            }
-            self._specs[key] = resolve(**{"device": "cuda", **self._words, **own})
-        return self._specs[key]
+        return made if known is None else with_measured(made, known)
 
     def on_ranks(self, candidate: Candidate, gpu: Gpu, num_gpus: int) -> CellSpec:
-        """Return the candidate's cell on so many of the card."""
-        ranks = {"num_gpus": num_gpus, "sharding": candidate.sharding}
-        return self.spec_of(candidate, gpu).model_copy(update=ranks)
+        """Return the candidate's cell on so many of the card; one before Ampere is used in fp16, where no precision was
+        asked for."""
+        key = gpu.bf16_dense_tflops is None, candidate, num_gpus
+        if key not in self._specs:
+            own = without_bf16(self._words) if gpu.bf16_dense_tflops is None else {}
+            words: Words = {"device": "cuda"} | self._words | own | candidate._asdict()
+            del words["sharding"]
+            ranks = {"num_gpus": num_gpus, "sharding": candidate.sharding}
+            self._specs[key] = resolve(**words).model_copy(update=ranks)
+        return self._specs[key]
 
-    def _work(self, candidate: Candidate, gpu: Gpu) -> Work:
+    def _step(self, candidate: Candidate, gpu: Gpu) -> RecordedStep | None:
+        """The step of one GPU of the candidate's, with two micro-steps for any number of them."""
         key = _key(candidate, gpu)
-        if key not in self._works:
-            spec = self.spec_of(candidate, gpu)
-            counted_architecture(spec)
-            self._works[key] = work_of(spec)
-        return self._works[key]
+        if key not in self._steps:
+            self._steps[key] = self._recorded(one_gpu(self.on_ranks(candidate, gpu, 1)), gpu)
+        return self._steps[key]
 
-    def replay(self, candidate: Candidate, gpu: Gpu, num_gpus: int) -> bool:
-        """Judge this way of running it by the allocator's replay from here on; False where it is so already, and of
-        several GPUs, of which nothing is replayed.
-        """
-        key = candidate, gpu.short_name, num_gpus
-        if num_gpus > 1 or key in self._replayed:
-            return False
-        self._replayed[key] = replayed_on(self.on_ranks(candidate, gpu, num_gpus), gpu)
-        return True
+    def _recorded(self, spec: CellSpec, gpu: Gpu) -> RecordedStep | None:
+        over_rows = spec.batch_size > 1 and "batch_size" not in self._words
+        recording = recorded_card(gpu).short_name, spec.gradient_checkpointing, over_rows
+        if recording in self._refused:
+            return None
+        try:
+            if (found := find_step(spec, gpu)) is not None:
+                return found
+            if not self._records:
+                raise NotAtHand(f"no recipe of {spec.cell_id} is at hand")
+            return record_step(spec, gpu, self._say, over_rows=over_rows)
+        except VramprobeError as error:
+            self._refused[recording] = error
+            return None
 
     def _prediction(self, candidate: Candidate, gpu: Gpu, num_gpus: int) -> Prediction | None:
-        if (candidate, gpu.short_name, num_gpus) in self._replayed:
-            return self._replayed[candidate, gpu.short_name, num_gpus]
-        spec = self.on_ranks(candidate, gpu, num_gpus)
-        kernels = chip_like(gpu), gpu.blas_workspace_bytes, fit_name(spec, gpu)
-        key = (*_key(candidate, gpu), num_gpus, candidate.sharding, *kernels)
-        if key not in self._predictions:
-            if candidate.sharding is None:
-                self._predictions[key] = predict_on(spec, gpu)
-            else:
-                self._predictions[key] = None
-                with suppress(UnsupportedArchitecture):
-                    self._predictions[key] = predict_on(spec, gpu)
-        return self._predictions[key]
+        """Return what predict says of one GPU; of several about that, None where nothing is known of a rank."""
+        spec, key = self.on_ranks(candidate, gpu, num_gpus), _key(candidate, gpu)
+        if num_gpus > 1:
+            key = (*key, num_gpus, candidate.sharding, gpu.blas_workspace_bytes)
+            if key not in self._near:
+                self._near[key] = None
+                with suppress(NotAtHand, UnsupportedArchitecture):
+                    self._near[key] = near(spec, gpu)
+            return self._near[key]
+        key = (*key, gpu.blas_workspace_bytes)
+        if key not in self._replays:
+            step = self._step(candidate, gpu)
+            assert step is not None
+            self._replays[key] = step.replay(gpu)
+        return predict_replay(self._replays[key], spec, gpu=gpu)
+
+
+def _judged_on(spec: CellSpec, gpu: Gpu, found: Prediction) -> Verdict:
+    """Return predict's verdict under a Trainer's loop: with room for releases of the libraries that nobody named; of
+    several GPUs by the near interval alone."""
+    if spec.num_gpus > 1:
+        return verdict(found, gpu)
+    return wide_verdict(found, unknowns(spec, found, ["loop"]), gpu)
 
 
 def _key(candidate: Candidate, gpu: Gpu) -> tuple[Any, ...]:
-    return gpu.bf16_dense_tflops is None, candidate.batch_size, candidate.grad_accum, candidate.gradient_checkpointing
+    """Return what steps on one GPU are told apart by."""
+    micro_steps = min(candidate.grad_accum, MOST_MICRO_STEPS)
+    return recorded_card(gpu).short_name, candidate.batch_size, micro_steps, candidate.gradient_checkpointing
 
 
 def without_bf16(words: Words) -> Words:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vramprobe.records.frozen import FrozenModel
-from vramprobe.records.record import Amount
+from vramprobe.records.phase_memory import Amount
 
 
 class BatchPeak(FrozenModel):

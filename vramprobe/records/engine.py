@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from vramprobe.records.frozen import FrozenModel
 
 
-class EngineMemory(BaseModel):
+class EngineMemory(FrozenModel):
     """One engine's figures; null where its release does not say so."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     engine: Literal["vllm"]
     version: str | None = None
@@ -37,10 +35,8 @@ class EngineMemory(BaseModel):
     max_concurrency: float | None = None  # requests of that length at once
 
 
-class ServedOn(BaseModel):
+class ServedOn(FrozenModel):
     """Capacity of the same engine with the same settings on a GPU, computed from its account (profile/served.py)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     gpu: str
     verdict: Literal["fits", "does not fit"]  # one request of length_tokens
@@ -51,10 +47,8 @@ class ServedOn(BaseModel):
     settings: tuple[str, ...] = ()  # of which each would make it fit
 
 
-class RequestAnswer(BaseModel):
+class RequestAnswer(FrozenModel):
     """Answer of a server under --requests to one request; one of the two is null."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     completion_tokens: int | None
     error: str | None

@@ -1,4 +1,4 @@
-"""Bases of what is written to files: frozen, without unknown fields, and, where fitted, finite.
+"""Bases of what is handed out or written to files: frozen, without unknown fields, and, where fitted, finite.
 
 In: nothing. Out: pydantic models whose schema is built at their first use.
 """
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class FrozenModel(BaseModel):
-    """Base of what is written to files: no field can be changed, and none is unknown."""
+    """Base of what is handed out or written to files: no field can be changed, and none is unknown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

@@ -17,8 +17,10 @@ from vramprobe.records import store, writing
 from vramprobe.records.data_batches import DataBatches
 from vramprobe.records.engine import EngineMemory, RequestAnswer, ServedOn
 from vramprobe.records.frozen import FrozenModel
+from vramprobe.records.phase_memory import Amount
 from vramprobe.records.profile_memory import (
     BlocksAlike,
+    HostMemory,
     Live,
     MemoryGrowth,
     PhaseHighest,
@@ -27,9 +29,10 @@ from vramprobe.records.profile_memory import (
     StepPeaks,
 )
 from vramprobe.records.profile_outcomes import ProfileOutcome
-from vramprobe.records.record import Amount, CollectiveTraffic, Emulation
+from vramprobe.records.record import Emulation
 from vramprobe.records.shown import Shown
 from vramprobe.records.step_time import CardTime, StepTime
+from vramprobe.records.traffic import CollectiveTraffic
 from vramprobe.units import format_bytes
 
 #: Raise it when a field changes its meaning or goes, and keep reading the old one.
@@ -91,31 +94,6 @@ class RankProfile(FrozenModel):
         more = peaks.highest_bytes - peaks.lowest_bytes
         why = f": {peaks.what}" if peaks.what else ""
         return f"; their peaks differ by {format_bytes(more)}{why}" if more else "; their peaks are equal"
-
-
-class HostPhase(FrozenModel):
-    """Bytes of host memory that the ranks hold in one phase: CPU tensors and pinned memory."""
-
-    name: str
-    total_bytes: Amount  # of all ranks, each at its highest
-    pinned_bytes: Amount  # of those, the highest of each rank
-    num_ranks: Amount
-    highest_rank_bytes: Amount
-
-
-class HostMemory(FrozenModel):
-    """By phase of the run. Not in it: Python, libraries, numpy, data loaders, and files that are mapped.
-
-    ``mapped_bytes``: checkpoint files, each once however many ranks map it. They are pages of the file cache, which
-    the ranks of a machine share and the kernel may drop.
-    """
-
-    phases: list[HostPhase]
-    peak_bytes: Amount
-    peak_phase: str
-    mapped_bytes: Amount
-    limit_bytes: int | None = None  # --host-memory
-    fits: bool | None = None  # what is counted into the limit; null without one
 
 
 class ProfileEnvironment(FrozenModel):

@@ -6,7 +6,7 @@ In: what the hook recorded, analysed. Out: frozen classes, bytes as integers, wh
 from __future__ import annotations
 
 from vramprobe.records.frozen import FrozenModel
-from vramprobe.records.record import Amount, Composition
+from vramprobe.records.phase_memory import Amount, Composition
 
 _MATTERS = 0.005  # as a share, of a peak that differs from step to step
 
@@ -38,6 +38,11 @@ class ProfilePeak(FrozenModel):
     requested_bytes: Amount | None = None  # the highest in that phase: without what the allocator rounds up
     reserved_bytes: Amount | None = None
     device_bytes: int | None = None  # over the run: NVML's highest on a real GPU, the driver's on an emulated one
+
+    @property
+    def said(self) -> str:
+        """``backward of step 2``, ``load``."""
+        return self.phase if self.step is None else f"{self.phase} of step {self.step}"
 
 
 class BlocksAlike(FrozenModel):
@@ -106,3 +111,28 @@ class MemoryGrowth(FrozenModel):
     full_at_step: int | None = None  # at the latest, if every step adds as much; null where the card is not known
     by_line: list[LineGrowth]  # of the allocations, the largest first
     kept: list[KeptList] = []
+
+
+class HostPhase(FrozenModel):
+    """Bytes of host memory that the ranks hold in one phase: CPU tensors and pinned memory."""
+
+    name: str
+    total_bytes: Amount  # of all ranks, each at its highest
+    pinned_bytes: Amount  # of those, the highest of each rank
+    num_ranks: Amount
+    highest_rank_bytes: Amount
+
+
+class HostMemory(FrozenModel):
+    """By phase of the run. Not in it: Python, libraries, numpy, data loaders, and files that are mapped.
+
+    ``mapped_bytes``: checkpoint files, each once however many ranks map it. They are pages of the file cache, which
+    the ranks of a machine share and the kernel may drop.
+    """
+
+    phases: list[HostPhase]
+    peak_bytes: Amount
+    peak_phase: str
+    mapped_bytes: Amount
+    limit_bytes: int | None = None  # --host-memory
+    fits: bool | None = None  # what is counted into the limit; null without one

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
-from vramprobe.choices import PhaseName
 from vramprobe.records.frozen import FrozenModel
-from vramprobe.records.outcomes import (
-    Outcome,
-)
+from vramprobe.records.outcomes import Outcome
+from vramprobe.records.phase_memory import Amount, MemoryLedger, Peak, PhaseMemory
+from vramprobe.records.traffic import CollectiveTraffic
 from vramprobe.spec import CellSpec
 
 #: Raise it when a field changes its meaning or goes; say what changed in FORMAT_HISTORY and keep reading the old one.
@@ -28,77 +25,6 @@ _OLDER_NAMES = {b'"emulate_vram":': b'"limit_vram":'}
 #: cuda and cpu measure; emulated is the same software on an emulated driver.
 Instrument = Literal["cuda", "emulated", "cpu"]
 Isolation = Literal["spawn", "forkserver"]
-TRAINING_PHASES = ("forward", "backward", "optimizer_step", "zero_grad")
-
-
-#: Bytes or a count: never negative, and of 64 bits. A difference of two readings may be (device use, unaccounted).
-Amount = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class PhaseMemory(FrozenModel):
-    """Memory over one phase of one step: at its end (``end``) and the highest within it (``peak``)."""
-
-    name: PhaseName
-    step: int | None = None  # 1-based; None for load, prepare and batch
-    micro_step: int | None = None  # 1-based, for forward and backward under gradient accumulation
-    allocated_end_bytes: Amount
-    allocated_peak_bytes: Amount
-    reserved_end_bytes: Amount | None = None
-    reserved_peak_bytes: Amount | None = None
-    requested_end_bytes: Amount | None = None
-    requested_peak_bytes: Amount | None = None
-    active_end_bytes: Amount | None = None
-    active_peak_bytes: Amount | None = None
-    device_used_bytes: int | None = None  # NVML at the phase's end, less the baseline before the context
-    rss_end_bytes: Amount | None = None  # the process's resident set
-
-
-class Composition(FrozenModel):
-    """Bytes of live tensors at one point in time by cause; the parts add up to ``total_bytes`` exactly.
-
-    On cuda in requested bytes: what the caching allocator rounds up or does not split off has no cause.
-    """
-
-    total_bytes: Amount
-    weights_bytes: Amount
-    gradients_bytes: Amount
-    optimizer_state_bytes: Amount
-    batch_bytes: Amount
-    saved_activations_bytes: Amount  # made in forward, alive when forward ended
-    temporaries_bytes: Amount  # the rest: live only within the phase
-    other_bytes: Amount = (
-        0  # there before the step and no tensor of the workload's: cuBLAS workspaces, libraries' tables
-    )
-
-    def parts(self) -> dict[str, int]:
-        """The parts by name, without the total."""
-        return {name: value for name, value in self.model_dump().items() if name != "total_bytes"}
-
-
-class MemoryLedger(FrozenModel):
-    """The steady step by cause. Sizes are the tensors' own (numel × itemsize, each storage once).
-
-    What is read off the allocator is in requested bytes on cuda, for the same reason as in Composition.
-    """
-
-    weights_bytes: Amount  # parameters, buffers and quantisation state
-    gradients_bytes: Amount  # at the end of backward
-    optimizer_state_bytes: Amount  # after the first step
-    batch_bytes: Amount
-    saved_activations_bytes: int  # allocated at the end of forward less at its start
-    unaccounted_bytes: int  # idle allocated memory less all of the above that is alive then
-    at_peak: Composition | None = None  # null where no allocation trace was taken
-
-
-class Peak(FrozenModel):
-    """The highest memory of the training phases, by tier (load is apart: see ``load_allocated_bytes``)."""
-
-    phase: PhaseName
-    step: int
-    allocated_bytes: Amount
-    reserved_bytes: Amount | None = None
-    device_bytes: int | None = None  # reserved + context + rest, as NVML saw it; null where NVML is not there
-    load_allocated_bytes: Amount  # peak while loading and preparing
 
 
 class ModelFacts(FrozenModel):
@@ -200,30 +126,6 @@ class Emulation(FrozenModel):
     num_steering_reads: Amount | None = None  # of those, the ones that could have steered the program
     reads: list[ValueRead] = []
     verification: Verification | None = None
-
-
-#: As NCCL and torch.distributed name them, in the order of the driver's numbers (emulate/driver/nccl.h).
-CollectiveKind = Literal[
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "send",
-    "receive",
-]
-
-
-class CollectiveTraffic(FrozenModel):
-    """Collectives of one kind that a rank issued in one phase of a step (traffic.py says which bytes these are)."""
-
-    phase: str
-    kind: CollectiveKind
-    num_ranks: Amount  # that share each of them
-    num_calls: Amount
-    payload_bytes: Amount  # as given to the calls
-    link_bytes: Amount  # that this rank sends over its link, by the ring's formula: predicted
 
 
 class RankRecord(FrozenModel):

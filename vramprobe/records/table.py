@@ -13,6 +13,7 @@ from typing import Any
 from vramprobe.errors import IncomparableRecords
 from vramprobe.records import outcomes
 from vramprobe.records import record as rec
+from vramprobe.records.phase_memory import Composition, MemoryLedger, Peak
 from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes
 
@@ -115,7 +116,7 @@ def describe_outcome(outcome: outcomes.Outcome) -> str:
             return f"someone else's memory moved by {format_bytes(moved)}"
 
 
-def peak_columns(peak: rec.Peak | None) -> dict[str, Any]:
+def peak_columns(peak: Peak | None) -> dict[str, Any]:
     """A peak as column → value, null for every column where there is none."""
     names = {
         "peak_phase": "phase",
@@ -125,14 +126,14 @@ def peak_columns(peak: rec.Peak | None) -> dict[str, Any]:
         "peak_device_bytes": "device_bytes",
         "load_allocated_bytes": "load_allocated_bytes",
     }
-    assert set(names.values()) == set(rec.Peak.model_fields)
+    assert set(names.values()) == set(Peak.model_fields)
     return {column: peak and getattr(peak, field) for column, field in names.items()}
 
 
-def ledger_columns(ledger: rec.MemoryLedger | None) -> dict[str, int | None]:
+def ledger_columns(ledger: MemoryLedger | None) -> dict[str, int | None]:
     """A ledger as column → bytes, with ``at_peak_`` before the parts of the peak."""
-    at_peak = _fields(rec.Composition, ledger and ledger.at_peak)
-    values = _fields(rec.MemoryLedger, ledger)
+    at_peak = _fields(Composition, ledger and ledger.at_peak)
+    values = _fields(MemoryLedger, ledger)
     del values["at_peak"]
     return values | {f"at_peak_{name}": value for name, value in at_peak.items()}
 

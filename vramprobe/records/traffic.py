@@ -9,14 +9,38 @@ what NCCL really picks (trees, NVLink's own reductions) is not known to us, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import get_args
+from typing import Literal, get_args
 
-from vramprobe.records.record import CollectiveKind, CollectiveTraffic
+from vramprobe.records.frozen import FrozenModel
+from vramprobe.records.phase_memory import Amount
+
+#: As NCCL and torch.distributed name them, in the order of the driver's numbers (emulate/driver/nccl.h).
+CollectiveKind = Literal[
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send",
+    "receive",
+]
 
 #: By the driver's number (emulate/driver/nccl.h).
 KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 #: (the driver's number of a kind, ranks that share it) → (calls, payload bytes).
 Counts = Mapping[tuple[int, int], tuple[int, int]]
+
+
+class CollectiveTraffic(FrozenModel):
+    """Collectives of one kind that a rank issued in one phase of a step."""
+
+    phase: str
+    kind: CollectiveKind
+    num_ranks: Amount  # that share each of them
+    num_calls: Amount
+    payload_bytes: Amount  # as given to the calls
+    link_bytes: Amount  # that this rank sends over its link, by the ring's formula: predicted
 
 
 def link_bytes(kind: CollectiveKind, num_ranks: int, payload_bytes: int) -> int:

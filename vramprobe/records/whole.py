@@ -1,7 +1,7 @@
 """Reading records for what counts with their architectures: one that no model can have is named with its record.
 
 In: a results file or folder. Out: what store.read gives of it, or a StoreError with file, line and attempt. What was
-measured and has no arithmetic passes; nothing is left out.
+measured and whose parameters are not known passes; nothing is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cells → the table that every guide prints: memory by size of the model and by method, under conditions that are said.
 
 In: cells, and a fit if there is one. Out: a Document: a table per batch, length and checkpointing; measured amounts,
-and what the fit predicts where nobody measured, marked as that.
+and what recipes at hand predict where nobody measured, marked as that.
 """
 
 from __future__ import annotations
@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from vramprobe.catalog import gpu_seen
+from vramprobe.choices import Method
 from vramprobe.errors import VramprobeError
 from vramprobe.records.record import RunRecord
 from vramprobe.report.cells import Cell
 from vramprobe.report.columns import method_in_words, precision_in_words, unit_for
 from vramprobe.report.definition import Column, Document, Table, rows_of
-from vramprobe.spec import CellSpec, Method, resolve
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from vramprobe.model.card_fit import CardFit
 
-#: The sizes that guides print; a fit's table goes on with them behind the measured models.
+#: The sizes that guides print; a GPU's table goes on with them behind the measured models.
 LADDER = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-2-13b", "qwen2.5-32b", "llama-3.1-70b")
 #: Of the spec: the model, how it is observed, and what the table's conditions say. The rest is the method.
 _NOT_THE_METHOD = (
@@ -72,14 +75,16 @@ def by_size(cells: Sequence[Cell], model: CardFit | None, origin: Sequence[str],
     groups: dict[Conditions, list[RunRecord]] = {}
     for cell in cells:
         if cell.measured_bytes is not None:
-            groups.setdefault(_conditions(cell.record.spec), []).append(cell.record)
+            spec = cell.record.spec
+            conditions = Conditions(spec.gradient_checkpointing, spec.batch_size, spec.seq_len, spec.grad_accum)
+            groups.setdefault(conditions, []).append(cell.record)
     settings = [_Setting(conditions, records, model) for conditions, records in groups.items()]
     shown = [one for one in settings if one.compares] or settings
     shown.sort(key=lambda one: (-one.num_measured, one.conditions))
     amounts = [row for one in shown for row in rows_of(one.amounts)]
     about = "Peak memory allocated by tensors over the training steps. " + (
-        f"A number after {_MARK.strip()} was not measured: the fit predicts it. A dash: neither measured nor predicted."
-        if model
+        f"A number after {_MARK.strip()} was not measured: it is predicted by a recipe at hand. A dash: neither."
+        if any(not row["is_measured"] for row in amounts)
         else "Measured; a dash where it was not."
     )
     return Document(
@@ -101,12 +106,13 @@ class _Setting:
         by_way: dict[_Way, list[RunRecord]] = {}
         for record in sorted(records, key=lambda record: get_args(Method).index(record.spec.method)):
             by_way.setdefault(_way(record.spec), []).append(record)
-        common = {way: found for way, found in by_way.items() if len(_models(found)) > 1}
+        common = {way: found for way, found in by_way.items() if len({one.spec.model_label for one in found}) > 1}
         self._records_of = common or by_way
         self.num_measured = sum(map(len, self._records_of.values()))
         self.compares = len(common) > 1
         self._specs = {way: found[0].spec for way, found in self._records_of.items()}
         self._headings = _headings(self._specs)
+        self._gpu = gpu_seen(records[0].environment.device_name)
         self.amounts = self._amounts(model)
 
     def table(self) -> Table:
@@ -135,10 +141,9 @@ class _Setting:
         for found in self._records_of.values():
             named |= {record.spec.model_label: record for record in found}
         rows = [row for record in named.values() for row in self._measured(record, model)]
-        if model is not None:
-            largest = max(row["num_params"] for row in rows)
-            ladder = [row for name in LADDER if name not in named for row in self._predicted_of(name, model)]
-            rows += [row for row in ladder if row["num_params"] > largest]
+        largest = max(row["num_params"] for row in rows)
+        ladder = [row for name in LADDER if name not in named for row in self._predicted_of(name, model)]
+        rows += [row for row in ladder if row["num_params"] > largest]
         frame = pd.DataFrame(rows).convert_dtypes()
         return frame.sort_values(["num_params", "model"], kind="stable")
 
@@ -150,23 +155,21 @@ class _Setting:
             record = next((each for each in records if each.spec.model_label == label), None)
             if record is not None and record.peak is not None:
                 yield self._amount(way, record.spec, num_params, record.peak.allocated_bytes)
-            elif model is not None:
+            else:
                 yield from self._predicted(way, records[0].spec.model_copy(update=own), num_params, model)
 
-    def _predicted_of(self, name: str, model: CardFit) -> Iterator[dict[str, Any]]:
+    def _predicted_of(self, name: str, model: CardFit | None) -> Iterator[dict[str, Any]]:
         """A model of the ladder."""
-        from vramprobe.architecture import architecture
-
         for way, one in self._specs.items():
             spec = resolve(model=name, **one.model_dump(exclude={"model", "architecture", "num_layers"}))
-            yield from self._predicted(way, spec, architecture(spec.architecture).num_params, model)
+            yield from self._predicted(way, spec, spec.num_params, model)
 
-    def _predicted(self, way: _Way, spec: CellSpec, num_params: int, model: CardFit) -> Iterator[dict[str, Any]]:
-        """Nothing where there is no arithmetic for it."""
-        from vramprobe.predict.predict import predict
+    def _predicted(self, way: _Way, spec: CellSpec, num_params: int, model: CardFit | None) -> Iterator[dict[str, Any]]:
+        """Nothing where no recipe of it is at hand."""
+        from vramprobe.predict.expected import predict_at_hand
 
         try:
-            peak = predict(spec, model, replays=True).peak_allocated_bytes
+            peak = predict_at_hand(spec, self._gpu, model).peak_allocated_bytes
         except VramprobeError:
             return
         yield self._amount(way, spec, num_params, peak.value, peak.low, peak.high)
@@ -228,13 +231,5 @@ def details_in_words(spec: CellSpec) -> str:
     return ", ".join(parts)
 
 
-def _conditions(spec: CellSpec) -> Conditions:
-    return Conditions(spec.gradient_checkpointing, spec.batch_size, spec.seq_len, spec.grad_accum)
-
-
 def _way(spec: CellSpec) -> _Way:
     return tuple(getattr(spec, name) for name in CellSpec.model_fields if name not in _NOT_THE_METHOD)
-
-
-def _models(records: Sequence[RunRecord]) -> set[str]:
-    return {record.spec.model_label for record in records}

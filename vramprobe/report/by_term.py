@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vramprobe.records.record import Composition
+from vramprobe.records.phase_memory import Composition
 from vramprobe.report.cells import Cell
 from vramprobe.report.columns import cell_columns, cell_row, unit_for
 from vramprobe.report.definition import Column, Document, Table
@@ -26,18 +26,18 @@ def traced(cells: Sequence[Cell]) -> list[Cell]:
 
 def at_peak(cell: Cell) -> Composition | None:
     """Return the live tensors at the cell's peak; null where it was not traced."""
-    return cell.record.ledger and cell.record.ledger.at_peak
+    return cell.record.ledger.at_peak if cell.record.ledger else None
 
 
 def by_term(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Document:
     """by_term: the total, then its parts."""
     known = traced(cells)
-    unit = unit_for(at_peak(cell).total_bytes for cell in known)
+    unit = unit_for(alive.total_bytes for cell in known if (alive := at_peak(cell)) is not None)
     columns = [*cell_columns(), Column("peak_phase", "peak phase")]
     for name in Composition.model_fields:  # what is 0.0 everywhere is said once
         amount = unit.amount(name, name.removesuffix("_bytes").replace("_", " "))
         columns.append(replace(amount, is_condition=name != "total_bytes"))
-    rows = [cell_row(cell) | at_peak(cell).model_dump() for cell in known]
+    rows = [cell_row(cell) | alive.model_dump() for cell in known if (alive := at_peak(cell)) is not None]
     others = sum(cell.measured_bytes is not None for cell in cells) - len(known)
     remarks = [f"{others} measured cells were not traced and are left out."] if others else []
     table = Table(title="The peak by term", columns=columns, rows=rows, otherwise="No cell was traced.")

@@ -9,16 +9,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
+from vramprobe.choices import Method
 from vramprobe.literature.calibrate import Calibration, Constant, FormulaScore, Quantity
+from vramprobe.report.columns import signed_percent, unsigned_percent
 from vramprobe.report.definition import Column, Document, Table, rows_of
-from vramprobe.spec import Method
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: Beyond this mean error a formula is near in no recipe.
 NEAR_SHARE = 0.10
-_SMALLEST_PERCENT = 0.01
 _QUANTITIES: dict[Quantity, str] = {
     "peak": "Allocated peak",
     "device": "Peak of the device, with the formulas' own overhead",
@@ -74,12 +74,12 @@ def _scores(found: pd.DataFrame, formulas: Sequence[str], title: str) -> Table:
     everything = found[found.group == "all"].set_index("formula")
     rows = by_method.assign(
         cells=everything.num_rows, ours=everything.ours_mean_absolute, nearest=_nearest(found)
-    ).reindex(formulas)
+    ).reindex(list(formulas))
     rows["cells"] = rows.cells.fillna(0).astype(int)
     columns = [
         Column("formula", "formula"),
         Column("cells", "cells", is_number=True),
-        *(Column(method, method, is_number=True) for method in by_method),
+        *(Column(method, method, is_number=True) for method in map(str, by_method)),
         Column("ours", "ours on these", text=lambda share: percent(share, signed=False), is_number=True),
         Column("nearest", "nearest in"),
     ]
@@ -98,9 +98,10 @@ def _constants(found: list[Constant]) -> Table:
     import pandas as pd
 
     frame = pd.DataFrame([one.model_dump() for one in found])
-    ends = [(formula, low, high) for one in found for formula, (low, high) in one.says.items()]
-    by_formula = pd.DataFrame(ends, columns=["formula", "low", "high"]).groupby("formula", sort=False)
-    says = {one.Index: (one.low, one.high) for one in by_formula.agg({"low": "min", "high": "max"}).itertuples()}
+    says: dict[str, tuple[float, float]] = {}
+    for formula, (low, high) in (pair for one in found for pair in one.says.items()):
+        least, most = says.get(formula, (low, high))
+        says[formula] = min(least, low), max(most, high)
     columns = [
         Column("group", "in"),
         Column("num_rows", "rows", is_number=True),
@@ -114,10 +115,7 @@ def _constants(found: list[Constant]) -> Table:
 
 def percent(share: float, *, signed: bool = True) -> str:
     """``+12.3 %``; what is smaller than a hundredth is said to be."""
-    value = 100 * share
-    if abs(value) < _SMALLEST_PERCENT:
-        return f"≤ {_SMALLEST_PERCENT} %"
-    return f"{value:+.2f} %" if signed else f"{value:.2f} %"
+    return f"{(signed_percent if signed else unsigned_percent)(100 * share)} %"
 
 
 def said(says: Mapping[str, tuple[float, float]]) -> str:

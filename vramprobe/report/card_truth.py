@@ -9,24 +9,21 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.catalog import gpu_seen
 from vramprobe.catalog.contexts import COLUMNS, ContextRow, own_contexts, own_rows
-from vramprobe.errors import SpecError
+from vramprobe.recommend.step_cost import speed_at_hand
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
 from vramprobe.records.whole_file import replacing
-from vramprobe.report import publish
 from vramprobe.report.columns import ByteUnit, provenance, shortened, signed_percent
 from vramprobe.report.definition import Column, Document, Table
 from vramprobe.report.formats import files_of
-from vramprobe.speed.step import estimate
+from vramprobe.report.publish import publish
 from vramprobe.units import KIB, MIB, format_bytes
 
 _MIB = ByteUnit("MiB", MIB, 1)
@@ -70,8 +67,8 @@ def card_truth_document(measured: Sequence[RunRecord], emulated: Sequence[RunRec
 
 
 _ABOUT = (
-    "Differences are emulated less measured. Step times are predicted by the speed model, as an emulated GPU computes "
-    "nothing."
+    "Differences are emulated less measured. Step times are predicted from the counted launches of the nearest recipe "
+    "at hand, where there is one, as an emulated GPU computes nothing."
 )
 
 
@@ -207,8 +204,8 @@ def _row(measured: RunRecord, emulated: RunRecord | None) -> dict[str, Any]:
     seconds, predicted = _step_seconds(measured), None
     gpu = gpu_seen(measured.environment.device_name)
     if seconds is not None and gpu is not None:
-        with suppress(UnsupportedArchitecture, SpecError):  # no arithmetic for the model, or no peak of the card
-            predicted = estimate(measured.spec, gpu).seconds
+        made = speed_at_hand(measured.spec, gpu, near=True)  # None: no recipe, or no peak of the card
+        predicted = made.seconds if made else None
     row |= {"first_step_seconds": seconds, "predicted_step_seconds": predicted}
     return row | {"step_ratio": predicted / seconds if seconds and predicted is not None else None}
 
@@ -216,7 +213,9 @@ def _row(measured: RunRecord, emulated: RunRecord | None) -> dict[str, Any]:
 def _tier(record: RunRecord | None, tier: str) -> int | None:
     if record is None or record.outcome.kind != "ok":
         return None
-    return record.context_bytes if tier == "context" else record.peak and getattr(record.peak, f"{tier}_bytes")
+    if tier == "context":
+        return record.context_bytes
+    return getattr(record.peak, f"{tier}_bytes") if record.peak else None
 
 
 def _step_seconds(record: RunRecord) -> float | None:

@@ -1,7 +1,7 @@
 """Emulated records of several cards → three pages: memory by card, what fits where, the largest batch and length.
 
-In: emulated records of more than one card, and the fit for CUDA. Out: Documents. What was run on an emulated card is
-shown as that; what the fit predicts has a mark. Never measures or fits.
+In: emulated records of more than one card. Out: Documents. What was run on an emulated card is shown as that; what a
+recipe at hand predicts has a mark. Never measures or records.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ from vramprobe.records.record import RunRecord
 from vramprobe.report.by_size import details_in_words, params_in_words
 from vramprobe.report.card_fits import ByCard, fits
 from vramprobe.report.card_largest import largest
-from vramprobe.report.columns import ByteUnit, size_in_words, yes_no
+from vramprobe.report.columns import IN_GIB, size_in_words, yes_no
 from vramprobe.report.definition import Column, Document, Table, rows_of
-from vramprobe.spec import CellSpec, resolve
-from vramprobe.units import GIB
+from vramprobe.resolve import resolve
+from vramprobe.spec import CellSpec
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from vramprobe.model.card_fit import CardFit
-
-_GIB = ByteUnit("GiB", GIB, 2)
 
 
 def are_of_several_cards(records: Sequence[RunRecord]) -> bool:
@@ -35,16 +31,11 @@ def are_of_several_cards(records: Sequence[RunRecord]) -> bool:
     return all(record.instrument == "emulated" for record in records) and len(_names(records)) > 1
 
 
-def card_documents(
-    records: Sequence[RunRecord], model: CardFit | None, origin: Sequence[str], command: str
-) -> list[Document]:
-    """memory; with a ``model`` fits and largest, too."""
+def card_documents(records: Sequence[RunRecord], origin: Sequence[str], command: str) -> list[Document]:
+    """memory, fits and largest."""
     cards, by_card = _cards(records), _by_card(records)
     where = {"origin": origin, "command": command}
-    found = [_memory(by_card, cards, where)]
-    if model is None:
-        return [document.of("emulated") for document in found]
-    found.append(fits(by_card, cards, model, where))
+    found = [_memory(by_card, cards, where), fits(by_card, cards, where)]
     return [*(document.of("emulated") for document in found), largest(cards, command)]
 
 
@@ -72,7 +63,7 @@ def _memory(by_card: ByCard, cards: Sequence[Gpu], where: dict[str, Any]) -> Doc
         ran = [gpu.short_name for gpu in cards if gpu.short_name in group and group[gpu.short_name].notna().any()]
         columns = [*_CELL_COLUMNS, *(Column(name, name, is_number=True) for name in ran)]
         tables.append(
-            Table(title=method, columns=columns, rows=rows_of(group), note="Columns of cards: reserved, GiB.")
+            Table(title=str(method), columns=columns, rows=rows_of(group), note="Columns of cards: reserved, GiB.")
         )
     others = len(cells) - len(shown)
     return Document(
@@ -143,7 +134,7 @@ def _frame(by_card: ByCard) -> pd.DataFrame:
 def _reserved(record: RunRecord) -> str:
     if record.peak is None or record.peak.reserved_bytes is None:
         return "out of memory" if record.outcome.kind == "oom" else record.outcome.kind
-    return _GIB.text(record.peak.reserved_bytes)
+    return IN_GIB.text(record.peak.reserved_bytes)
 
 
 _OF_SPEC = ("method", "quant", "batch_size", "seq_len", "grad_accum", "gradient_checkpointing", "optim")
@@ -156,5 +147,5 @@ _CELL_COLUMNS = [
     Column("setting", "setting"),
     Column("batch_by_length", "batch × length", is_number=True),
     Column("gradient_checkpointing", "checkpointing", text=yes_no),
-    _GIB.amount("allocated_bytes", "allocated"),
+    IN_GIB.amount("allocated_bytes", "allocated"),
 ]

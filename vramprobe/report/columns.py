@@ -38,10 +38,14 @@ class ByteUnit:
         return Column(name, heading and f"{heading}, {self.name}", text=self.text, is_number=True)
 
 
+#: The unit of amounts that a GPU's memory is said in.
+IN_GIB = ByteUnit("GiB", GIB, 2)
+
+
 def unit_for(amounts: Iterable[int | None]) -> ByteUnit:
     """GiB where the smallest of these bytes fills one, else MiB."""
     known = [amount for amount in amounts if amount is not None]
-    return ByteUnit("GiB", GIB, 2) if min(known, default=0) >= GIB else ByteUnit("MiB", MIB, 1)
+    return IN_GIB if min(known, default=0) >= GIB else ByteUnit("MiB", MIB, 1)
 
 
 def method_in_words(spec: CellSpec) -> str:
@@ -49,7 +53,7 @@ def method_in_words(spec: CellSpec) -> str:
     if spec.method == "full":
         return "full"
     kind = "lora" if spec.method == "lora" else f"qlora {spec.quant}, {spec.kbit_prep} prep"
-    targets = spec.lora_targets if isinstance(spec.lora_targets, str) else "+".join(spec.lora_targets)
+    targets = spec.lora_targets if isinstance(spec.lora_targets, str) else "+".join(spec.lora_targets or ())
     variants = [option.title for name, option in OPTIONS.items() if option.title and getattr(spec, name)]
     return ", ".join([kind, f"r {spec.lora_r}", targets, *variants])
 

@@ -52,14 +52,15 @@ class Column:
 
     def published(self, row: Any) -> Any:
         """The value as programs read it."""
-        return published(self._of(row))
+        return published(self.of(row))
 
-    def _of(self, row: Any) -> Any:
+    def of(self, row: Any) -> Any:
+        """The value in a row."""
         return row.get(self.name) if self.value is None else self.value(row)
 
     def shown(self, row: Any) -> str:
         """The cell for people: one line, a dash where the value is not known."""
-        value = self.published(row) if self.text is str else self._of(row)
+        value = self.published(row) if self.text is str else self.of(row)
         return UNKNOWN if value is None or value == "" else " ".join(self.text(value).split())
 
 
@@ -112,7 +113,8 @@ class Table:
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a DataFrame as a Table has them: whole numbers stay whole, and what is NA is None."""
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
+    found: Any = frame.astype(object)  # pandas' types know neither None for a cell nor a column's name
+    return found.where(frame.notna(), None).to_dict("records")
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def _scores(scores: Sequence[Score]) -> pd.DataFrame:
             "cell_id": score.record.cell_id,
             "fold": score.fold,
             "tier": score.tier,
-            "measured_phase": score.record.peak.phase,
+            "measured_phase": score.measured_phase,
             "predicted_phase": score.predicted_phase,
             "measured_bytes": score.measured_bytes,
             "predicted_bytes": score.predicted.value,

@@ -1,4 +1,4 @@
-"""Cells → the page of what was measured, and predicted where there is a fit: held-out cells apart, and failures.
+"""Cells → the page of what was measured, and predicted by a recipe at hand: cells held out of a fit apart, failures.
 
 In: cells, where they come from and the command. Out: a Document. Hides nothing that was measured.
 """
@@ -21,16 +21,19 @@ from vramprobe.report.definition import Column, Document, Table
 
 
 def measured(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Document:
-    """measured: the peak of every cell, the prediction and its error beside it where there is a fit."""
+    """measured: the peak of every cell, the prediction and its error beside it where there is one."""
     rows = [cell_row(cell) for cell in cells]
     believed = [row for row in rows if row["measured_bytes"] is not None]
     failed = [row for row in rows if row["measured_bytes"] is None]
-    is_predicted = any(row["held_out"] is not None for row in rows)
-    columns = _columns(unit_for(row["measured_bytes"] for row in believed), is_predicted=is_predicted)
+    is_fitted = any(row["held_out"] is not None for row in rows)
+    is_predicted = is_fitted or any(row["predicted_bytes"] is not None for row in rows)
+    columns = _columns(
+        unit_for(row["measured_bytes"] for row in believed), is_predicted=is_predicted, is_fitted=is_fitted
+    )
     tables = []
     if quality := summaries(cells):
         tables.append(Table(title="Summary", columns=_SUMMARY_COLUMNS, rows=quality))
-    if is_predicted:
+    if is_fitted:
         for title, held_out, otherwise in (
             ("Held out of the fit", True, "No cell: the fit has seen every one."),
             ("In the fit", False, "No cell: the fit was made from other records."),
@@ -47,7 +50,7 @@ def measured(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Docu
     return Document(
         name="measured",
         title="Measured peak memory",
-        about=[_ABOUT],
+        about=[_ABOUT, *([_PREDICTED] if is_predicted else [])],
         tables=tables,
         data=Table(title="Measured peak memory", columns=columns, rows=rows),
         origin=origin,
@@ -61,7 +64,10 @@ _ABOUT = (
 )
 
 
-def _columns(unit: ByteUnit, *, is_predicted: bool) -> list[Column]:
+_PREDICTED = "Predicted by a recipe at hand; a dash where there is none, which vramprobe predict would record."
+
+
+def _columns(unit: ByteUnit, *, is_predicted: bool, is_fitted: bool) -> list[Column]:
     columns = [
         *cell_columns(),
         Column("outcome"),
@@ -76,7 +82,7 @@ def _columns(unit: ByteUnit, *, is_predicted: bool) -> list[Column]:
         return columns
     return [
         *columns,
-        Column("held_out"),
+        *([Column("held_out")] if is_fitted else []),
         unit.amount("predicted_bytes", "predicted"),
         unit.amount("low_bytes", "at least"),
         unit.amount("high_bytes", "at most"),

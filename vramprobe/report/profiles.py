@@ -27,7 +27,7 @@ def profiles_document(records: Sequence[ProfileRecord], command: str) -> Documen
     from vramprobe.records.frames import ranks_frame
 
     frame = ranks_frame([], records)
-    own = frame[[name for name in frame if name.startswith("at_peak_")]].rename(columns=lambda name: name[8:])
+    own = frame[[name for name in map(str, frame) if name.startswith("at_peak_")]].rename(columns=lambda name: name[8:])
     peaks = frame[["attempt_id", "command", "rank", "outcome", "peak_phase", *_FROM_RANKS]].assign(
         instrument=frame.instrument.map(word_for),
         device=frame.device_name,

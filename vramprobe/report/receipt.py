@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.options import as_typed
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.records.table import describe_outcome
-from vramprobe.spec import CellSpec, option_names, resolve
+from vramprobe.resolve import option_names, resolve
+from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes, word_for
 
 FORMAT = 1
@@ -72,31 +74,17 @@ def receipt_of(record: RunRecord) -> dict[str, Any]:
 def command_of_cell(spec: CellSpec, emulated: str | None = None) -> str | None:
     """The shortest `vramprobe measure` that resolves to ``spec``; None where no options do (a model of one's own)."""
     words: dict[str, Any] = {name: getattr(spec, name) for name in _ALWAYS}
+    options = [name for name in option_names() if name in CellSpec.model_fields]
     try:
         for _ in range(3):  # an option may change the defaults of others
             found = resolve(device=spec.device, **words)
             if found == spec:
-                return _command(words, spec, emulated)
-            words |= {name: getattr(spec, name) for name in _options() if getattr(found, name) != getattr(spec, name)}
+                where = ["--emulate", emulated] if emulated else ["--device", spec.device]
+                return shlex.join(["vramprobe", "measure", *where, *as_typed(words)])
+            words |= {name: getattr(spec, name) for name in options if getattr(found, name) != getattr(spec, name)}
     except VramprobeError:
         return None
     return None
-
-
-def _options() -> list[str]:
-    return [name for name in option_names() if name in CellSpec.model_fields]
-
-
-def _command(options: dict[str, Any], spec: CellSpec, emulated: str | None) -> str:
-    words = ["vramprobe", "measure"]
-    words += ["--emulate", emulated] if emulated else ["--device", spec.device]
-    for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
-        elif value is not None:
-            words += [flag, ",".join(value) if isinstance(value, (list, tuple)) else str(value)]
-    return shlex.join(words)
 
 
 def as_text(receipts: Iterable[dict[str, Any]]) -> str:

@@ -1,25 +1,39 @@
 """A cell's recipe → a page or a picture of its live memory by cause, over the step with the peak.
 
-In: a CellSpec, a GPU, a path. Out: the file. The recording is the recipe engine's (predict/recorded.py), extended to
-the cell's own depth. Needs no torch.
+In: a cell's words, a GPU, a path. Out: the file. The recording is the recipe engine's (predict/recorded.py), extended
+to the cell's own depth. Needs no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from vramprobe.catalog import Gpu
+from vramprobe.catalog import gpu_or_size
 from vramprobe.predict import recorded
+from vramprobe.predict.questions import cell_on_ranks
 from vramprobe.report import timeline_file
 from vramprobe.report.timeline import Subject, Timeline, timeline_over
 from vramprobe.spec import CellSpec
 
 
-def write(spec: CellSpec, gpu: Gpu | None, path: str | Path, say: Callable[[str], None]) -> None:
-    """Write the timeline to ``path`` (.html, .png, .svg). Raises as recorded.predict, StoreError for the path."""
+def timeline(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    gpu: str | None = None,
+    say: Callable[[str], None] = lambda words: None,
+    **options: Any,
+) -> None:
+    """Draw a cell's live memory over one step by cause, to .html, .png or .svg, from its recording on an emulated GPU.
+
+    ``options`` are the cell's words, ``gpu`` the GPU that is emulated; ``say`` hears what a recording does. Raises as
+    recorded.predict, StoreError for the path.
+    """
+    spec, card = cell_on_ranks(device=device or "cuda", **options), None if gpu is None else gpu_or_size(gpu)
     timeline_file.require_writable(path)
-    timeline_file.write(timeline_of(recorded.replay_of(spec, gpu=gpu, say=say), spec), path)
+    timeline_file.write(timeline_of(recorded.replay_of(spec, gpu=card, say=say), spec), path)
 
 
 def timeline_of(replay: recorded.Replay, spec: CellSpec) -> Timeline:

@@ -27,7 +27,7 @@ def speed(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Documen
     if not timed:
         return None
     rate = rate_of(timed[0].record)
-    threads = sorted({cell.record.environment.num_threads for cell in timed} - {None})
+    threads = sorted({num for cell in timed if (num := cell.record.environment.num_threads) is not None})
     note = f"On the CPU, {' and '.join(map(str, threads))} threads." if timed[0].record.instrument == "cpu" else ""
     if rate is not None:
         note = f"At ${rate.usd_per_hour:.2f} per hour ({rate.source})."
@@ -55,8 +55,9 @@ def speed(cells: Sequence[Cell], origin: Sequence[str], command: str) -> Documen
 
 def tokens_per_second(cell: Cell) -> float:
     """Tokens per second of a timed cell."""
-    spec = cell.record.spec
-    return spec.num_tokens * spec.grad_accum / _step_seconds(cell)
+    spec, seconds = cell.record.spec, _step_seconds(cell)
+    assert seconds is not None
+    return spec.num_tokens * spec.grad_accum / seconds
 
 
 def rate_of(record: RunRecord) -> Rate | None:

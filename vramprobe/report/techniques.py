@@ -5,14 +5,16 @@ In: what ships (techniques/). Out: file name → content. Memory is emulated, st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from html import escape
 from typing import Any
 
+from vramprobe.report.columns import IN_GIB
 from vramprobe.report.definition import Column, Document, Picture, Table
 from vramprobe.report.formats import files_of
-from vramprobe.report.page import Plot
-from vramprobe.report.page.plain import plain_page
-from vramprobe.report.page.tables import Chapter
+from vramprobe.report.page import Plot, part, picture, policy
+from vramprobe.report.page.tables import Chapter, chapter_html
 from vramprobe.report.plots.techniques import plot
 from vramprobe.techniques.registry import KINDS, Technique, bases, techniques
 from vramprobe.techniques.savings import Saving, runs, savings
@@ -25,6 +27,7 @@ _ABOUT = (
     "cannot be told. No GPU was measured.",
     "Savings do not add up: a technique that lowers a moment that is not the peak saves nothing by itself.",
 )
+_SCRIPTS = ("words.js", "tables.js")
 _PICTURE = Picture("techniques", "GiB saved against predicted time lost, a panel per base; the frontier is named.")
 
 
@@ -55,14 +58,38 @@ def build(command: str) -> dict[str, bytes]:
     says = _PICTURE.says
     shown = Plot(title="The frontier", svg=drawn["techniques.svg"].decode(), caption=says, alt=says)
     chapters = [Chapter(title=one.title, about="", tables=[one]) for one in tables]
-    page = plain_page(_TITLE, _ABOUT, chapters, [shown], command)
-    return {"index.html": page.encode()} | files_of(document) | drawn
+    return {"index.html": _page(chapters, shown, command).encode()} | files_of(document) | drawn
+
+
+def _page(chapters: Sequence[Chapter], plot: Plot, command: str) -> str:
+    """A page as index.html is, without the calculator: to sort and filter, offline; it runs its own scripts alone."""
+    script, style = "\n".join([*map(part, _SCRIPTS), "tables.start();"]), part("page.css")
+    contents = "".join(
+        f'<li><a href="#chapter-{number}">{escape(one.title)}</a></li>' for number, one in enumerate(chapters, start=1)
+    )
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy([script], style)}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f'<title>{_TITLE}</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>',
+            f"<main>\n<h1>{_TITLE}</h1>",
+            *(f"<p>{escape(text)}</p>" for text in _ABOUT),
+            f'<nav aria-label="Contents"><ul>{contents}</ul></nav>',
+            picture(plot),
+            *(chapter_html(one, number) for number, one in enumerate(chapters, start=1)),
+            f"</main>\n<footer><p>Rebuild this page:</p><pre>{escape(command)}</pre></footer>",
+            f"<script>{script}</script>\n</body>\n</html>\n",
+        ]
+    )
 
 
 def _beside(name: str, found: list[Saving]) -> Table:
     """Table of the techniques that ran beside this base, which its title names."""
     of = bases()[name]
-    peak = f": {found[0].base_bytes / GIB:.2f} GiB" if found else ""
+    base_bytes = found[0].base_bytes if found else None
+    peak = f": {base_bytes / GIB:.2f} GiB" if base_bytes is not None else ""
     said = {"beside", "gpu"}
     columns = [replace(one, heading=None) if one.name in said else one for one in _COLUMNS]
     title, note = f"Beside {of.text}, {of.gpu}{peak}", f"In the plot: {name}."
@@ -71,12 +98,12 @@ def _beside(name: str, found: list[Saving]) -> Table:
 
 def _order(one: Saving) -> tuple[int, int]:
     """By kind, the largest saving first."""
-    return KINDS.index(techniques()[one.technique].kind), -one.saved_bytes
+    return KINDS.index(techniques()[one.technique].kind), -(one.saved_bytes or 0)
 
 
 def _row(one: Saving) -> dict[str, Any]:
     parts = [techniques()[name] for name in one.technique.split(" + ")]
-    slower = one.slower_share
+    saved, slower = one.saved_share, one.slower_share
     return {
         "technique": " + ".join(part.name for part in parts),
         "kind": " + ".join(dict.fromkeys(part.kind for part in parts)),
@@ -86,7 +113,7 @@ def _row(one: Saving) -> dict[str, Any]:
         "base_bytes": one.base_bytes,
         "peak_bytes": one.peak_bytes,
         "saved_bytes": one.saved_bytes,
-        "saved_percent": 100 * one.saved_share,
+        "saved_percent": None if saved is None else 100 * saved,
         "slower_percent": None if slower is None else 100 * slower,
         "host_bytes": one.host_bytes,
         "trl": " ".join(part.switch("trl") for part in parts).strip(),
@@ -99,21 +126,17 @@ def _why(one: Technique, ran: Saving | None) -> dict[str, Any]:
     return {"technique": one.name, "kind": one.kind, "package": one.package, "why": why}
 
 
-def _gib(name: str, heading: str) -> Column:
-    return Column(name, heading, text=lambda value: f"{value / GIB:.2f}", is_number=True)
-
-
 _COLUMNS = [
     Column("technique", "technique"),
     Column("kind", "kind"),
     Column("beside", "beside", is_prose=True),
     Column("gpu", "GPU"),
     Column("base_bytes"),
-    _gib("saved_bytes", "saved, GiB"),
+    IN_GIB.amount("saved_bytes", "saved"),
     Column("saved_percent", "saved, %", text="{:.1f}".format, is_number=True),
     Column("slower_percent", "step, % longer", text="{:+.1f}".format, is_number=True),
-    _gib("peak_bytes", "peak, GiB"),
-    _gib("host_bytes", "host, GiB"),
+    IN_GIB.amount("peak_bytes", "peak"),
+    IN_GIB.amount("host_bytes", "host"),
     Column("package", "package", is_prose=True),
     Column("trl", "TRL", is_prose=True),
     Column("remark", "remark", is_prose=True),

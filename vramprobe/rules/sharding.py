@@ -8,10 +8,13 @@ runs so is told by not_sharded.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.rules import Cell
+
+if TYPE_CHECKING:
+    from vramprobe.choices import Sharding
 
 #: Ranks of one group under a hybrid by default: the GPUs of a machine.
 SHARD_SIZE = 8
@@ -74,7 +77,7 @@ _ZERO = ShardingRules(
     offload_optimizers=CPU_ADAM,
 )
 #: choices.Sharding → its rules.
-SHARDINGS = {
+SHARDINGS: dict[Sharding, ShardingRules] = {
     "ddp": ShardingRules(
         module="ddp",
         divides_state=False,
@@ -124,7 +127,7 @@ FSDP2 = tuple(kind for kind, rules in SHARDINGS.items() if rules.module == "fsdp
 ONE_GROUP = tuple(kind for kind, rules in SHARDINGS.items() if rules.within is None and not rules.shares_batch)
 
 
-def rules_of(sharding: str | None) -> ShardingRules:
+def rules_of(sharding: Sharding | None) -> ShardingRules:
     """The row of a kind of sharding; ONE_GPU for None."""
     return ONE_GPU if sharding is None else SHARDINGS[sharding]
 

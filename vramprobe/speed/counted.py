@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import zip_longest
 
 from vramprobe.catalog import Gpu, fp32_tflops
@@ -68,6 +68,50 @@ class CountRow:
     is_beside: bool = False  # a copy on a stream of its own, which runs while the card computes
     line: Line | None = None
 
+    @cached_property
+    def kind(self) -> str:
+        """products, attention, optimizer, dequantize, memory-bound, copies or collectives."""
+        if self.what in ("host_to_device", "device_to_host"):
+            return "copies"
+        if self.what in ("product", "attention"):
+            return {"product": "products", "attention": "attention"}[self.what]
+        if "c10d" in self.name.partition("::")[0]:
+            return "collectives"  # the driver counts their bytes
+        if self.phase == "optimizer":
+            return "optimizer"
+        if "dequant" in self.name:
+            return "dequantize"
+        return "memory-bound"
+
+    @cached_property
+    def phase_number(self) -> int:
+        """Its place in :data:`PHASES`; the first's for a phase that is none of them."""
+        return next((at for at, names in enumerate(PHASES) if self.phase in names), 0)
+
+    @cached_property
+    def product_shape(self) -> tuple[int, int, int]:
+        """(m, n, k) of one product: its result's rows, of a batch all together, and columns, and by its FLOPs what it
+        sums over; without shapes those of a cube of as many FLOPs.
+        """
+        shapes, flops = _shapes(self.shapes.partition(" -> ")[2]), max(self.flops // max(self.calls, 1), 1)
+        if not shapes or len(shapes[0]) < 2:
+            side = max(1, round((flops / 2) ** (1 / 3)))
+            return side, side, side
+        *rows, n = shapes[0]
+        return math.prod(rows), n, max(1, flops // (2 * math.prod(shapes[0])))
+
+    @cached_property
+    def attention_shape(self) -> tuple[int, int]:
+        """(keys, width of a head) of one attention; queries, keys, values come first, after a backward's gradient."""
+        shapes = [one for one in _shapes(self.shapes.partition(" -> ")[0]) if len(one) in (3, 4)]
+        at = 2 if "backward" in self.name else 1
+        if len(shapes) <= at:
+            return SHORT_TOKENS, self.width or 128
+        key = shapes[at]
+        if len(key) == 4:
+            return key[2] if "scaled_dot_product" in self.name else key[1], key[3]
+        return key[0], key[2]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
@@ -107,21 +151,6 @@ class CountedTime:
     num_kernels: int
 
 
-def class_of(row: CountRow) -> str:
-    """products, attention, optimizer, dequantize, memory-bound, copies or collectives."""
-    if row.what in ("host_to_device", "device_to_host"):
-        return "copies"
-    if row.what in ("product", "attention"):
-        return {"product": "products", "attention": "attention"}[row.what]
-    if "c10d" in row.name.partition("::")[0]:
-        return "collectives"  # the driver counts their bytes
-    if row.phase == "optimizer":
-        return "optimizer"
-    if "dequant" in row.name:
-        return "dequantize"
-    return "memory-bound"
-
-
 def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTime:
     """The step's time on ``gpu``. Raises SpecError for a card whose peak is not known."""
     fit = fit or shipped_counted()
@@ -132,12 +161,12 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
     phases = [[0.0, 0.0] for _ in PHASES]  # seconds of the host, of the card
     copied_beside = 0.0
     for row in count.rows:
-        seconds, kind = seconds_of.row(row), class_of(row)
+        seconds, kind = seconds_of.row(row), row.kind
         by_class[kind] += seconds
         copied_beside += seconds if row.is_beside else 0.0
         if row.line is not None:
             by_line[row.line] = by_line.get(row.line, 0.0) + seconds
-        phase = phases[_phase_of(row)]
+        phase = phases[row.phase_number]
         phase[0] += row.launches * fit.rates.kernel_seconds
         phase[1] += seconds if kind in KERNELS else 0.0
     num_unclaimed = max(0, count.num_launches - count.num_claimed)
@@ -178,17 +207,13 @@ def ideal_rows(count: Count, gpu: Gpu) -> list[tuple[int, str, float, float, int
     them once.
     """
     full = _Roofline(gpu, SpeedFit.model_construct(rates=FULL_RATES))
-    return [(_phase_of(row), class_of(row), *full.parts(row), row.launches) for row in count.rows]
+    return [(row.phase_number, row.kind, *full.parts(row), row.launches) for row in count.rows]
 
 
 def row_seconds(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> list[float]:
     """Seconds of each row's calls on the card together, collectives 0. Raises SpecError as :func:`time_of`."""
     seconds_of = _Roofline(gpu, fit or shipped_counted())
     return [seconds_of.row(row) for row in count.rows]
-
-
-def _phase_of(row: CountRow) -> int:
-    return next((at for at, names in enumerate(PHASES) if row.phase in names), 0)
 
 
 def replayed(phases: Iterable[Sequence[float]]) -> float:
@@ -227,7 +252,7 @@ class _Roofline:
 
     def parts(self, row: CountRow) -> tuple[float, float]:
         """(seconds of its FLOPs, seconds of its bytes), of which the longer counts."""
-        moved, what = row.read + row.written, class_of(row)
+        moved, what = row.read + row.written, row.kind
         if what == "copies":
             return 0.0, row.read / (self._link * (_COPY_BESIDE_SHARE if row.is_beside else _COPY_SHARE))
         if what == "collectives":
@@ -240,11 +265,11 @@ class _Roofline:
 
     def _product_rate(self, row: CountRow) -> float:
         """FLOPs per second by the product's shape; the measured share holds its bytes, too."""
-        m, n, k = product_shape(row)
+        m, n, k = row.product_shape
         return self._product * product_share(self.gpu, m, n, k) * times_faster(self.gpu, row.dtype, m)
 
     def _attention_rate(self, row: CountRow) -> float:
-        length, width = attention_shape(row)
+        length, width = row.attention_shape
         return self._attention * attention_share(self.gpu, length, width, backward="backward" in row.name)
 
     def collective(self, kind: str, link_bytes: int, num_ranks: int, message_bytes: float = LARGE_MESSAGE) -> float:
@@ -255,30 +280,6 @@ class _Roofline:
                 "which share a machine"
             )
         return link_bytes / (sent_bytes_per_second(self.gpu, kind, num_ranks, message_bytes) * self._link_share)
-
-
-def product_shape(row: CountRow) -> tuple[int, int, int]:
-    """(m, n, k) of one product: its result's rows, of a batch all together, and columns, and by its FLOPs what it sums
-    over; without shapes those of a cube of as many FLOPs.
-    """
-    shapes, flops = _shapes(row.shapes.partition(" -> ")[2]), max(row.flops // max(row.calls, 1), 1)
-    if not shapes or len(shapes[0]) < 2:
-        side = max(1, round((flops / 2) ** (1 / 3)))
-        return side, side, side
-    *rows, n = shapes[0]
-    return math.prod(rows), n, max(1, flops // (2 * math.prod(shapes[0])))
-
-
-def attention_shape(row: CountRow) -> tuple[int, int]:
-    """(keys, width of a head) of one attention; queries, keys and values come first, after a backward's gradient."""
-    shapes = [one for one in _shapes(row.shapes.partition(" -> ")[0]) if len(one) in (3, 4)]
-    at = 2 if "backward" in row.name else 1
-    if len(shapes) <= at:
-        return SHORT_TOKENS, row.width or 128
-    key = shapes[at]
-    if len(key) == 4:
-        return key[2] if "scaled_dot_product" in row.name else key[1], key[3]
-    return key[0], key[2]
 
 
 def _tokens(rows: Iterable[CountRow]) -> tuple[int | None, int | None, int | None]:

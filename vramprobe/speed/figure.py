@@ -5,13 +5,11 @@ A type alone, which loads nothing: whoever shows an estimate need not load what 
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from vramprobe.records.frozen import FrozenModel
 
 
-class Figure(BaseModel):
+class Figure(FrozenModel):
     """A number and where 80 % of the truths should lie."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     value: float
     low: float

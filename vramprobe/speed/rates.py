@@ -16,11 +16,11 @@ from vramprobe.errors import FitError
 from vramprobe.records.frozen import FiniteModel
 
 #: What an interval depends on: whether the card has published rows, and whether the step is long enough to hide the
-#: host's launches and stays within one machine. ``measured``: records of the card replace it.
-Condition = Literal["usual", "short steps", "several machines", "card never seen", "measured"]
+#: host's launches. ``measured``: records of the card replace it.
+Condition = Literal["usual", "short steps", "card never seen", "measured"]
 #: Below this many tokens of a micro-step, kernels are short and the host decides.
 SHORT_TOKENS = 4096
-#: GPUs of one machine; beyond, the network decides.
+#: GPUs of one machine; beyond, the network decides, whose rate is not known.
 GPUS_PER_MACHINE = 8
 
 
@@ -29,8 +29,7 @@ _Read = TypeVar("_Read", bound=FiniteModel)
 
 class Rates(FiniteModel):
     """Shares of what measured kernels reach by shape (products, attention, link), of the bandwidth (stream, dequantised
-    weights); seconds of a kernel's launch and of what an optimizer step takes besides. Arithmetic's alone: the share of
-    the bandwidth in GPTQ's dequantisation, and of the network's rate between machines.
+    weights); seconds of a kernel's launch and of what an optimizer step takes besides.
     """
 
     product: float
@@ -40,8 +39,6 @@ class Rates(FiniteModel):
     link: float
     kernel_seconds: float
     step_seconds: float
-    dequantise_gptq: float | None = None
-    network: float | None = None
 
 
 class SpeedFit(FiniteModel):
@@ -82,14 +79,8 @@ def kernel_tables() -> KernelTables:
 
 
 @cache
-def shipped_speed() -> SpeedFit:
-    """The fit that ships, to arithmetic's work. Raises FitError where its file is damaged."""
-    return _read("rates/speed.json", SpeedFit)
-
-
-@cache
 def shipped_counted() -> SpeedFit:
-    """The fit that ships, to counted work. Raises FitError."""
+    """The fit that ships, to counted steps. Raises FitError where its file is damaged."""
     return _read("rates/counted.json", SpeedFit)
 
 

@@ -68,6 +68,8 @@ def _product_share(name: str, m: int, n: int, k: int) -> float:
 def times_faster(gpu: Gpu, dtype: str, m: int) -> float:
     """Return the speed of a product in ``dtype`` (``float8_e4m3fn``) relative to 16 bit; 1 for any other dtype."""
     kind = "fp8" if dtype.startswith("float8") else "nvfp4" if dtype.startswith("float4") else ""
+    if not kind:
+        return 1.0
     tables = kernel_tables()
     by_card = tables.faster.get(kind, {})
     card = stand_in(gpu)

@@ -64,6 +64,8 @@ class Bookkeeping:
             reason = "no replicate: the first attempt did not end well" if failed else "its first attempt is left, too"
             self.tell(replace(event, kind="kept" if failed else "left", reason=reason))
         elif row.action == "skip":
+            assert self.describe is not None
+            assert row.skipped is not None
             record = self.keep(self.describe(row.spec, row.skipped))
             self.tell(replace(event, kind="skipped", record=record, attempt_id=record.attempt_id))
         elif self.signals.stopped_by is None and (why := self.forbidden(row)) is not None:
@@ -77,9 +79,9 @@ class Bookkeeping:
         self.summary.stopped_by = why
         self.tell(replace(event, kind="left", reason=why))
 
-    def announce(self, event: Progress, ticket: Ticket, node: str | None = None) -> Progress:
+    def announce(self, event: Progress, ticket: Ticket) -> Progress:
         """Tell that a cell is being started; the event, complete."""
-        row = event.row
+        row = event.cell
         event = replace(
             event,
             kind="started",
@@ -87,22 +89,22 @@ class Bookkeeping:
             status=ticket.status,
             attempt_id=ticket.attempt_id,
             expected_seconds=self.pace.correct(row.num_params, row.seconds) + self._start_seconds,
-            node=node,
         )
         self.tell(replace(event, left_seconds=self._left_seconds(event.index)))
         return event
 
     def journal_start(self, event: Progress, ticket: Ticket) -> None:
         """The line that goes before a record."""
-        spec = event.row.spec
+        spec = event.cell.spec
         fields = attempt_fields(spec, ticket.attempt_id, ticket.started_at, self.instrument_of(spec))
         self._append(Started(**fields, sweep=self.sweep.name))
 
     def finish(self, event: Progress, ticket: Ticket, record: RunRecord, seconds: float) -> None:
         """Keep the record of a cell that took so long, learn from it, and tell."""
-        row, record = event.row, self.keep(record)
+        row, record = event.cell, self.keep(record)
         ticket.tear()
         if record.outcome.kind == "ok":
+            assert event.log is not None
             event.log.unlink(missing_ok=True)
             self.pace.learn(row.num_params, row.seconds, seconds)
         elif record.outcome.kind == "oom":

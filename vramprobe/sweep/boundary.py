@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Literal
 
+from vramprobe.errors import VramprobeError
 from vramprobe.model.card_fit import CardFit
+from vramprobe.predict.at_hand import NoRecipe, card_of
 from vramprobe.predict.bisection import bisected
-from vramprobe.predict.predict import predict
+from vramprobe.predict.expected import predict_at_hand
 from vramprobe.predict.prediction import Prediction
+from vramprobe.predict.recorded import over_shapes
 from vramprobe.predict.verdict import verdict
 from vramprobe.records.record import RunRecord
 from vramprobe.records.store import latest_by_fingerprint
 from vramprobe.spec import CellSpec
-from vramprobe.sweep.card import Card, card_bytes
+from vramprobe.sweep.card import Card
 from vramprobe.sweep.skip import lower_bound_bytes
 
 Question = Literal["batch_size", "seq_len"]
@@ -65,27 +69,40 @@ def with_count(spec: CellSpec, question: Question, count: int) -> CellSpec:
     return CellSpec.model_validate(spec.model_dump() | {question: count})
 
 
-def predicted_counts(spec: CellSpec, question: Question, step: int, card: Card, fit: CardFit | None) -> Predicted:
-    """Predict the largest count that runs, by three bisections: memory grows with the count."""
+def predicted_counts(
+    spec: CellSpec, question: Question, step: int, card: Card, fit: CardFit | None, *, records: bool = False
+) -> Predicted:
+    """Predict the largest count that runs, by three bisections: memory grows with the count.
+
+    By recipes at hand, near where they were not recorded around a count, else by one that is recorded now for all
+    counts if ``records``. Without any, nothing is known: the search begins at one step.
+    """
     most = _MOST
     if question == "seq_len" and spec.learned_positions is not None:
         most = spec.learned_positions // step
-    total_bytes = card_bytes(spec, card)
-    limited = replace(card, total_bytes=total_bytes)
+    limited = card.of(spec)
+    limit_bytes = limited.total_bytes or card.total_bytes
 
-    @functools.cache
-    def at(steps: int) -> Prediction:
-        cell = spec.model_copy(update={question: step * steps})
-        return predict(cell, fit, gpu=card.gpu, replays=True, retries=True)
+    def predicted(predict: Callable[[CellSpec], Prediction]) -> Predicted:
+        @functools.cache
+        def at(steps: int) -> Prediction:
+            return predict(spec.model_copy(update={question: step * steps}))
 
-    def last(fits: Callable[[Prediction], bool]) -> int:
-        return (most and bisected(lambda steps: fits(at(steps)), most, least=1)) or 0
+        def last(fits: Callable[[Prediction], bool]) -> int:
+            return (most and bisected(lambda steps: fits(at(steps)), most, least=1)) or 0
 
-    return Predicted(
-        surely=last(lambda found: verdict(found, limited).verdict == "fits"),
-        likely=last(lambda found: verdict(found, limited).verdict != "does not fit"),
-        possibly=last(lambda found: lower_bound_bytes(found) <= total_bytes),
-    )
+        return Predicted(
+            surely=last(lambda found: verdict(found, limited).verdict == "fits"),
+            likely=last(lambda found: verdict(found, limited).verdict != "does not fit"),
+            possibly=last(lambda found: lower_bound_bytes(found) <= limit_bytes),
+        )
+
+    with suppress(NoRecipe):
+        return predicted(lambda one: predict_at_hand(one, card.gpu, fit, near=True))
+    if records:
+        with suppress(VramprobeError):  # the search itself shows what there is to know
+            return predicted(over_shapes(spec, question, gpu=card_of(card.gpu), model=fit))
+    return Predicted(surely=0, likely=1, possibly=most)
 
 
 def next_steps(predicted: Predicted, runs: int | None, fails: int | None) -> int | None:

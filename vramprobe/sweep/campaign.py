@@ -85,6 +85,7 @@ class Campaign(FrozenModel):
             beside = self.path.parent / asked.sweep
             found = load_sweep(beside if beside.is_file() else asked.sweep, device=device, overrides=overrides)
         else:
+            assert asked.sweep is not None
             where = f"{self.path}, stage {stage}"
             found = sweep_of({"name": stage} | asked.sweep, where, device=device, overrides=overrides)
         return replace(found, name=f"{self.name}/{stage}")

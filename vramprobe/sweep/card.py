@@ -5,7 +5,7 @@ In: a name and a size, a price or a provider. Out: a frozen Card and a Rate. Nev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vramprobe import catalog
 from vramprobe.errors import SpecError, UnknownName
@@ -22,25 +22,10 @@ class Card:
     gpu: catalog.Gpu | None
     is_emulated: bool = False
 
-    @property
-    def cuda_total_bytes(self) -> int | None:
-        """Bytes that CUDA sees of it; null where not known."""
-        return self.gpu and self.gpu.cuda_total_bytes
-
-    @property
-    def context_bytes(self) -> int | None:
-        """Bytes that a process takes of it at most beside torch's memory; null where not known."""
-        return self.gpu and self.gpu.context_bytes
-
-    @property
-    def context_basis(self) -> str:
-        """Source of the context: measured, published, or by its multiprocessors."""
-        return self.gpu.context_basis if self.gpu else ""
-
-    @property
-    def shares_host_memory(self) -> bool:
-        """Return True if its memory is also the CPU's."""
-        return self.gpu is not None and self.gpu.shares_host_memory
+    def of(self, spec: CellSpec) -> catalog.Gpu:
+        """The GPU that a cell finds, of the memory that it is limited to; of an unknown one the size alone is known."""
+        known = self.gpu or catalog.gpu_or_size("1GiB")
+        return replace(known, name=self.name, total_bytes=card_bytes(spec, self))
 
 
 @dataclass(frozen=True)
@@ -109,5 +94,5 @@ def is_same_card(then: Environment, card: Card) -> bool:
 
 def card_bytes(spec: CellSpec, card: Card | None) -> int | None:
     """The memory that ``spec`` will find: the card's, or what it is limited to."""
-    known = [size for size in (card and card.total_bytes, spec.limit_vram_bytes) if size is not None]
+    known = [size for size in (card.total_bytes if card else None, spec.limit_vram_bytes) if size is not None]
     return min(known, default=None)

@@ -1,7 +1,7 @@
 """A sweep file (YAML) → a Sweep: its cells in file order, and which of them stay out of the fit.
 
-In: a file as in data/sweeps/, or a name there; its keys are the words of spec.option_names(). Out: a frozen Sweep, or a
-SpecError that names file, block and combination. Never measures, and asks the hub only for a hub id.
+In: a file as in data/sweeps/, or a name there; its keys are the words of resolve.option_names(). Out: a frozen Sweep,
+or a SpecError that names file, block and combination. Never measures, and asks the hub only for a hub id.
 
     name: quickstart              # the file's name when left out
     description: what it is for
@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from vramprobe import catalog
 from vramprobe.errors import MissingDependency, SpecError, UnknownName, VramprobeError
 from vramprobe.options import ADAPTER_OPTIONS
-from vramprobe.spec import CellSpec, option_names, resolve, understood
+from vramprobe.resolve import option_names, resolve, understood
+from vramprobe.spec import CellSpec
 from vramprobe.sweep.yaml_file import parsed
 
 if TYPE_CHECKING:

@@ -10,15 +10,13 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vramprobe.measure.isolation import Ticket, new_ticket
 from vramprobe.records.outcomes import Interrupted
-from vramprobe.records.record import Environment, RunRecord, record_from_json
-from vramprobe.spec import CellSpec
+from vramprobe.records.record import RunRecord, record_from_json
 from vramprobe.sweep.bookkeeping import Bookkeeping
-from vramprobe.sweep.nodes import Lost, Needs, Node, NodePool
-from vramprobe.sweep.plan import PlanRow
+from vramprobe.sweep.nodes import Lost, Needs, NodePool
 from vramprobe.sweep.progress import Progress
 from vramprobe.sweep.resume import MAX_RETRIES, differing
 
@@ -39,32 +37,10 @@ class RunningAttempt:
     gives_up_at: float
 
 
-class Series(Protocol):
-    """The nodes whose records may stand in one table; fleet.Fleet."""
-
-    series: list[Node]
-
-    @property
-    def notes(self) -> list[str]:
-        """A line for each node that is left out."""
-
-    def refresh(self) -> list[Node]:
-        """The nodes that are there now."""
-
-    def needs_of(self, row: PlanRow) -> Needs:
-        """CPUs, GPUs and bytes that a cell takes on a node."""
-
-    def context_of(self, spec: CellSpec) -> Environment:
-        """The environment that its record must have."""
-
-    def interrupted(self, attempt: RunningAttempt, by: str, *, by_limit: bool) -> RunRecord:
-        """The record of a cell that a signal or the sweep's own limit stopped."""
-
-
 class Dispatch:
-    """One sweep on a fleet, from its first cell to its last."""
+    """One sweep on a fleet, from its first cell to its last; ``fleet`` is fleet.Fleet, which makes this."""
 
-    def __init__(self, fleet: Series, pool: NodePool, books: Bookkeeping, scratch: Path) -> None:
+    def __init__(self, fleet: Any, pool: NodePool, books: Bookkeeping, scratch: Path) -> None:
         self._fleet, self._pool, self._books, self._scratch = fleet, pool, books, scratch
         self._waiting = deque(enumerate(books.plan.rows, start=1))
         self._running: dict[str, RunningAttempt] = {}
@@ -93,6 +69,7 @@ class Dispatch:
                 time.sleep(_POLL_SECONDS)
             stopped_by = self._books.signals.stopped_by
         if self._running:
+            assert stopped_by is not None
             self._take(self._pool.ended(0.0))  # nothing that was measured is lost
             for attempt in list(self._running.values()):
                 self._stop(attempt, stopped_by)
@@ -131,7 +108,8 @@ class Dispatch:
             index, row = self._waiting[0]
             needs = self._fleet.needs_of(row)
             runs = row.is_run or row.action == "skip"
-            if runs and (not self._has_room(needs) or (row.replicates and self._is_running(row))):
+            running = [one.event.cell.spec.fingerprint for one in self._running.values()]
+            if runs and (not self._has_room(needs) or (row.replicates and row.spec.fingerprint in running)):
                 return
             self._waiting.popleft()
             event = self._books.due(index, row)
@@ -150,11 +128,8 @@ class Dispatch:
         memory = sum(node.memory_bytes for node in self._nodes) - sum(one.memory_bytes for one in used)
         return cpus >= needs.cpus and gpus >= needs.gpus and memory >= needs.memory_bytes
 
-    def _is_running(self, row: PlanRow) -> bool:
-        return any(one.event.row.spec.fingerprint == row.spec.fingerprint for one in self._running.values())
-
     def _start(self, event: Progress, needs: Needs) -> None:
-        books, spec = self._books, event.row.spec
+        books, spec = self._books, event.cell.spec
         ticket = new_ticket(self._scratch, verify=books.policy.verify)
         event = books.announce(event, ticket)
         books.journal_start(event, ticket)
@@ -190,6 +165,7 @@ class Dispatch:
                 limit = Interrupted(message=f"stopped by {self._books.limits.limited_by}", by_limit=True)
                 record = record.model_copy(update={"outcome": limit})
             if answer["log"]:
+                assert attempt.event.log is not None
                 attempt.event.log.write_text(answer["log"])
             attempt.event = replace(attempt.event, node=answer["node"])
             self._finish(attempt, record, answer["seconds"])
@@ -202,7 +178,7 @@ class Dispatch:
 
     def _try_again(self, attempt: RunningAttempt, why: str) -> None:
         """Put the cell of a lost attempt first again, unless it was lost too often."""
-        index, row = attempt.event.index, attempt.event.row
+        index, row = attempt.event.index, attempt.event.cell
         lost = self._lost[index] = self._lost.get(index, 0) + 1
         if lost <= MAX_RETRIES:
             self._waiting.appendleft((index, replace(row, reason=f"retry {lost} of {MAX_RETRIES}: {why}")))

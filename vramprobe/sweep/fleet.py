@@ -55,7 +55,7 @@ class Fleet:
 
     def __init__(self, pool: NodePool, *, cards: str | None = None, gpu: str | None = None) -> None:
         self._pool, self._cards, self._gpu = pool, cards, gpu
-        self._kinds: dict[tuple[str, bool], str] = {}
+        self._kinds: dict[tuple[str, tuple[str, ...]], str] = {}
         self.series: list[Node] = []
         self._left_out: dict[str, str] = {}  # by node's id
         self.num_slots = self.num_gpus = 1
@@ -77,8 +77,10 @@ class Fleet:
         self._note_others(every)
         self.num_slots = max(sum(node.num_slots(min(needs)) for node in self.series), 1)
         self.num_gpus = max(int(sum(node.num_gpus for node in self.series)), 1)
-        seen = next((one for one in self.series[0].environments if one.nvml_total_bytes is not None), None)
-        return seen and card_seen(seen.device_name, seen.nvml_total_bytes, is_emulated=seen.emulator is not None)
+        for seen in self.series[0].environments:
+            if (total_bytes := seen.nvml_total_bytes) is not None:
+                return card_seen(seen.device_name, total_bytes, is_emulated=seen.emulator is not None)
+        return None
 
     def context_of(self, spec: CellSpec) -> Environment:
         return self.series[0].environments[list(self._kinds).index(_kind(spec))]
@@ -143,7 +145,7 @@ class Fleet:
 
     def interrupted(self, attempt: RunningAttempt, by: str, *, by_limit: bool) -> RunRecord:
         """The record of a cell that a signal or the sweep's own limit stopped."""
-        spec, outcome = attempt.event.row.spec, Interrupted(message=f"stopped by {by}", by_limit=by_limit)
+        spec, outcome = attempt.event.cell.spec, Interrupted(message=f"stopped by {by}", by_limit=by_limit)
         return self._describe(spec, attempt.ticket, outcome)
 
 

@@ -67,19 +67,20 @@ class _Running:
         self._books, self._launchers, self._scratch = books, launchers, scratch
 
     def start(self, event: Progress) -> None:
-        books, spec = self._books, event.row.spec
+        books, spec = self._books, event.cell.spec
         ticket = new_ticket(self._scratch, verify=books.policy.verify)
         launcher = self._launchers.launcher_of(spec)
         event = books.announce(event, ticket)
         if not self._ready(launcher):
             return
-        if (why := books.forbidden(event.row, is_loaded=True)) is not None:  # loading took longer than it should
+        if (why := books.forbidden(event.cell, is_loaded=True)) is not None:  # loading took longer than it should
             books.leave(event, why)
             return
         if launcher.isolation_reason is not None:  # whoever pays by the minute should know
             books.note(f"each cell loads the libraries anew: {launcher.isolation_reason}")
         launcher.expect(books.upcoming(event.index))
         books.journal_start(event, ticket)
+        assert event.log is not None
         record = self._attempt(spec, launcher, ticket, event.log)
         books.finish(event, ticket, record, books.clock.last_seconds)
 

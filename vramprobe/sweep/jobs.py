@@ -8,11 +8,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vramprobe.emulate import machine_folder
 from vramprobe.errors import SpecError
-from vramprobe.model.card_fit import shipped_fit
 from vramprobe.predict.questions import given_fit
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from vramprobe.sweep.on_data import Data
     from vramprobe.sweep.plan import Recording
 
-#: Whether cells without arithmetic are recorded where a sweep is planned.
-PlanEngine = Literal["auto", "formula"]
 #: Gives a sweep, for a ``device`` and with ``overrides``, as definition.load_sweep does of a file.
 Load = Callable[..., "definition.Sweep"]
 
@@ -36,38 +33,43 @@ class Job(NamedTuple):
     card: Card | None
     fit: CardFit | None
     rate: Rate | None
+    records: bool = False  # whether cells without a recipe at hand are recorded for their predictions
 
-    def recording(self, engine: PlanEngine) -> Recording | None:
-        """The recipe engine on this card, for cells without arithmetic; None where only arithmetic is wanted."""
+    @property
+    def recording(self) -> Recording | None:
+        """Return what records cells without a recipe at hand, on this card; None where nothing is recorded."""
         from vramprobe.predict.recorded import predict_many
 
-        if engine not in get_args(PlanEngine):
-            raise SpecError(f"engine: {engine!r} given; allowed: {', '.join(get_args(PlanEngine))}")
-        if engine == "formula":
+        if not self.records:
             return None
-        return functools.partial(predict_many, gpu=self.card and self.card.gpu, model=self.fit)
+        return functools.partial(predict_many, gpu=self.card.gpu if self.card else None, model=self.fit)
 
 
 def job_of(
     path: str | Path | Load,
-    out: str | Path | None,
-    device: str,
-    gpu: str | None,
-    fit: str | Path | CardFit | None,
-    usd_per_hour: float | None,
-    provider: str | None,
-    only: str | Sequence[str],
-    skip: str | Sequence[str],
-    shard: str | None,
-    overrides: dict[str, Any],
     *,
+    choose: Callable[[Job], definition.Sweep] = lambda job: job.sweep,
+    out: str | Path | None = None,
+    device: str = "auto",
+    gpu: str | None = None,
+    fit: str | Path | CardFit | None = None,
+    usd_per_hour: float | None = None,
+    provider: str | None = None,
+    only: str | Sequence[str] = (),
+    skip: str | Sequence[str] = (),
+    shard: str | None = None,
+    records: bool = False,
     data: Data | None = None,
     card_of: Callable[[definition.Sweep], Card | None] | None = None,
+    **overrides: Any,
 ) -> Job:
-    """The sweep of a file as it is to be planned or run; the arguments are those of plan (questions.py).
+    """The sweep of a file as it is to be planned or run; ``path`` may be what gives the sweep of a device.
 
-    ``path`` may be what gives the sweep of a device. ``card_of`` finds the GPU that the sweep will use; this machine's
-    by default.
+    ``out`` is the folder it would resume in (results/<device>/<sweep> by default), and ``fit`` what predicts: a file, a
+    model, or the folder's own fit.json. ``records``: cells without a recipe at hand are recorded, some seconds each.
+    ``data``: each cell at the longest batch that it makes of these rows, in place of its seq_len, which truncates them.
+    ``choose``: the cells to plan or run, once the GPU and the fit are known. ``card_of`` finds the GPU that the sweep
+    will use; this machine's by default. ``overrides``: options of every cell.
     """
     from vramprobe.measure.environment import device_to_use
     from vramprobe.sweep import definition
@@ -85,17 +87,16 @@ def job_of(
     chosen = definition.select(loaded, only=only, skip=skip, shard=shard)
     card = card_named(gpu) if gpu is not None else (card_of or _card_here)(chosen)
     folder = Path(out) if out is not None else default_results(chosen.name, device, card)
-    return Job(chosen, folder, card, _fit_of(fit, folder, card), hourly_rate(card, usd_per_hour, provider))
+    job = Job(chosen, folder, card, _fit_of(fit, folder), hourly_rate(card, usd_per_hour, provider), records)
+    return job._replace(sweep=choose(job))
 
 
-def _fit_of(fit: str | Path | CardFit | None, folder: Path, card: Card | None) -> CardFit | None:
-    """The fit that is given, or lies beside the results, or ships for the card; ``none``: arithmetic alone."""
+def _fit_of(fit: str | Path | CardFit | None, folder: Path) -> CardFit | None:
+    """The fit that is given, or lies beside the results; ``none``: without."""
     if fit is not None:
         return None if str(fit) == "none" else given_fit(fit)
     beside = folder / "fit.json"
-    if beside.exists():
-        return given_fit(beside)
-    return shipped_fit("cuda", card.gpu) if card is not None and card.gpu is not None else None
+    return given_fit(beside) if beside.exists() else None
 
 
 def _card_here(chosen: definition.Sweep) -> Card | None:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -34,21 +34,26 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
-class Task:
-    """One GPU's part: its plan, its task for SkyPilot, and the dollars that it may use (null: no limit)."""
+class Launched:
+    """A task for SkyPilot, of a sweep or a command; ``name`` is the job's, and that of its file without .yaml."""
 
     gpu: str
-    plan: Plan
+    name: str
     text: str
-    budget: float | None
-
-    @property
-    def name(self) -> str:
-        """The job's name, which is also the name of its file without .yaml."""
-        return yaml.safe_load(self.text)["name"]
 
     def as_planned(self) -> dict[str, Any]:
         """Facts of the plan as JSON, which status and collect read again."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Task(Launched):
+    """One GPU's part of a sweep: its plan, and the dollars that it may use (null: no limit)."""
+
+    plan: Plan
+    budget: float | None
+
+    def as_planned(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "gpu": self.gpu,
@@ -57,18 +62,6 @@ class Task:
             "planned_dollars": self.plan.dollars and round(self.plan.dollars, 4),
             "usd_per_hour": self.plan.rate and self.plan.rate.usd_per_hour,
         }
-
-
-class Launched(Protocol):
-    """A task that was written: a sweep's or a command's."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
-
-    def as_planned(self) -> dict[str, Any]: ...
 
 
 def launch_tasks(
@@ -84,42 +77,23 @@ def launch_tasks(
 ) -> tuple[list[Task], list[Path]]:
     """Write a SkyPilot task for each of ``gpus`` to the folder ``out``: (tasks, their files); nothing is rented.
 
-    ``budget``: dollars for all of them. Raises SpecError or UnknownName for what cannot be.
+    ``budget``: dollars for all of them, shared in proportion to their plans. Raises SpecError or UnknownName for a
+    bucket that cannot be, a GPU that SkyPilot has no name for, or a budget without prices.
     """
-    name = sent(path)
+    sweep = sent(path)
     plans = {gpu: _planned(path, gpu, Path(out) / "records", usd_per_hour) for gpu in gpus}
-    words = {"bucket": bucket, "spot": spot, "provider": provider, "budget": budget}
-    found = tasks(plans, name, name=Path(name).stem, **words)
+    require_bucket(bucket)
+    budgets = _shares(plans, budget)
+    terms = {"bucket": bucket, "spot": spot, "provider": provider}
+    found = [_task(gpu, plan, sweep, budgets[gpu], terms) for gpu, plan in plans.items()]
     return found, write(found, Path(out), bucket)
 
 
 def _planned(path: str | Path, gpu: str, folder: Path, usd_per_hour: float | None) -> Plan:
     """Plan the sweep on one such GPU, as if nothing had run before."""
-    job = job_of(path, folder, "auto", gpu, None, usd_per_hour, None, (), (), None, {})
+    job = job_of(path, out=folder, gpu=gpu, usd_per_hour=usd_per_hour)
     journal, words = Journal(folder), {"fit": job.fit, "rate": job.rate}
     return plan_sweep(job.sweep, journal, card=job.card, context_of=lambda spec: None, **words)
-
-
-def tasks(
-    plans: dict[str, Plan],
-    sweep: str,
-    *,
-    name: str,
-    bucket: str,
-    spot: bool = False,
-    provider: str | None = None,
-    budget: float | None = None,
-) -> list[Task]:
-    """A task for each GPU of ``plans``. ``budget``: dollars for all of them, shared in proportion to their plans.
-
-    Raises SpecError for a bucket that cannot be, a GPU that SkyPilot has no name for, or a budget without prices.
-    """
-    require_bucket(bucket)
-    budgets = _shares(plans, budget)
-    return [
-        Task(gpu, plan, _text(gpu, plan, sweep, name, bucket, spot, provider, budgets[gpu]), budgets[gpu])
-        for gpu, plan in plans.items()
-    ]
 
 
 def require_bucket(bucket: str) -> None:
@@ -148,35 +122,27 @@ def _shares(plans: dict[str, Plan], budget: float | None) -> dict[str, float | N
         return dict.fromkeys(plans)
     if not budget > 0:
         raise SpecError(f"a budget must be more than 0 dollars, {budget} given")
-    costs = {gpu: plan.dollars for gpu, plan in plans.items()}
-    unknown = [gpu for gpu, dollars in costs.items() if dollars is None]
-    if unknown:
+    costs = {gpu: dollars for gpu, plan in plans.items() if (dollars := plan.dollars) is not None}
+    if unknown := [gpu for gpu in plans if gpu not in costs]:
         raise SpecError(f"a budget needs prices, and none of {', '.join(unknown)} is known; give --price")
     total = sum(costs.values())
     return {gpu: round(budget * dollars / total, 2) if total else budget for gpu, dollars in costs.items()}
 
 
-def _text(
-    gpu: str,
-    plan: Plan,
-    sweep: str,
-    name: str,
-    bucket: str,
-    spot: bool,
-    provider: str | None,
-    budget: float | None,
-) -> str:
-    short = catalog.find_gpu(gpu).short_name
-    out = f"{MOUNTED}/{short.lower()}/{name}"
+def _task(gpu: str, plan: Plan, sweep: str, budget: float | None, terms: dict[str, Any]) -> Task:
+    """The task of one GPU; ``terms`` are :func:`machine`'s."""
+    short, what = catalog.find_gpu(gpu).short_name, Path(sweep).stem
+    name, out = job_name(what, short), f"{MOUNTED}/{short.lower()}/{what}"
     run = ["vramprobe", "run", sweep, "--device", "cuda", "--out", out]
     if budget is not None:
+        assert plan.rate is not None
         run += ["--budget", f"{budget:.2f}", "--price", f"{plan.rate.usd_per_hour:g}"]
     content = {
-        **machine(job_name(name, short), gpu, 1, bucket, spot, provider),
+        **machine(name, gpu, 1, **terms),
         **_code(),
         "run": "\n".join(["set -e", "vramprobe doctor --device cuda", shlex.join(run), ""]),
     }
-    return yaml.safe_dump(content, sort_keys=False)
+    return Task(gpu, name, yaml.safe_dump(content, sort_keys=False), plan, budget)
 
 
 def job_name(what: str, short: str) -> str:
@@ -184,7 +150,7 @@ def job_name(what: str, short: str) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", f"vramprobe-{what}-{short}".lower())
 
 
-def machine(name: str, gpu: str, num_gpus: int, bucket: str, spot: bool, provider: str | None) -> dict[str, Any]:
+def machine(name: str, gpu: str, num_gpus: int, *, bucket: str, spot: bool, provider: str | None) -> dict[str, Any]:
     """The part of a task that says what is rented, and where its results go."""
     resources = {
         "accelerators": dict.fromkeys(skypilot_names(gpu), num_gpus),

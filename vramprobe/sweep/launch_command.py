@@ -18,7 +18,7 @@ from vramprobe import catalog
 from vramprobe.errors import SpecError
 from vramprobe.records.profile import ProfileRecord, last_profile
 from vramprobe.sweep.card import Rate, card_named, hourly_rate
-from vramprobe.sweep.launch import MOUNTED, code_elsewhere, job_name, machine, require_bucket, write
+from vramprobe.sweep.launch import MOUNTED, Launched, code_elsewhere, job_name, machine, require_bucket, write
 
 #: Where the machine finds the prediction.
 _PREDICTED = "~/.vramprobe/predicted.jsonl"
@@ -27,12 +27,9 @@ MAX_GROWTH, MAX_SLOWDOWN, STEPS = "5%", 1.5, 10
 
 
 @dataclass(frozen=True)
-class CommandTask:
-    """A command's task for SkyPilot, and what is predicted of it: bytes of the fullest GPU, seconds and dollars."""
+class CommandTask(Launched):
+    """A command's task, and what is predicted of it: bytes of the fullest GPU, seconds and dollars."""
 
-    gpu: str
-    name: str
-    text: str
     num_gpus: int
     predicted_bytes: int
     predicted_step_seconds: float | None
@@ -81,17 +78,29 @@ def launch_command(
     require_bucket(bucket)
     record, short = last_profile(Path(predicted)), catalog.find_gpu(gpu).short_name
     _require_of(record, predicted, short)
+    peak = record.highest_rank.peak if record.highest_rank else None
+    assert peak is not None
     num_gpus = max(len(record.ranks), 1)
-    name = job_name(Path(_script(command)).stem, short)
-    step_seconds = record.step_time and record.step_time.seconds
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    name = job_name(Path(script).stem, short)
+    step_seconds = record.step_time.seconds if record.step_time else None
     limits = ["--max-growth", max_growth]
     limits += [] if step_seconds is None else ["--max-slowdown", f"{max_slowdown:g}"]
+    content = machine(name, short, num_gpus, bucket=bucket, spot=spot, provider=provider)
+    mounted, install = code_elsewhere()
+    content["file_mounts"] |= {_PREDICTED: str(Path(predicted).resolve())} | mounted
+    has_list = (Path(folder) / "requirements.txt").exists()
+    content |= {
+        "workdir": str(Path(folder).resolve()),
+        "setup": "pip install -r requirements.txt\n" * has_list + install,
+        "run": _run(command, f"{MOUNTED}/{short.lower()}/{name}", steps, limits),
+    }
     task = CommandTask(
         gpu=gpu,
         name=name,
-        text=_text(command, name, short, num_gpus, str(predicted), bucket, steps, limits, spot, provider, Path(folder)),
+        text=yaml.safe_dump(content, sort_keys=False),
         num_gpus=num_gpus,
-        predicted_bytes=record.highest_rank.peak.allocated_bytes,
+        predicted_bytes=peak.allocated_bytes,
         predicted_step_seconds=step_seconds,
         rate=hourly_rate(card_named(gpu), usd_per_hour),
         steps=steps,
@@ -110,44 +119,19 @@ def _require_of(record: ProfileRecord, predicted: str | Path, short: str) -> Non
         raise SpecError(f"the last profile of {predicted} is of {said}, and {short} is to be rented; make one: {how}")
 
 
-def _script(command: Sequence[str]) -> str:
-    """The word that names the command: its first .py file, else its program."""
-    return next((word for word in command if word.endswith(".py")), command[0])
-
-
-def _text(
-    command: Sequence[str],
-    name: str,
-    short: str,
-    num_gpus: int,
-    predicted: str,
-    bucket: str,
-    steps: int,
-    limits: list[str],
-    spot: bool,
-    provider: str | None,
-    folder: Path,
-) -> str:
-    out = f"{MOUNTED}/{short.lower()}/{name}"
+def _run(command: Sequence[str], out: str, steps: int, limits: list[str]) -> str:
+    """The lines that measure the first steps and hold them to their prediction, once, before the command runs."""
     words = ["vramprobe", "profile", "--trace", "none", "--steps", str(steps), *limits]
     gate = f"{shlex.join(words)} --baseline {_PREDICTED} --save {out}/measured.jsonl -- {shlex.join(command)}"
-    run = [
-        "set -e",
-        f"mkdir -p {out}",
-        f"if [ ! -f {out}/as-predicted ]; then",
-        f"  {gate}",
-        f"  touch {out}/as-predicted",
-        "fi",
-        shlex.join(command),
-        "",
-    ]
-    mounted, install = code_elsewhere()
-    has_list = (folder / "requirements.txt").exists()
-    content = machine(name, short, num_gpus, bucket, spot, provider)
-    content["file_mounts"] |= {_PREDICTED: str(Path(predicted).resolve())} | mounted
-    content |= {
-        "workdir": str(folder.resolve()),
-        "setup": "pip install -r requirements.txt\n" * has_list + install,
-        "run": "\n".join(run),
-    }
-    return yaml.safe_dump(content, sort_keys=False)
+    return "\n".join(
+        [
+            "set -e",
+            f"mkdir -p {out}",
+            f"if [ ! -f {out}/as-predicted ]; then",
+            f"  {gate}",
+            f"  touch {out}/as-predicted",
+            "fi",
+            shlex.join(command),
+            "",
+        ]
+    )

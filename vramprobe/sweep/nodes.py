@@ -88,7 +88,7 @@ def needs_of(spec: CellSpec, prediction: Prediction | None, *, is_emulated: bool
     processes = spec.num_gpus if spec.only_rank is None and not spec.is_spread else 1
     if spec.device == "cpu":
         tensors_bytes = prediction.peak_allocated_bytes.high if prediction is not None else GIB
-        return Needs(1, 0, int(tensors_bytes) + _HOST_BYTES_ON_CPU)
+        return Needs(1, 0, tensors_bytes + _HOST_BYTES_ON_CPU)
     return Needs(processes, 0 if is_emulated else spec.num_gpus, processes * _HOST_BYTES_ON_GPU)
 
 

@@ -116,9 +116,9 @@ class SlurmPool:
         whole = needs._replace(memory_bytes=math.ceil(needs.memory_bytes / GIB) * GIB)  # as sbatch is asked
         self._due.append((whole, (request, self._cards, list(model_types))))
 
-    def _submit_what_is_due(self) -> list[tuple[str, Lost]]:
+    def _submit_what_is_due(self) -> list[tuple[str, dict[str, Any] | Lost]]:
         """One array for those that need the same; what Slurm refuses is lost."""
-        refused: list[tuple[str, Lost]] = []
+        refused: list[tuple[str, dict[str, Any] | Lost]] = []
         for needs in dict.fromkeys(needs for needs, _ in self._due):
             alike = [words for other, words in self._due if other == needs]
             seconds = max(min(words[0]["timeout_seconds"], words[0]["left_seconds"]) for words in alike)

@@ -1,6 +1,6 @@
 """Plan: what a sweep is about to do, before a minute is paid: each cell's action, predicted peak, verdict, time, cost.
 
-In: resumed cells, a card, a fit (or none: arithmetic alone), what ran there before, a price. Out: a frozen Plan in the
+In: resumed cells, a card, a fit or none, what ran there before, a price. Out: a frozen Plan in the
 order of running: a few cells at the card's boundary first, then small weights before large ones, the same weights
 together, so that an OOM saves the larger cells behind it. Never runs anything and never imports torch.
 """
@@ -9,29 +9,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from vramprobe.architecture import RunFails, UnsupportedArchitecture
 from vramprobe.errors import VramprobeError
 from vramprobe.lengths.padding import PaddedData
 from vramprobe.model.card_fit import CardFit
-from vramprobe.predict.predict import predict
+from vramprobe.predict.at_hand import NoRecipe, NotAtHand
+from vramprobe.predict.expected import predict_at_hand
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.shares import near
 from vramprobe.predict.verdict import verdict
 from vramprobe.records.outcomes import Skipped
 from vramprobe.records.record import Environment, RunRecord
 from vramprobe.spec import CellSpec
-from vramprobe.sweep.card import Card, Rate, card_bytes, is_same_card
+from vramprobe.sweep.card import Card, Rate, is_same_card
 from vramprobe.sweep.definition import Sweep
 from vramprobe.sweep.duration import Pace, account_seconds, pace_of
 from vramprobe.sweep.resume import Journal, ResumedCell, differing, resume
 from vramprobe.sweep.skip import certain_oom
 
-#: Predicts cells that have no arithmetic, each with a Prediction or why there is none, until it is told to stop.
+#: Records cells that no recipe is at hand of, each with a Prediction or why there is none, until it is told to stop.
 Recording = Callable[[Sequence[CellSpec], Callable[[], bool]], Sequence[Prediction | str]]
 PlanVerdict = Literal["fits", "risky", "certain oom", "unknown"]
+#: Why a cell has no prediction that could have one.
+NOT_AT_HAND = "no recipe is at hand; --record records one, seconds each"
 #: Loading the libraries once, for all cells that are forked from there.
 START_SECONDS = 8.0
 #: Of the cells to run, how many of those that may or may not fit are run first: what they show corrects all others.
@@ -116,11 +120,11 @@ class Plan:
 
     def actions(self) -> dict[str, int]:
         """Rows by what is done with them."""
-        return dict(Counter(row.action for row in self.rows))
+        return dict(Counter[str](row.action for row in self.rows))
 
     def verdicts(self) -> dict[str, int]:
         """Rows that are not done with, by whether they will fit."""
-        return dict(Counter(row.verdict for row in self.rows if row.is_run or row.action == "skip"))
+        return dict(Counter[str](row.verdict for row in self.rows if row.is_run or row.action == "skip"))
 
 
 def plan_sweep(
@@ -129,35 +133,19 @@ def plan_sweep(
     *,
     card: Card | None,
     context_of: Callable[[CellSpec], Environment | None],
-    fit: CardFit | None = None,
     policy: SweepPolicy | None = None,
-    rate: Rate | None = None,
-    recording: Recording | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    num_slots: int = 1,
+    **words: Any,
 ) -> Plan:
-    """Plan a run of ``sweep`` into ``journal`` as of now.
+    """Plan a run of ``sweep`` into ``journal`` as of now; ``words`` are those of :func:`make_plan`.
 
-    ``card`` is null on a CPU; ``recording`` is asked for cells without arithmetic, until ``stop`` says yes.
     ``context_of`` gives the environment that a cell would be measured in, null where that is not known: what was
     measured in another is stale.
     """
     policy = policy or SweepPolicy()
     cells = resume(sweep.cells, journal, context_of, retry_quarantined=policy.retry_quarantined)
     known = [cell.record for cell in cells if cell.record is not None and cell.action != "stale"]  # of this machine
-    made = make_plan(
-        cells,
-        card=card,
-        fit=fit,
-        pace=pace_of(known, card and card.gpu),
-        ooms=_ooms_on(card, journal, context_of),
-        policy=policy,
-        rate=rate,
-        recording=recording,
-        stop=stop,
-        num_slots=num_slots,
-    )
-    return replace(made, data=sweep.data)
+    seen = {"pace": pace_of(known, card.gpu if card else None), "ooms": _ooms_on(card, journal, context_of)}
+    return replace(make_plan(cells, card=card, policy=policy, **seen, **words), data=sweep.data)
 
 
 def _ooms_on(
@@ -171,12 +159,7 @@ def _ooms_on(
         here = context_of(record.spec)
         return here is not None and bool(differing(record.environment, here))
 
-    found = [
-        journal.record(attempt)
-        for attempts in journal.attempts.values()
-        for attempt in attempts
-        if attempt.outcome == "oom"
-    ]
+    found = [journal.record(one) for attempts in journal.attempts.values() for one in attempts if one.outcome == "oom"]
     return [record for record in found if is_same_card(record.environment, card) and not is_stale(record)]
 
 
@@ -193,11 +176,14 @@ def make_plan(
     stop: Callable[[], bool] = lambda: False,
     num_slots: int = 1,
 ) -> Plan:
-    """The plan of ``cells``. ``ooms`` are out-of-memory records of this very card; ``card`` is null on a CPU."""
+    """The plan of ``cells``. ``ooms`` are out-of-memory records of this very card; ``card`` is null on a CPU.
+
+    ``recording`` is asked for cells without a recipe at hand, until ``stop`` says yes.
+    """
     policy, ooms, pace = policy or SweepPolicy(), tuple(ooms), pace or Pace()
-    predicted = _predictions([cell.spec for cell in cells if _is_to_run(cell)], card, fit, recording, stop)
-    rows = [_row(cell, predicted, card, pace, ooms, policy) for cell in cells]
-    rows = _in_order(rows)
+    to_run = [cell.spec for cell in cells if cell.action in ("run", "stale")]
+    predicted = _predictions(to_run, card, fit, recording, stop)
+    rows = _in_order([_row(cell, predicted, card, pace, ooms, policy) for cell in cells])
     every = (*rows, *_second_attempts(rows, policy))
     return Plan(rows=every, card=card, rate=rate, fit=fit, ooms=ooms, num_slots=num_slots)
 
@@ -233,16 +219,12 @@ def with_evidence(row: PlanRow, ooms: Iterable[RunRecord], card: Card | None, po
     return replace(row, verdict="certain oom", action="skip", reason=skipped.evidence, skipped=skipped, seconds=0.0)
 
 
-def _is_to_run(cell: ResumedCell) -> bool:
-    return cell.action in ("run", "stale")
-
-
 def _row(
     cell: ResumedCell,
     predicted: dict[str, Prediction | str],
     card: Card | None,
     pace: Pace,
-    ooms: list[RunRecord],
+    ooms: Sequence[RunRecord],
     policy: SweepPolicy,
 ) -> PlanRow:
     row = PlanRow(
@@ -257,16 +239,14 @@ def _row(
         return row
     found = predicted[cell.spec.fingerprint]
     prediction, note = (None, found) if isinstance(found, str) else (found, "")
-    is_emulated = card is not None and card.is_emulated
-    account = account_seconds(cell.spec, row.num_params, card and card.gpu, is_emulated=is_emulated)
+    gpu, is_emulated = (None, False) if card is None else (card.gpu, card.is_emulated)
+    account = account_seconds(cell.spec, row.num_params, gpu, is_emulated=is_emulated)
     seconds = pace.correct(row.num_params, account)
-    row = replace(
-        row,
-        prediction=prediction,
-        note=note,
-        seconds=seconds,
-        verdict=_verdict(prediction, card, card_bytes(cell.spec, card)),
-    )
+    judged: PlanVerdict = "unknown"
+    if prediction is not None and card is not None:
+        fits = verdict(prediction, card.of(cell.spec)).verdict == "fits"
+        judged = "fits" if fits else "risky"
+    row = replace(row, prediction=prediction, note=note, seconds=seconds, verdict=judged)
     return with_evidence(row, ooms, card, policy)
 
 
@@ -282,31 +262,34 @@ def _predictions(
     left = []
     for spec in specs:
         try:
-            found[spec.fingerprint] = _predicted(spec, fit, card)
-        except UnsupportedArchitecture as error:
-            found[spec.fingerprint] = str(error)
-            is_soon = spec.num_gpus == 1 or spec.sharding == "tp"  # a rank under others may take minutes
-            left += [spec] if is_soon and not isinstance(error, RunFails) else []
+            prediction = _predicted(spec, fit, card, is_near_enough=recording is None)
         except VramprobeError as error:
             found[spec.fingerprint] = str(error)
+        else:
+            found[spec.fingerprint] = prediction or ("" if spec.device == "cpu" else NOT_AT_HAND)
+            left += [spec] if prediction is None and spec.device != "cpu" else []
     if recording is not None and left:
         found |= dict(zip((spec.fingerprint for spec in left), recording(left, stop), strict=True))
     return found
 
 
-def _predicted(spec: CellSpec, fit: CardFit | None, card: Card | None) -> Prediction:
-    """As predict has it, by the allocator's replay where it knows one; of several GPUs near."""
-    gpu = card and card.gpu
+def _predicted(spec: CellSpec, fit: CardFit | None, card: Card | None, *, is_near_enough: bool) -> Prediction | None:
+    """By a recipe at hand, or near: of several GPUs, and where nothing is recorded. None without a recipe; the CPU is
+    not predicted."""
+    gpu = card.gpu if card else None
     if spec.num_gpus > 1:
-        return near(spec, gpu)
-    return predict(spec, fit, gpu=gpu, replays=True)
-
-
-def _verdict(prediction: Prediction | None, card: Card | None, total_bytes: int | None) -> PlanVerdict:
-    if prediction is None or card is None:
-        return "unknown"
-    judged = verdict(prediction, replace(card, total_bytes=total_bytes))
-    return "fits" if judged.verdict == "fits" else "risky"
+        try:
+            return near(spec, gpu)
+        except RunFails:
+            raise
+        except (NotAtHand, UnsupportedArchitecture):
+            return None
+    with suppress(NoRecipe):
+        return predict_at_hand(spec, gpu, fit)
+    if is_near_enough:
+        with suppress(NoRecipe):
+            return predict_at_hand(spec, gpu, fit, near=True).model_copy(update={"engine": "near"})
+    return None
 
 
 def _in_order(rows: list[PlanRow]) -> list[PlanRow]:

@@ -23,10 +23,11 @@ LOGS = "logs"
 class Progress:
     """One thing that happened: the plan was made, or something became of its row ``index`` (1-based) of ``total``.
 
-    ``left``: not started, for want of time, money or cells. ``status`` is a file that holds the running cell's phase.
+    ``left``: not started, for want of time, money or cells; ``run``, ``stale``, ``skip``: due, and told as what becomes
+    of it. ``status`` is a file that holds the running cell's phase.
     """
 
-    kind: Literal["planned", "kept", "quarantined", "skipped", "started", "finished", "left"]
+    kind: Literal["planned", "run", "stale", "skip", "kept", "quarantined", "skipped", "started", "finished", "left"]
     plan: Plan
     index: int = 0
     row: PlanRow | None = None
@@ -45,6 +46,12 @@ class Progress:
     def total(self) -> int:
         """Rows of the plan."""
         return len(self.plan.rows)
+
+    @property
+    def cell(self) -> PlanRow:
+        """Its row, which all but ``planned`` have."""
+        assert self.row is not None
+        return self.row
 
 
 @dataclass

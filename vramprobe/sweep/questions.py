@@ -1,66 +1,107 @@
-"""A sweep or a campaign, planned or run, as the command line and Python ask for it.
+"""A cell measured, a sweep or a campaign planned or run, as the command line and Python ask for it.
 
-In: a file, and what is asked of it. Out: a Plan, a RunSummary, or those of a campaign's stages. Loads no torch;
-``vramprobe.api`` offers these functions.
+In: a cell's words, or a file, and what is asked of it. Out: a record, a Plan, a RunSummary, or those of a campaign's
+stages. Loads no torch; ``vramprobe.api`` offers these functions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vramprobe.emulate import require_emulated
 from vramprobe.errors import SpecError
-from vramprobe.sweep.jobs import Job, Load, PlanEngine, job_of
+from vramprobe.sweep.jobs import Load, job_of
+
+_LOG = logging.getLogger("vramprobe")  # at level INFO, which the command line prints as notes
 
 if TYPE_CHECKING:
-    from vramprobe.model.card_fit import CardFit
+    from vramprobe.records.record import RunRecord
     from vramprobe.sweep.campaign import Campaign
-    from vramprobe.sweep.definition import Sweep
     from vramprobe.sweep.fleet import Fleet
-    from vramprobe.sweep.on_data import Data
     from vramprobe.sweep.plan import Plan, SweepPolicy
     from vramprobe.sweep.progress import Progress, RunSummary
     from vramprobe.sweep.stages import StageResult
 
 
-def plan(
-    path: str | Path | Load,
+def measure(
     *,
-    choose: Callable[[Job], Sweep] = lambda job: job.sweep,
-    out: str | Path | None = None,
-    device: str = "auto",
-    gpu: str | None = None,
-    fit: str | Path | CardFit | None = None,
-    usd_per_hour: float | None = None,
-    provider: str | None = None,
-    only: str | Sequence[str] = (),
-    skip: str | Sequence[str] = (),
-    shard: str | None = None,
-    engine: PlanEngine = "auto",
-    policy: SweepPolicy | None = None,
-    data: Data | None = None,
-    **overrides: Any,
-) -> Plan:
-    """Plan a sweep file: the cells that would run, their seconds and cost, for ``gpu`` if that names one, on any
-    machine.
+    timeout_seconds: float | None = None,
+    save: str | Path | None = None,
+    snapshot: str | Path | None = None,
+    verify: bool = False,
+    **options: Any,
+) -> RunRecord:
+    """Run one cell in a process of its own; the record, also appended to ``save`` where that is given.
 
-    ``out`` is the folder it would resume in, and ``fit`` what predicts: a file, a model, or the folder's own fit.json.
-    Cells without arithmetic are recorded, some seconds each, unless ``engine`` is formula. ``data``: each cell at the
-    longest batch that it makes of these rows, in place of its seq_len, which truncates them. ``choose``: the cells to
-    plan, once the GPU and the fit are known.
+    ``verify``, on an emulated GPU alone: repeat a step under other values and compare what it allocates.
+
+    ``snapshot``: where to write the history of a further step for PyTorch's memory_viz, on a GPU alone; where the cell
+    did not get so far there is none, and the record says why.
+    """
+    from vramprobe.measure import environment
+    from vramprobe.predict.questions import cell
+    from vramprobe.records import writing
+    from vramprobe.sweep import runner
+    from vramprobe.sweep.limits import limits
+
+    one = cell(**options)
+    limit = limits(timeout_seconds=timeout_seconds).timeout_seconds
+    if snapshot is not None and one.device != "cuda":
+        raise SpecError(
+            "a snapshot is the history of CUDA's caching allocator, and this cell is for the CPU: measure it on a GPU, "
+            "or on an emulated one: --emulate GPU"
+        )
+    if snapshot is not None and one.num_gpus > 1:
+        raise SpecError(
+            f"a snapshot is one card's, and num_gpus is {one.num_gpus}: measure without it, or draw the ranks of a "
+            "training command with `vramprobe profile --timeline FILE.html`"
+        )
+    if verify:
+        require_emulated()
+    if save is not None:
+        writing.require_journal(save)
+    if snapshot is not None:
+        writing.require_writable(snapshot)
+    if environment.is_slow_for(one):
+        _LOG.info("without AVX-512 torch multiplies bf16 number by number: a step takes minutes (docs/measuring.md)")
+    handle, name = tempfile.mkstemp(prefix="vramprobe-", suffix=".log")
+    os.close(handle)
+    log = Path(name)
+    record = None
+    try:
+        record = runner.measure(
+            one,
+            log=log,
+            timeout_seconds=limit,
+            snapshot=None if snapshot is None else Path(snapshot).resolve(),
+            verify=verify,
+        )
+    finally:
+        if record is None or record.outcome.kind == "ok":  # a failure's record names its log
+            log.unlink(missing_ok=True)
+    if save is not None:
+        writing.append(save, record)
+    return record
+
+
+def plan(path: str | Path | Load, *, gpu: str | None = None, policy: SweepPolicy | None = None, **words: Any) -> Plan:
+    """Plan a sweep file: the cells that would run, their seconds and cost, for ``gpu`` if that names one, on any
+    machine; ``words`` are those of :func:`vramprobe.sweep.jobs.job_of`.
     """
     from vramprobe.measure import environment
     from vramprobe.sweep import runner
     from vramprobe.sweep.plan import plan_sweep
     from vramprobe.sweep.resume import open_journal
 
-    job = job_of(path, out, device, gpu, fit, usd_per_hour, provider, only, skip, shard, overrides, data=data)
-    job = job._replace(sweep=choose(job))
+    job = job_of(path, gpu=gpu, **words)
     journal = open_journal(job.folder / runner.JOURNAL)
     context_of = environment.here() if gpu is None else lambda spec: None
     return plan_sweep(
@@ -71,25 +112,15 @@ def plan(
         fit=job.fit,
         policy=policy,
         rate=job.rate,
-        recording=job.recording(engine),
+        recording=job.recording,
     )
 
 
 def run(
     path: str | Path | Load,
     *,
-    choose: Callable[[Job], Sweep] = lambda job: job.sweep,
-    out: str | Path | None = None,
     device: str = "auto",
-    fit: str | Path | CardFit | None = None,
-    usd_per_hour: float | None = None,
-    provider: str | None = None,
-    only: str | Sequence[str] = (),
-    skip: str | Sequence[str] = (),
-    shard: str | None = None,
-    engine: PlanEngine = "formula",
     policy: SweepPolicy | None = None,
-    data: Data | None = None,
     on: str | Fleet = "here",
     jobs: int | None = None,
     gpu: str | None = None,
@@ -99,18 +130,16 @@ def run(
     max_dollars: float | None = None,
     max_cells: int | None = None,
     on_event: Callable[[Progress], None] = lambda event: None,
-    **overrides: Any,
+    **words: Any,
 ) -> RunSummary:
-    """Run a sweep file's cells that ``out`` (results/<device>/<sweep> by default) has no finished record of.
+    """Run a sweep file's cells that ``out`` (results/<device>/<sweep> by default) has no finished record of; ``words``
+    are those of :func:`vramprobe.sweep.jobs.job_of`.
 
-    Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``. A paid minute is too dear to
-    record cells without arithmetic, unless ``engine`` is auto. ``data`` is :func:`plan`'s.
+    Starts none that would overrun ``max_seconds``, ``max_dollars`` or ``max_cells``.
 
     ``on``: where cells run: here, or on the nodes of ``ray``, ``ray://HOST:PORT`` or ``slurm`` (``jobs`` at once). Of
     these ``gpu`` names the GPU whose nodes are used, and ``emulate`` the GPUs that are emulated on each. A Fleet that
     is given stays open.
-
-    ``choose``: the cells to run, once the GPU and the fit are known.
     """
     if policy is not None and policy.verify and emulate is None:
         require_emulated()
@@ -121,9 +150,7 @@ def run(
         card_of = None
         if fleet is not None:
             device, card_of = fleet.device if device == "auto" else device, fleet.card_of
-        words = {"data": data, "card_of": card_of}
-        job = job_of(path, out, device, None, fit, usd_per_hour, provider, only, skip, shard, overrides, **words)
-        job = job._replace(sweep=choose(job))
+        job = job_of(path, device=device, card_of=card_of, **words)
         rate = job.rate if fleet is None else fleet.of_all_gpus(job.rate)
         summary = runner.run(
             job.sweep,
@@ -133,7 +160,7 @@ def run(
             rate=rate,
             policy=policy,
             on_event=on_event,
-            recording=job.recording(engine),
+            recording=job.recording,
             executor=fleet,
             limits=limits(
                 rate,
@@ -211,4 +238,4 @@ def _campaign_folder(asked: Campaign, device: str, gpu: str | None = None) -> Pa
     """results/<device>/<campaign>, by its first sweep."""
     first = next(name for name, stage in asked.stages.items() if not stage.fit)
     load = functools.partial(asked.sweep, first)
-    return job_of(load, None, device, gpu, "none", None, None, (), (), None, {}).folder.parent
+    return job_of(load, device=device, gpu=gpu, fit="none").folder.parent

@@ -145,9 +145,7 @@ def _resumed(
         return ResumedCell(spec, "run", f"out of quarantine, as you asked ({reason})")
     last = attempts[-1]
     if last.outcome is None:
-        left = MAX_RETRIES + 1 - len(lost)
         reason = f"the attempt of {last.started_at} has no end (killed); retry {len(lost)} of {MAX_RETRIES}"
-        assert left > 0
         return ResumedCell(spec, "run", reason)
     return ResumedCell(spec, "run", f"the last attempt ended as {last.outcome}", journal.record(last))
 
@@ -166,9 +164,10 @@ def differing(then: Environment, now: Environment) -> list[str]:
     The device, and the minor releases of the libraries that decide memory. What either side does not know is not held
     against it; a driver, a host or a patch release is context that is recorded and not more.
     """
-    pairs = [("device", then.device_said, now.device_said)]
+    pairs: list[tuple[str, str | None, str | None]] = [("device", then.device_said, now.device_said)]
     for package in ("torch", "transformers", "peft", "bitsandbytes", "liger-kernel"):
-        pairs.append((package, *(minor_release(side.versions.get(package)) for side in (then, now))))
+        before, here = (minor_release(side.versions.get(package)) for side in (then, now))
+        pairs.append((package, before, here))
     return [f"{name} {before} (now {here})" for name, before, here in pairs if before and here and before != here]
 
 
@@ -176,8 +175,8 @@ def _attempt(line: bytes, path: Path, offset_bytes: int, number: int) -> Attempt
     """The attempt of one line, from its head where that is as we write it; null for an empty line and a profile."""
     head = _HEAD.match(line)
     if head and line.endswith(b"}\n") and line.rfind(_BEGINNING) == 0:
-        values = [head[name].decode() for name in ("attempt_id", "fingerprint", "instrument", "started_at", "outcome")]
-        return Attempt(*values, offset_bytes, number)
+        attempt_id, fingerprint, instrument, started_at, outcome = (text.decode() for text in head.groups())
+        return Attempt(attempt_id, fingerprint, instrument, started_at, outcome, offset_bytes, number)
     if not line.strip() or store.is_profile(line):
         return None
     read = store.read_line(line, path, number)

@@ -64,7 +64,7 @@ def run(
 ) -> RunSummary:
     """Run the cells of ``sweep`` that ``folder`` has no finished record of, within ``limits``.
 
-    ``card`` is the GPU that is used, null on a CPU; ``recording`` predicts what has no arithmetic; ``executor`` is
+    ``card`` is the GPU that is used, null on a CPU; ``recording`` predicts what has no recipe at hand; ``executor`` is
     where cells run, this machine by default. Raises StoreError before running anything where the folder cannot be read
     or written, or another sweep writes to it, MissingDependency where a package or the GPU is not there.
     """

@@ -8,7 +8,6 @@ above the whole card. Whether a skip is wanted at all is the plan's to say. Neve
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from vramprobe import catalog
 from vramprobe.errors import SpecError
@@ -48,12 +47,14 @@ def certain_oom(
 ) -> Skipped | None:
     """The outcome of not running ``spec``, or None where it might fit. ``ooms`` must come from the same ``card``."""
     total_bytes = card_bytes(spec, card)
-    room_bytes = card and usable_bytes(replace(card, total_bytes=total_bytes), device_is_known=False)
+    room_bytes = usable_bytes(card.of(spec), device_is_known=False) if card else None
     for record in ooms:
         if _filled(record, room_bytes) and (how := dominates(spec, record)) is not None:
             evidence = f"{record.cell_id} ran out of memory {describe_outcome(record.outcome)}; this cell has {how}"
             return Skipped(why="dominated", evidence=evidence, evidence_attempt_id=record.attempt_id)
-    if prediction is not None and total_bytes is not None and (low := lower_bound_bytes(prediction)) > total_bytes:
+    if prediction is None or total_bytes is None or (prediction.engine == "near" and spec.num_gpus == 1):
+        return None  # what is near one recorded shape is no lower bound
+    if (low := lower_bound_bytes(prediction)) > total_bytes:
         evidence = f"predicted to need at least {format_bytes(low)}; the card has {format_bytes(total_bytes)}"
         return Skipped(why="predicted", evidence=evidence)
     return None

@@ -14,11 +14,11 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vramprobe.errors import SpecError
 from vramprobe.model.card_fit import CardFit, save_fit
-from vramprobe.predict.expected import fit_records
+from vramprobe.predict.expected import fit_records, recording
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.records.whole_file import replacing
@@ -34,18 +34,8 @@ from vramprobe.sweep.runner import JOURNAL
 FIT, PREDICTIONS, SPENT = "fit.json", "predictions.json", "spent.json"
 
 
-class RunSweep(Protocol):
-    """``run`` of questions.py, with all that every stage shares."""
-
-    def __call__(
-        self,
-        load: Callable[..., Sweep],
-        *,
-        choose: Callable[[Job], Sweep],
-        out: Path,
-        on_event: Callable[[Progress], None],
-        **more: Any,
-    ) -> RunSummary: ...
+#: ``run`` of questions.py, with all that every stage shares.
+RunSweep = Callable[..., RunSummary]
 
 
 @dataclass
@@ -63,7 +53,7 @@ class StageResult:
 
     @property
     def stopped_by(self) -> str | None:
-        return self.summary and self.summary.stopped_by
+        return self.summary.stopped_by if self.summary else None
 
     @property
     def mean_absolute_error(self) -> float | None:
@@ -155,9 +145,12 @@ def plan_stages(campaign: Campaign, folder: Path, plan_sweep: Callable[..., Plan
 
 
 def _fitted(name: str, stage: Stage, folder: Path) -> StageResult:
-    """The fit of these stages' records, made anew of the same records on each resume."""
+    """The fit of these stages' records, made anew of the same records on each resume; none of emulated records, whose
+    cells are predicted by such runs already."""
     records = [record for one in stage.fit for record in store.read(folder / one).records]
-    model = fit_records(store.latest_by_fingerprint(records).values())
+    if all(record.instrument == "emulated" for record in records):
+        return StageResult(name)
+    model = fit_records(store.latest_by_fingerprint(records).values(), recording())
     (folder / name).mkdir(exist_ok=True)
     save_fit(model, folder / name / FIT)
     return StageResult(name, fit=model)
@@ -177,7 +170,9 @@ class _StageRun:
     ) -> None:
         self._campaign, self._name, self._folder = campaign, name, folder / name
         self._stage, self._run_sweep, self._purse, self._tell = campaign.stages[name], run_sweep, purse, on_event
-        self._fit = folder / self._stage.predict_with / FIT if self._stage.predict_with else None
+        made = folder / self._stage.predict_with / FIT if self._stage.predict_with else None
+        self._fit = made if made is not None and made.exists() else None
+        self._is_predicted = made is not None
         self._asked: set[str] = set()  # fingerprints of boundary cells that this run has asked for
         self._found: list[Boundary] = []
 
@@ -201,7 +196,7 @@ class _StageRun:
 
         def on_event(event: Progress) -> None:
             watch(event)
-            if event.kind == "planned" and self._fit is not None:
+            if event.kind == "planned" and self._is_predicted:
                 keep_predictions(self._folder, event)
             self._tell(event)
 
@@ -234,10 +229,11 @@ def next_cells(
             f"{job.sweep.name} looks for what a GPU's memory holds, and there is none here; --emulate GPU gives one"
         )
     question, records = stage.boundary, list(records)
+    assert question is not None
     cells: dict[str, CellSpec] = {}
     found = []
     for spec in job.sweep.cells:
-        predicted = predicted_counts(spec, question, stage.step, job.card, job.fit)
+        predicted = predicted_counts(spec, question, stage.step, job.card, job.fit, records=job.records)
         one = boundary_of(spec, question, stage.step, predicted, records, asked)
         found.append(one)
         for count in (one.runs, one.fails, one.next_count):

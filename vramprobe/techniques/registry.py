@@ -46,7 +46,7 @@ class Base:
     text: str
     gpu: str
     command: str
-    cell: dict[str, Any] | None = None  # the same as options of ``predict``, where arithmetic knows it
+    cell: dict[str, Any] | None = None  # the same as options of ``predict``, where that knows it
     has: tuple[str, ...] = ()  # techniques that are in it already
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from vramprobe.records.record import PhaseName
+from vramprobe.choices import PhaseName
 from vramprobe.spec import CellSpec
 from vramprobe.trainers import LOOPS, TRAINERS
 from vramprobe.workload.fused_loss import fuse_loss

@@ -13,7 +13,7 @@ from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Traine
 
 @dataclass
 class Arguments:
-    """What is trained, and what is kept beside it."""
+    """Arguments of the training, and of what is kept beside it."""
 
     lora_r: int = 0
     merge: bool = False

@@ -1,4 +1,4 @@
-"""What the runs read: an empty checkpoint with a tokenizer of bytes, and rows of text that are all alike.
+"""Inputs of the runs: an empty checkpoint with a tokenizer of bytes, and rows of text that are all alike.
 
     prepare.py CONFIG.json FOLDER [one-file]     a checkpoint (sparse_checkpoint.py), in one file
     prepare.py data FOLDER                       rows for fine-tuning, for preferences, for prompts, and with images

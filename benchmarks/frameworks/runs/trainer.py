@@ -22,7 +22,7 @@ from transformers import (
 
 @dataclass
 class Arguments:
-    """What is trained, on what."""
+    """Arguments of the training: a model, and data."""
 
     model_name_or_path: str
     data: str

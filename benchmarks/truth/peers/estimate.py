@@ -1,4 +1,4 @@
-"""What another estimator says of cells; run by the python that has it (published.py, published_verdicts.py).
+"""Verdicts of another estimator on cells; run by the python that has it (published.py, published_verdicts.py).
 
 In: the tool's name, and on stdin a JSON list of ``{"architecture", "num_params", "spec", "gpu_bytes", "gpu"}`` (a
 CellSpec's fields, its card). Out: one line of JSON, the last of stdout: the tool's version and for each cell its

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 class Constant(NamedTuple):
-    """What one set of libraries on one number of ranks takes beside reserved memory, in bytes, and what it rests on."""
+    """Bytes that one set of libraries on one number of ranks takes beside reserved memory, and what they rest on."""
 
     stack: str
     num_gpus: int
@@ -70,7 +70,7 @@ def table(rows: Iterable[Row]) -> list[str]:
 
 
 def _off(shares: Sequence[float]) -> dict[str, object]:
-    """How many others there are, and how far off they are."""
+    """Count the others, and say how far they are off."""
     errors = [100 * share for share in shares]
     names = ("the others: number", "mean error, %", "most under, %", "most over, %")
     if not errors:

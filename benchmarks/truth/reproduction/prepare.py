@@ -1,4 +1,4 @@
-"""What a published run reads, made in its own stack.
+"""Inputs of a published run, made in its own stack.
 
     prepare.py model CONFIG TOKENIZER FOLDER SHARD_BYTES [gptq]
     prepare.py data ROWS FILE

@@ -1,4 +1,4 @@
-"""Which run repeats a published row: its stack, its command and what that reads; or the reason why none does.
+"""Run that repeats a published row: its stack, its command and what that reads; or the reason why none does.
 
 In: a row of vramprobe/data/published.csv. Out: a Recipe, or NotRun. Everything comes from the row and from the code
 that its source names: for fms-acceleration scripts/benchmarks/{benchmark.py, defaults.yaml, scenarios*.yaml,
@@ -114,7 +114,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class NotRun:
-    """Why a published row is not repeated."""
+    """Reason why a published row is not repeated."""
 
     reason: str
 
@@ -159,7 +159,7 @@ def recipe_of(row: PublishedRow, num_steps: int = NUM_STEPS) -> Recipe | NotRun:
 
 
 def _words(row: PublishedRow, num_steps: int) -> list[str]:
-    """What benchmark.py tells tuning.sft_trainer; only the number of steps is ours."""
+    """Return what benchmark.py tells tuning.sft_trainer; only the number of steps is ours."""
     dtype, _, autocast = (row.dtype or "").partition(" ")
     told = {
         "model_name_or_path": "{model}",
@@ -207,7 +207,7 @@ def config_of(model: str) -> dict[str, Any]:
 
 
 def tokenizer_of(name: str) -> dict[str, Any]:
-    """How many words a tokenizer has, its class and its special tokens."""
+    """Return how many words a tokenizer has, its class and its special tokens."""
     return json.loads((HERE / "tokenizers.json").read_text())[name]
 
 
@@ -226,5 +226,5 @@ def num_params(recipe: Recipe) -> int:
 
 
 def num_params_of(published_model: str) -> int:
-    """Of a model by its published name."""
+    """Return the number of parameters of a model by its published name."""
     return _num_params(_MODELS[published_model][0])

@@ -27,9 +27,9 @@ from typing import Any
 
 from benchmarks.frameworks.stacks import fingerprint, home, python_of
 from benchmarks.truth.reproduction.rows import HERE, Recipe, config_of, shard_bytes_of, tokenizer_of
-from vramprobe.emulate.build import emulator_version
 from vramprobe.emulate.enter import Entrance, entrance_for_command
 from vramprobe.emulate.machine import read_events
+from vramprobe.emulate.version import emulator_version
 
 FILES_FOLDER = "checkpoints"
 _Say = Callable[[str], None]
@@ -61,7 +61,7 @@ def run(recipe: Recipe, *, uv: str, limit_seconds: float, say: _Say) -> dict[str
 
 
 def profile(recipe: Recipe, *, uv: str, say: _Say) -> str:
-    """The same command through ``vramprobe profile``, in words: the command, rank 0's peak, and how it was ended."""
+    """Run the same command through ``vramprobe profile``; say the command, and each rank's peak or how it was ended."""
     words, record, said = _profiled(recipe, uv=uv, say=say)
     told = f"{shlex.join(['vramprobe', *words])}\n"
     if record is None:
@@ -71,7 +71,7 @@ def profile(recipe: Recipe, *, uv: str, say: _Say) -> str:
 
 
 def reserved_after_steps(recipe: Recipe, *, uv: str, say: _Say) -> list[int]:
-    """What each rank has reserved when a step has ended: after a full card has made the allocator give blocks back.
+    """Return what each rank reserves at a step's end: after a full card has made the allocator give blocks back.
 
     Raises RuntimeError where the profile fails.
     """
@@ -179,7 +179,7 @@ def _started(way: Entrance, command: list[str], work: Path, limit_seconds: float
 
 
 def environment_of(way: Entrance, work: Path) -> dict[str, str]:
-    """What the source's process had, on this machine: no network, and a flash-attn to import."""
+    """Return what the source's process had, on this machine: no network, and a flash-attn to import."""
     environment = way.environment | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     environment |= {"HF_HOME": str(work / "hf")}
     environment |= {"PYTHONPATH": f"{way.environment['PYTHONPATH']}{os.pathsep}{HERE}"}  # flash_attn
@@ -241,7 +241,7 @@ def published_figures(metrics: dict[str, Any]) -> tuple[int, int]:
 
 
 def _ranks(machine: Path) -> list[dict[str, Any]]:
-    """What the processes that used a card left (emulate/values/hook.py)."""
+    """Read what the processes that used a card left (emulate/values/hook.py)."""
     found = [json.loads(path.read_text()) for path in machine.glob("values-*.json")]
     return [one for one in found if one["cards"]]
 

@@ -43,7 +43,7 @@ def rows(entries: dict[int, Entry]) -> list[Row]:
 
 
 def device_bytes() -> dict[str, int | None]:
-    """What nvidia-smi saw of the published runs of which that is published, by the place of its row."""
+    """Return what nvidia-smi saw of the published runs that have such a figure, by the place of its row."""
     return {row.url_or_path: row.memory_bytes for row in list_published() if row.metric == "nvidia-smi"}
 
 
@@ -95,7 +95,7 @@ def _reserved_bytes(entry: Entry | None, num_gpus: int) -> int | None:
 
 
 def cause_of(row: PublishedRow, recipe: Recipe, error: float) -> str:
-    """Why a figure is off, where that is known; one that is off by more than MISS_PERCENT may be ``unexplained``."""
+    """Say why a figure is off, where that is known; one off by more than MISS_PERCENT may be ``unexplained``."""
     less = round(error * (row.memory_bytes or 0))
     remainder = _REMAINDERS.get((recipe.model, recipe.num_ranks))
     if remainder and less and less % remainder == 0 and row.method != "qlora":

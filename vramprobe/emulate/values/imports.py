@@ -1,10 +1,12 @@
-"""Run an action as soon as a module is imported, by any code.
+"""Run an action as soon as a module is imported, by any code; put a function in the place of one of its own.
 
 In: a module's name and an action. Out: nothing until then. Others that wait for the same module have their turn; who
 only asks whether there is one (``find_spec``) does not import it.
 """
 
+import functools
 import importlib.abc
+import inspect
 import sys
 
 
@@ -16,6 +18,23 @@ def when_imported(name, act):
     waiting = _Waiting(name, act)
     sys.meta_path.insert(0, waiting)
     return waiting.leave
+
+
+def instead_of(owner, name):
+    """Decorate a function that is called in the place of ``owner.name``, a function or a method, with the original
+    before the arguments."""
+    found = getattr(owner, name)
+    original = found.__func__ if inspect.ismethod(found) else found
+
+    def put(act):
+        @functools.wraps(original)
+        def instead(*args, **kwargs):
+            return act(original, *args, **kwargs)
+
+        setattr(owner, name, classmethod(instead) if inspect.ismethod(found) else instead)
+        return instead
+
+    return put
 
 
 class _Waiting(importlib.abc.MetaPathFinder):

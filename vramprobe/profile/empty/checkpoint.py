@@ -6,28 +6,16 @@ shapes that this very transformers would save. Real loaders read it. After ../sh
 
 import contextlib
 import copy
-import json
 import os
-import struct
 import sys
 
+from vramprobe_profile.holes import described, write_holes
+
 from . import quantised
+from .replacements import write_json
 
 MAX_SHARD_BYTES = 4 << 30  # one file of over 100 GB cannot be mapped
-_CODES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
+_METADATA = {"format": "pt"}
 
 
 def model_of(config):
@@ -70,26 +58,26 @@ def write(model, folder, dtype="bfloat16", max_shard_bytes=MAX_SHARD_BYTES, quan
     for name, tensor in quantised.packed(tensors, quantization or {}, dtype).items():
         if isinstance(tensor, bytes):
             contents[name] = tensor
-            size, code, shape = len(tensor), "U8", [len(tensor)]
+            about = "U8", [len(tensor)], len(tensor)
         else:
-            size, code, shape = tensor.nbytes, _CODES[str(tensor.dtype).removeprefix("torch.")], list(tensor.shape)
+            about = described(tensor)
+        size = about[-1]
         if at + size > max_shard_bytes and shards[-1]:
             shards.append({})
             at = 0
-        shards[-1][name] = {"dtype": code, "shape": shape, "data_offsets": [at, at + size]}
+        shards[-1][name] = about
         at += size
     os.makedirs(folder, exist_ok=True)
     if len(shards) == 1:
-        _write_shard(os.path.join(folder, "model.safetensors"), shards[0], contents)
+        write_holes(os.path.join(folder, "model.safetensors"), shards[0], _METADATA, contents)
         return count
-    file_of = {}
+    file_of, total = {}, 0
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_shard(os.path.join(folder, file), shard, contents)
+        total += write_holes(os.path.join(folder, file), shard, _METADATA, contents)
         file_of.update(dict.fromkeys(shard, file))
-    total = sum(max(tensor["data_offsets"][1] for tensor in shard.values()) for shard in shards)
-    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as out:
-        json.dump({"metadata": {"total_size": total}, "weight_map": file_of}, out)
+    index = {"metadata": {"total_size": total}, "weight_map": file_of}
+    write_json(folder, "model.safetensors.index.json", index)
     return count
 
 
@@ -104,15 +92,3 @@ def _saved(model):
     except ImportError:  # before transformers 5 names were those of the checkpoint
         return found
     return revert_weight_conversion(model, found)
-
-
-def _write_shard(path, shard, contents):
-    header = json.dumps({"__metadata__": {"format": "pt"}, **shard}).encode()
-    header += b" " * (-len(header) % 8)
-    start = 8 + len(header)
-    with open(path, "wb") as out:
-        out.write(struct.pack("<Q", len(header)) + header)
-        out.truncate(start + max(tensor["data_offsets"][1] for tensor in shard.values()))
-        for name in shard.keys() & contents.keys():
-            out.seek(start + shard[name]["data_offsets"][0])
-            out.write(contents[name])

@@ -4,47 +4,45 @@ In: a processor of transformers', sizes. Out: numbers, and lines of replacements
 counted.
 """
 
-from . import videos
+from . import media
 
 
-def tell(processor, name, replacements, asked):
+def tell(processor, name, run):
     """Record the number of tokens of an image of the rows' size, and of a video if requested, by the processor."""
     if getattr(processor, "image_processor", None) is None or not getattr(processor, "chat_template", None):
         return
-    width, height = asked["image_size"]
+    width, height = run.asked["image_size"]
     _say_count(
         "image",
         f"{width} × {height} pixels",
         processor,
         name,
-        replacements,
+        run,
         lambda: tokens_per_image(processor, width, height),
     )
-    if not asked["counts_videos"]:
+    if not run.asked["counts_videos"]:
         return
-    frames, width, height = asked["video_size"]
+    frames, width, height = run.asked["video_size"]
     size = f"{frames} frames of {width} × {height} pixels"
     reader = getattr(processor, "video_processor", None)
     if reader is None:
-        replacements.missing(
+        run.missing(
             f"{name}: its {type(processor).__name__} reads no videos; give --image-size instead of --video-size"
         )
     elif getattr(reader, "processes_no_videos", False):
-        replacements.missing(
+        run.missing(
             f"{name}: videos need torchvision where the command runs; pip install torchvision, and run it again"
         )
     else:
-        _say_count(
-            "video", size, processor, name, replacements, lambda: tokens_per_video(processor, asked["video_size"])
-        )
+        _say_count("video", size, processor, name, run, lambda: tokens_per_video(processor, run.asked["video_size"]))
 
 
-def _say_count(kind, size, processor, name, replacements, count):
+def _say_count(kind, size, processor, name, run, count):
     try:
         said = f"{count():,} for {size}, counted by {type(processor).__name__}"
     except Exception as error:  # of a processor that is made otherwise; the command goes on
         said = f"not counted: {type(error).__name__}: {error}"
-    replacements.replaced(f"{kind} tokens", name, said)
+    run.replaced(f"{kind} tokens", name, said)
 
 
 def tokens_per_image(processor, width, height):
@@ -56,7 +54,7 @@ def tokens_per_image(processor, width, height):
 
 def tokens_per_video(processor, size):
     """Number of tokens of a video of ``size``, frames that are sampled as its processor does."""
-    frames, about = videos.read(size)
+    frames, about = media.read(size)
     return _marks(processor, "video", videos=[frames], video_metadata=[about], return_tensors="pt")
 
 

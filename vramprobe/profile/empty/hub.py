@@ -5,15 +5,16 @@ with links to all that is there, and in the place of what is missing: the catalo
 huggingface_hub then reads it as if it had been downloaded. The hub's own cache is never written to.
 """
 
-import functools
 import hashlib
 import importlib.util
 import json
 import os
 import re
 
+from vramprobe_values.imports import instead_of
+
 from . import checkpoint, processors, quantised, sentences, tokenizer
-from .replacements import complain, locked
+from .replacements import complain, locked, write_json
 
 _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)(\.index\.json)?$")
 _TOKENIZERS = (
@@ -49,38 +50,6 @@ class Repositories:
         self._home, self._known, self._replacements = os.path.join(folder, "hub"), known, replacements
         self._made = {}
 
-    def serve(self, module):
-        """huggingface_hub.file_download: its one function for the folder of a repository in any cache.
-
-        What it returns is joined to a cache's path, and an absolute path stays what it is. Releases before 1.0 look
-        into the cache by a name of their own, which transformers 4 reads.
-        """
-        plain, look = module.repo_folder_name, module.try_to_load_from_cache
-
-        @functools.wraps(plain)
-        def repo_folder_name(*, repo_id, repo_type):
-            usual = plain(repo_id=repo_id, repo_type=repo_type)
-            return self._instead(repo_id, usual) if repo_type == "model" else usual
-
-        @functools.wraps(look)
-        def try_to_load_from_cache(repo_id, filename, cache_dir=None, revision=None, repo_type=None):
-            home = repo_folder_name(repo_id=repo_id, repo_type=repo_type or "model")
-            return look(repo_id, filename, os.path.dirname(home) or cache_dir, revision, repo_type)
-
-        module.repo_folder_name, module.try_to_load_from_cache = repo_folder_name, try_to_load_from_cache
-
-    def serve_listing(self, module):
-        """huggingface_hub.hf_api: the files of a repository that was made here, which vLLM lists for bitsandbytes."""
-        plain = module.HfApi.list_repo_files
-
-        @functools.wraps(plain)
-        def list_repo_files(api, repo_id, **options):
-            made = self._instead(repo_id, "") if options.get("repo_type") in (None, "model") else ""
-            return sorted(os.listdir(_snapshot(made))) if made else plain(api, repo_id, **options)
-
-        module.HfApi.list_repo_files = list_repo_files
-        module.list_repo_files = module.api.list_repo_files
-
     def folder_for(self, path):
         """A folder of the run in place of a local one that has a config.json but lacks something; else ``path``."""
         if not os.path.isfile(os.path.join(path, "config.json")):
@@ -98,7 +67,8 @@ class Repositories:
             return path
         return found.removeprefix(home).partition(os.sep)[0].replace("--", "/")
 
-    def _instead(self, repo_id, usual):
+    def instead(self, repo_id, usual):
+        """The folder of a repository in the run's own cache; ``usual`` where the hub's will do."""
         if repo_id not in self._made:
             self._made[repo_id] = usual
             self._made[repo_id] = self._guarded(lambda: self._repository(repo_id, usual)) or usual
@@ -196,12 +166,40 @@ class Repositories:
             self._replacements.replaced(kind, name, by)
 
 
+def serve_cache(module, run):
+    """huggingface_hub.file_download: its one function for the folder of a repository in any cache.
+
+    What it returns is joined to a cache's path, and an absolute path stays what it is. Releases before 1.0 look
+    into the cache by a name of their own, which transformers 4 reads.
+    """
+
+    @instead_of(module, "repo_folder_name")
+    def repo_folder_name(plain, *, repo_id, repo_type):
+        usual = plain(repo_id=repo_id, repo_type=repo_type)
+        return run.repositories.instead(repo_id, usual) if repo_type == "model" else usual
+
+    @instead_of(module, "try_to_load_from_cache")
+    def try_to_load_from_cache(look, repo_id, filename, cache_dir=None, revision=None, repo_type=None):
+        home = repo_folder_name(repo_id=repo_id, repo_type=repo_type or "model")
+        return look(repo_id, filename, os.path.dirname(home) or cache_dir, revision, repo_type)
+
+
+def serve_listing(module, run):
+    """huggingface_hub.hf_api: the files of a repository that was made here, which vLLM lists for bitsandbytes."""
+
+    @instead_of(module.HfApi, "list_repo_files")
+    def list_repo_files(plain, api, repo_id, **options):
+        made = run.repositories.instead(repo_id, "") if options.get("repo_type") in (None, "model") else ""
+        return sorted(os.listdir(_snapshot(made))) if made else plain(api, repo_id, **options)
+
+    module.list_repo_files = module.api.list_repo_files
+
+
 def fill(folder, config, source, entry):
     """Weights, a tokenizer and a processor ``folder`` lacks; without ``source`` its config too. -> what is made."""
     made = {}
     if not source:
-        with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as out:
-            json.dump(config, out)
+        write_json(folder, "config.json", config)
     read = None
     if not _has_weights(folder):
         for file in filter(_WEIGHTS.search, os.listdir(folder)):  # shards without the others

@@ -5,11 +5,12 @@ In: a config of transformers', as its class and as the file says it. Out: ``prep
 must hold. Where torchvision is missing, which transformers needs for videos, processors are made without videos.
 """
 
-import functools
-import json
 import os
 
-from . import counts, folders
+from vramprobe_values.imports import instead_of
+
+from . import counts, loading
+from .replacements import write_json
 
 _ROWS_AND_COLUMNS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _QWEN = {
@@ -137,8 +138,7 @@ def write(folder, config, read):
     if videos := _video_settings(config["model_type"], images):
         files["video_preprocessor_config.json"] = videos
     for name, content in files.items():
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
-            json.dump({"processor_class": family["processor"], **content}, out)
+        write_json(folder, name, {"processor_class": family["processor"], **content})
     with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as out:
         out.write(chat(family))
     return f"{family['processor']} with the image settings that its family publishes"
@@ -159,8 +159,7 @@ def _write_speech(folder, family, read):
     sounds = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": read.num_mel_bins}
     sounds |= {"sampling_rate": 16000, "hop_length": 160, "n_fft": 400, "chunk_length": 30, "padding_value": 0.0}
     sounds |= {"processor_class": family["processor"], "return_attention_mask": "placed" in family}
-    with open(os.path.join(folder, "preprocessor_config.json"), "w", encoding="utf-8") as out:
-        json.dump(sounds, out)
+    write_json(folder, "preprocessor_config.json", sounds)
     return f"{family['processor']}, 30 s to a window, {read.num_mel_bins} bands"
 
 
@@ -254,56 +253,46 @@ def _patches(vision):
 # -- in the command's processes ----------------------------------------------------------------------------------------
 
 
-def serve(module, *, repositories, replacements, asked):
+def serve(module, run):
     """transformers.processing_utils: local folders that lack a processor; tokens of an image or video, counted once."""
     kind = module.ProcessorMixin
-    folders.serve(module, kind="ProcessorMixin", repositories=repositories)
-    plain = kind.from_pretrained.__func__
-    check = getattr(kind, "check_argument_for_proper_class", None)  # releases before 4.50 check in __init__
+    loading.serve_folders(module, run, "ProcessorMixin")
 
-    @functools.wraps(plain)
-    def from_pretrained(cls, *words, **options):
+    @instead_of(kind, "from_pretrained")
+    def from_pretrained(plain, cls, *words, **options):
         found = plain(cls, *words, **options)
-        name = repositories.name_of(str([*words, options.get("pretrained_model_name_or_path")][0]))
-        counts.tell(found, name, replacements, asked)
+        name = run.repositories.name_of(str([*words, options.get("pretrained_model_name_or_path")][0]))
+        counts.tell(found, name, run)
         return found
 
-    def check_argument(self, name, argument):
-        return None if getattr(argument, "processes_no_videos", False) else check(self, name, argument)
+    if hasattr(kind, "check_argument_for_proper_class"):  # releases before 4.50 check in __init__
 
-    kind.from_pretrained = classmethod(from_pretrained)
-    if check:
-        kind.check_argument_for_proper_class = check_argument
+        @instead_of(kind, "check_argument_for_proper_class")
+        def check_argument(check, self, name, argument):
+            return None if getattr(argument, "processes_no_videos", False) else check(self, name, argument)
 
 
-def serve_videos(module, *, replacements):
+def serve_videos(module, run):
     """transformers.models.auto.video_processing_auto: none where torchvision is missing, said once."""
-    kind = module.AutoVideoProcessor
-    plain = kind.from_pretrained.__func__
 
-    @functools.wraps(plain)
-    def from_pretrained(cls, name, *words, **options):
+    @instead_of(module.AutoVideoProcessor, "from_pretrained")
+    def from_pretrained(plain, cls, name, *words, **options):
         try:
             return plain(cls, name, *words, **options)
         except ImportError as error:
             if "torchvision" not in str(error).lower():
                 raise
-            replacements.replaced("video processor", str(name), "none: torchvision is not installed; images need none")
+            run.replaced("video processor", str(name), "none: torchvision is not installed; images need none")
             return _no_videos()
-
-    kind.from_pretrained = classmethod(from_pretrained)
 
 
 def _no_videos():
     """Make the object that a processor holds in the place of its video processor: saved as nothing."""
     from transformers.utils import PushToHubMixin
 
-    def to_dict(self):
-        return {}
-
     def refuse(self, *words, **options):
         raise ImportError("videos need torchvision where the command runs: pip install torchvision, and run it again")
 
-    about = {"processes_no_videos": True, "_auto_class": None, "model_input_names": [], "to_dict": to_dict}
-    about["__call__"] = refuse
+    about = {"processes_no_videos": True, "_auto_class": None, "model_input_names": []}
+    about |= {"to_dict": lambda self: {}, "__call__": refuse}
     return type("NoVideos", (PushToHubMixin,), about)()

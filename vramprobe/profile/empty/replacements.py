@@ -16,10 +16,11 @@ _OF_THE_HUB = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "EntryNotFound
 
 
 class Replacements:
-    """The file of one run."""
+    """Those of one run. ``asked``: sizes and ids (stand_ins.py); ``repositories``: its hub.Repositories."""
 
-    def __init__(self, folder):
-        self.folder, self._path = folder, os.path.join(folder, FILE)
+    def __init__(self, folder, asked=None, repositories=None):
+        self.folder, self.asked, self.repositories = folder, asked, repositories
+        self._path = os.path.join(folder, FILE)
 
     def replaced(self, kind, what, by):
         """``kind``: those of records/profile.py."""
@@ -62,6 +63,12 @@ def _end_in_one_line():
             usual(kind, error, traceback)
 
     sys.excepthook = excepthook
+
+
+def write_json(folder, name, content):
+    """Write one of a repository's files. json.dump would encode in Python, ten times as slowly."""
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
+        out.write(json.dumps(content))
 
 
 @contextmanager

@@ -5,13 +5,14 @@ row is as long as every other and has at least that many tokens: as many short w
 tokenizer. What is there, or fails for another reason, is the library's own affair.
 """
 
-import functools
 import inspect
 import os
 import re
 import sys
 
-from . import audio, images, videos
+from vramprobe_values.imports import instead_of
+
+from . import media
 
 #: Columns of images: one, or a list of one.
 IMAGES = ("image", "images")
@@ -37,23 +38,20 @@ _NOT_THERE = {
 }
 
 
-def serve(module, asked, replacements):
+def serve(module, run):
     """datasets.load."""
-    plain = module.load_dataset
 
-    @functools.wraps(plain)
-    def load_dataset(path, *words, **options):
+    @instead_of(module, "load_dataset")
+    def load_dataset(plain, path, *words, **options):
         try:
             return plain(path, *words, **options)
         except Exception as error:
             options = inspect.signature(plain).bind(path, *words, **options).arguments
             if not _is_missing(path, options, error):
                 raise
-            made, said = _made(path, options, asked, replacements.folder)
-        replacements.replaced("dataset", path, said)
+            made, said = _made(path, options, run)
+        run.replaced("dataset", path, said)
         return made
-
-    module.load_dataset = load_dataset
 
 
 def _is_missing(path, options, error):
@@ -68,9 +66,10 @@ def _is_missing(path, options, error):
     return bool(names & _NOT_THERE) or "Couldn't find cache for" in str(error)
 
 
-def _made(path, options, asked, folder):
+def _made(path, options, run):
     from datasets import Audio, Dataset, DatasetDict, Image, IterableDatasetDict
 
+    asked = run.asked
     of_path = asked["datasets"].get(path.lower(), {})
     known = of_path.get(str(options.get("name") or ""), of_path.get(""))
     form, why = (known["format"], "the columns that it is known for") if known else (guessed(path), "guessed columns")
@@ -79,17 +78,17 @@ def _made(path, options, asked, folder):
     pictured = [column for column in row if column in IMAGES]
     if pictured:
         width, height = asked["image_size"]
-        picture = {"bytes": images.png(width, height), "path": None}
+        picture = {"bytes": media.png(width, height), "path": None}
         row |= {column: [picture] if isinstance(row[column], list) else picture for column in pictured}
         said += f"; one image of {width} × {height} pixels a row (--image-size)"
     for column in (column for column in row if column in VIDEOS):
         size = asked["video_size"]
-        path = videos.gray(folder, size)
+        path = media.gray(run.folder, size)
         row[column] = [path] if isinstance(row[column], list) else path
         said += f"; one video of {size[0]} frames of {size[1]} × {size[2]} pixels a row (--video-size), by its path"
     if AUDIO in row:
         seconds = asked["audio_seconds"]
-        row[AUDIO] = {"bytes": None, "path": audio.silence(folder, seconds)}
+        row[AUDIO] = {"bytes": None, "path": media.silence(run.folder, seconds)}
         said += f"; {seconds:g} s of silence a row (--audio-seconds), its text at most {_TRANSCRIPT} tokens"
 
     def split(name):

@@ -4,8 +4,9 @@ In: a pooling, mean or lasttoken; the width. Out: ``modules.json`` and ``1_Pooli
 sentence-transformers/all-MiniLM-L6-v2 has them (stored file 58727419584).
 """
 
-import json
 import os
+
+from .replacements import write_json
 
 _MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
 _POOLINGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
@@ -21,7 +22,6 @@ def write(folder, pooling, width):
     pooled = {"word_embedding_dimension": width, **{f"pooling_mode_{name}": name == chosen for name in _POOLINGS}}
     for path, content in (("modules.json", modules), ("1_Pooling/config.json", pooled)):
         os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
-        with open(os.path.join(folder, path), "w", encoding="utf-8") as out:
-            json.dump(content, out)
+        write_json(folder, path, content)
     os.makedirs(os.path.join(folder, "2_Normalize"), exist_ok=True)
     return f"modules of sentence-transformers, {pooling} pooling, normalized"

@@ -8,11 +8,11 @@ import functools
 import json
 import os
 
+from vramprobe_profile.journal import FOLDER_VARIABLE
 from vramprobe_values.imports import when_imported
 
 from .replacements import Replacements, complain
 
-FOLDER_VARIABLE = "VRAMPROBE_PROFILE"
 #: transformers' modules, and the class in each that reads a folder.
 _KINDS = (
     ("transformers.modeling_utils", "PreTrainedModel"),
@@ -41,43 +41,32 @@ def install():
         return
     if not asked:
         return
-    from . import added_rows, audio, folders, hub, hub_kernels, processors, rows, torch_hub, videos, yolo
+    from . import downloads, hub, loading, media, processors, rows, yolo
 
     # telemetry waits for its server, Axolotl's for minutes before it loads a model, and an emulated run is no use of it
     os.environ |= {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "true", "DO_NOT_TRACK": "1"}
-    replacements = Replacements(folder)
-    repositories = hub.Repositories(folder, asked["models"], replacements)
-    serve = {
-        "huggingface_hub.file_download": repositories.serve,
-        "huggingface_hub.hf_api": repositories.serve_listing,
-        "kernels": lambda module: hub_kernels.serve(module, replacements=replacements),
-        "datasets.load": lambda module: rows.serve(module, asked, replacements),
-        "datasets.features.audio": lambda module: audio.serve(module, folder=folder, replacements=replacements),
-        "transformers.processing_utils": lambda module: processors.serve(
-            module, repositories=repositories, replacements=replacements, asked=asked
-        ),
-        "transformers.models.auto.video_processing_auto": lambda module: processors.serve_videos(
-            module, replacements=replacements
-        ),
-        "transformers.video_processing_utils": lambda module: videos.serve(
-            module, folder=folder, size=asked["video_size"], replacements=replacements
-        ),
-        "torch.hub": lambda module: torch_hub.serve(module, replacements=replacements),
-        "ultralytics.utils.downloads": lambda module: yolo.serve_weights(
-            module, folder=folder, replacements=replacements
-        ),
-        "ultralytics.data.utils": lambda module: yolo.serve_data(
-            module, folder=folder, size=asked["image_size"], replacements=replacements
-        ),
-        **{name: functools.partial(folders.serve, kind=kind, repositories=repositories) for name, kind in _KINDS},
-    }
-    for name, act in serve.items():
-        when_imported(name, functools.partial(_guarded, act))
-    when_imported("transformers.modeling_utils", functools.partial(_guarded, added_rows.serve))
+    run = Replacements(folder, asked)
+    run.repositories = hub.Repositories(folder, asked["models"], run)
+    for name, serve in (
+        ("huggingface_hub.file_download", hub.serve_cache),
+        ("huggingface_hub.hf_api", hub.serve_listing),
+        ("kernels", downloads.serve_kernels),
+        ("datasets.load", rows.serve),
+        ("datasets.features.audio", media.serve_audio),
+        ("transformers.processing_utils", processors.serve),
+        ("transformers.models.auto.video_processing_auto", processors.serve_videos),
+        ("transformers.video_processing_utils", media.serve_videos),
+        ("torch.hub", downloads.serve_torch_hub),
+        ("ultralytics.utils.downloads", yolo.serve_weights),
+        ("ultralytics.data.utils", yolo.serve_data),
+        *((name, functools.partial(loading.serve_folders, kind=kind)) for name, kind in _KINDS),
+        ("transformers.modeling_utils", loading.serve_added_rows),
+    ):
+        when_imported(name, functools.partial(_guarded, serve, run))
 
 
-def _guarded(serve, module):
+def _guarded(serve, run, module):
     try:
-        serve(module)
+        serve(module, run)
     except Exception as error:  # of a release that is made otherwise; the command goes on without
         complain(error)

@@ -6,8 +6,9 @@ three to four characters a token (merges.txt, made by tools/merges.py), where th
 of the vocabulary is filled with names that no text has.
 """
 
-import json
 import os
+
+from .replacements import write_json
 
 #: Each message between marks of its own, an answer ended by the end of text and marked for who trains on it alone.
 CHAT = (
@@ -70,8 +71,7 @@ def write(folder, vocab_size, special_ids=None, max_length=None, *, placed=None,
     if others := {name: word for name, word in named.items() if name not in ENCODER}:
         about |= {"extra_special_tokens": others}
     for name, content in (("tokenizer.json", whole), ("tokenizer_config.json", about)):
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
-            out.write(json.dumps(content))  # json.dump would encode in Python, ten times as slowly
+        write_json(folder, name, content)
 
 
 def _vocabulary(size, special_ids, placed, words):

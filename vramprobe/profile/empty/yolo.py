@@ -4,33 +4,31 @@ In: ultralytics' modules as they are imported. Out: a checkpoint of the named mo
 of the published number of images with the classes of its own YAML, in the run's folder. What is there stays as it is.
 """
 
-import functools
 import os
 import re
 
-from .images import png
+from vramprobe_values.imports import instead_of
+
+from .media import png
 
 _MAX_IMAGES = 128  # of a split: more only make more epochs of the same steps
 _BOXES = 8  # of an image; COCO has 7.3
 _IMAGES = re.compile(r"^(train|val|test):.*?#.*?([\d,]+) images", re.MULTILINE)
 
 
-def serve_weights(module, *, folder, replacements):
+def serve_weights(module, run):
     """ultralytics.utils.downloads."""
-    plain = module.attempt_download_asset
 
-    @functools.wraps(plain)
-    def attempt_download_asset(file, *more, **options):
+    @instead_of(module, "attempt_download_asset")
+    def attempt_download_asset(plain, file, *more, **options):
         name = os.path.basename(str(file))
         if os.path.exists(file) or not name.endswith(".pt"):
             return plain(file, *more, **options)
-        made = os.path.join(folder, "yolo", name)
+        made = os.path.join(run.folder, "yolo", name)
         if not os.path.exists(made):
             kind, number = _write_weights(made)
-            replacements.replaced("weights", name, f"the first ones of {kind}, {number / 1e6:.2f} million parameters")
+            run.replaced("weights", name, f"the first ones of {kind}, {number / 1e6:.2f} million parameters")
         return made
-
-    module.attempt_download_asset = attempt_download_asset
 
 
 def _write_weights(path):
@@ -55,18 +53,15 @@ def _write_weights(path):
     return kind.__name__, sum(at.numel() for at in model.parameters())
 
 
-def serve_data(module, *, folder, size, replacements):
-    """ultralytics.data.utils. ``size``: width and height of an image in pixels."""
-    plain = module.check_det_dataset
+def serve_data(module, run):
+    """ultralytics.data.utils."""
 
-    @functools.wraps(plain)
-    def check_det_dataset(dataset, *more, **options):
-        return plain(_whole(module, str(dataset), folder, size, replacements), *more, **options)
-
-    module.check_det_dataset = check_det_dataset
+    @instead_of(module, "check_det_dataset")
+    def check_det_dataset(plain, dataset, *more, **options):
+        return plain(_whole(module, str(dataset), run), *more, **options)
 
 
-def _whole(module, dataset, folder, size, replacements):
+def _whole(module, dataset, run):
     """The YAML of a data set that is there, or of one in the run's folder."""
     file = str(module.check_file(dataset))
     if not file.endswith((".yaml", ".yml")):
@@ -79,7 +74,7 @@ def _whole(module, dataset, folder, size, replacements):
     if not first or any(os.path.exists(os.path.join(one, str(first))) for one in homes):
         return dataset
     name = os.path.splitext(os.path.basename(file))[0]
-    root = os.path.join(folder, "yolo", name)
+    root, size = os.path.join(run.folder, "yolo", name), run.asked["image_size"]
     made = root + ".yaml"
     if not os.path.exists(made):
         with open(file, encoding="utf-8") as text:
@@ -89,7 +84,7 @@ def _whole(module, dataset, folder, size, replacements):
             _write_split(root, split, number, size, data)
         module.YAML.save(made, data | {"path": root, "train": "images/train", "val": "images/val", "download": None})
         said = f"{counts['train']} images of {size[0]} × {size[1]} with {_BOXES} objects each"
-        replacements.replaced("dataset", name, f"{said}, {counts['val']} for validation")
+        run.replaced("dataset", name, f"{said}, {counts['val']} for validation")
     return made
 
 

@@ -11,13 +11,13 @@ import os
 import sys
 import threading
 
-from vramprobe_values.imports import when_imported
+from vramprobe_values.imports import instead_of, when_imported
 
 from .batch_shapes import row_lengths
 from .discard import Discard
-from .journal import complain
+from .journal import complain, warn
 from .loaders import Loaders
-from .phases import rank
+from .process import rank
 from .settings import of_arguments
 
 _BATCHES = 4  # the last two show what each batch adds
@@ -31,6 +31,7 @@ class AfterSteps:
 
     def __init__(self, folder, watches):
         self.is_under_way, self._is_training, self._watches = False, False, watches
+        self._remark = functools.partial(warn, watches)
         self._discard = Discard(folder, self._remark, self._would_damage)
         self._is_late, self._peaks, self._num_batches = False, [], 0
         self._is_length_told = False
@@ -79,10 +80,6 @@ class AfterSteps:
         self._remark(f"ended before {path} was overwritten or deleted: the values of an emulated run are not computed")
         self._watches[-1].leave()
 
-    def _remark(self, said):
-        for watch in self._watches[-1:]:
-            watch.line("warning", message=said)
-
     def _loop_ends(self):
         for watch in self._watches[-1:]:
             watch.phases.training_ended()
@@ -104,9 +101,8 @@ class AfterSteps:
 
     def _install(self, module):
         try:
-            trainer, callback = module.Trainer, self._callback(module.TrainerCallback)
-            trainer.__init__ = _followed(trainer.__init__, lambda one: one.add_callback(callback))
-            trainer.get_eval_dataloader = self._shortened(trainer.get_eval_dataloader)
+            add_callback(module.Trainer, self._callback(module.TrainerCallback))
+            instead_of(module.Trainer, "get_eval_dataloader")(self._eval_dataloader)
         except Exception as error:  # of a release that is made otherwise
             complain(error)
 
@@ -159,18 +155,14 @@ class AfterSteps:
         control.should_evaluate |= _is(args, ("eval_strategy", "evaluation_strategy"), "steps")
         control.should_save |= _is(args, ("save_strategy",), "steps")
 
-    def _shortened(self, loader_of):
-        @functools.wraps(loader_of)
-        def get_eval_dataloader(trainer, eval_dataset=None):
-            if not self.is_under_way:
-                return loader_of(trainer, eval_dataset)
-            rows = trainer.eval_dataset if eval_dataset is None else eval_dataset
-            rows = trainer.eval_dataset[rows] if isinstance(rows, str) else rows
-            self._peaks.clear()
-            size = trainer.args.eval_batch_size * max(trainer.args.world_size, 1)
-            return loader_of(trainer, self._longest(rows, size) or rows)
-
-        return get_eval_dataloader
+    def _eval_dataloader(self, loader_of, trainer, eval_dataset=None):
+        if not self.is_under_way:
+            return loader_of(trainer, eval_dataset)
+        rows = trainer.eval_dataset if eval_dataset is None else eval_dataset
+        rows = trainer.eval_dataset[rows] if isinstance(rows, str) else rows
+        self._peaks.clear()
+        size = trainer.args.eval_batch_size * max(trainer.args.world_size, 1)
+        return loader_of(trainer, self._longest(rows, size) or rows)
 
     def _shortened_loader(self, loader):
         """A loader like this one over its longest rows; None where it must stay as it is, and is cut short."""
@@ -214,13 +206,14 @@ class AfterSteps:
             watch.line("evaluation", num_batches=num, num_batches_of=of, grown_bytes=grown, peak_bytes=self._peaks[-1])
 
 
-def _followed(run, then):
-    @functools.wraps(run)
-    def followed(self, *args, **kwargs):
-        run(self, *args, **kwargs)
-        then(self)
+def add_callback(kind, callback, then=lambda trainer: None):
+    """Give each Trainer of this class a callback as soon as it is made, and ``then(trainer)``."""
 
-    return followed
+    @instead_of(kind, "__init__")
+    def __init__(run, trainer, *args, **kwargs):
+        run(trainer, *args, **kwargs)
+        trainer.add_callback(callback)
+        then(trainer)
 
 
 def _is(args, names, value):

@@ -8,29 +8,17 @@ run computes nothing that is worth it.
 
 import functools
 import io
-import json
 import os
 import stat
-import struct
 import sys
 import time
 
+from vramprobe_values.imports import instead_of
+
+from .holes import described, write_holes
+
 _LARGE_BYTES = 1 << 20
 _CLOCK_NS = 20_000_000  # a file's time may be that of the kernel's last tick
-_CODES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
 #: (module, class, its functions that write to the folder or file that they take first, those that read from it).
 _FOLDERS = (
     ("transformers.modeling_utils", "PreTrainedModel", ("save_pretrained",), ("from_pretrained",)),
@@ -92,33 +80,22 @@ class Discard:
         return os.path.join(self.folder, where.lstrip(os.sep))
 
     def _wrap(self, owner, function, instead):
-        run = getattr(owner, function)
-
-        @functools.wraps(run)
-        def wrapped(*args, **kwargs):
+        @instead_of(owner, function)
+        def wrapped(run, *args, **kwargs):
             return instead(run, *args, **kwargs) if self._is_on else run(*args, **kwargs)
-
-        setattr(owner, function, wrapped)
 
     def _folders(self, kind, writers, readers, module):
         owner = getattr(module, kind, None)
-        for names, make in ((writers, self._written_elsewhere), (readers, self._found_elsewhere)):
+        for names, act in ((writers, self._written_elsewhere), (readers, self._found_elsewhere)):
             for name in names:
-                run = vars(owner).get(name) if owner is not None else None
-                if isinstance(run, classmethod):
-                    setattr(owner, name, classmethod(make(run.__func__)))
-                elif run is not None:
-                    setattr(owner, name, make(run))
+                if owner is not None and name in vars(owner):
+                    instead_of(owner, name)(act)
 
-    def _written_elsewhere(self, run):
-        @functools.wraps(run)
-        def written(owner, *args, **kwargs):
-            if not self._is_on:
-                return run(owner, *args, **kwargs)
-            words = [self._moved(args[0]), *args[1:]] if args else []
-            return run(owner, *words, **{name: self._moved_if(name, value) for name, value in kwargs.items()})
-
-        return written
+    def _written_elsewhere(self, run, owner, *args, **kwargs):
+        if not self._is_on:
+            return run(owner, *args, **kwargs)
+        words = [self._moved(args[0]), *args[1:]] if args else []
+        return run(owner, *words, **{name: self._moved_if(name, value) for name, value in kwargs.items()})
 
     def _checkpointers(self, module):
         for kind in _CHECKPOINTERS:
@@ -135,13 +112,9 @@ class Discard:
     def _moved(self, value):
         return type(value)(self.path(value)) if isinstance(value, (str, os.PathLike)) else value
 
-    def _found_elsewhere(self, load):
-        @functools.wraps(load)
-        def found(cls, *args, **kwargs):
-            words = [self._read(one) for one in args]
-            return load(cls, *words, **{name: self._read(value) for name, value in kwargs.items()})
-
-        return found
+    def _found_elsewhere(self, load, cls, *args, **kwargs):
+        words = [self._read(one) for one in args]
+        return load(cls, *words, **{name: self._read(value) for name, value in kwargs.items()})
 
     def _read(self, value):
         if self._is_on and isinstance(value, (str, os.PathLike)) and os.path.exists(self.path(value)):
@@ -160,7 +133,7 @@ class Discard:
             return run(obj, f if isinstance(f, str) else _Skipping(f), *args, **kwargs)
 
     def _safetensors_save(self, run, tensors, filename, metadata=None):
-        write_holes(tensors, self._made(filename), metadata)
+        write_holes(self._made(filename), {name: described(one) for name, one in tensors.items()}, metadata)
 
     def _made(self, path):
         path = os.fspath(self.path(path))
@@ -222,20 +195,6 @@ class _Skipping:
         for at in range(0, num_bytes, _LARGE_BYTES):
             self.write(bytes(min(_LARGE_BYTES, num_bytes - at)))
         return num_bytes
-
-
-def write_holes(tensors, path, metadata=None):
-    """A safetensors file with these names, dtypes and shapes, whose values are holes: zeros that take no disk."""
-    header, at = {} if metadata is None else {"__metadata__": metadata}, 0
-    for name, tensor in tensors.items():
-        size, code = tensor.numel() * tensor.element_size(), _CODES[str(tensor.dtype).removeprefix("torch.")]
-        header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
-        out.truncate(8 + len(text) + at)
 
 
 def _num_bytes(value, seen=None):

@@ -10,7 +10,7 @@ import functools
 import sys
 import time
 
-from vramprobe_values.imports import when_imported
+from vramprobe_values.imports import instead_of, when_imported
 
 _DRAFTS = "which drafted tokens are accepted is not computed: none is, so each request gets one token a step"
 
@@ -55,10 +55,9 @@ def install(watches, listen):
 def _watch(watches, owner, name, *, before=None, after=None, failed=None):
     """``before(watch)`` as the method is called, ``after(self, watch, …)`` once it has come back, with its words, and
     ``failed(self, watch, error, …)`` where it raises a RuntimeError."""
-    run = getattr(owner, name)
 
-    @functools.wraps(run)
-    def watched(self, *args, **kwargs):
+    @instead_of(owner, name)
+    def watched(run, self, *args, **kwargs):
         if watches and before is not None:
             before(watches[-1])
         try:
@@ -71,18 +70,15 @@ def _watch(watches, owner, name, *, before=None, after=None, failed=None):
             after(self, watches[-1], *args, **kwargs)
         return result
 
-    setattr(owner, name, watched)
-
 
 def _verifier(watches, module):
     """Set how many drafted tokens stay: an emulated card does not compute it, and with none at all no request would
     ever end. Of the drafted ones none stays, and each request whose prompt is through gets the verifier's own token.
     """
-    verify = module.RejectionSampler.__call__
     said = []
 
-    @functools.wraps(verify)
-    def verified(self, logits, input_batch, *args, **kwargs):
+    @instead_of(module.RejectionSampler, "__call__")
+    def verified(verify, self, logits, input_batch, *args, **kwargs):
         result = verify(self, logits, input_batch, *args, **kwargs)
         for watch in watches[-1:]:
             if watch.is_emulated:
@@ -94,8 +90,6 @@ def _verifier(watches, module):
                 if not said:
                     said.append(watch.line("warning", message=_DRAFTS))
         return result
-
-    module.RejectionSampler.__call__ = verified
 
 
 def _fill(tensor, values):

@@ -5,15 +5,14 @@ at DEBUG are kept where its own handler would drop them.
 """
 
 import functools
-import json
 import logging
 import multiprocessing
 import os
 import re
 
-from vramprobe_values.imports import when_imported
+from vramprobe_values.imports import instead_of, when_imported
 
-from .journal import complain
+from .journal import append, complain
 
 FILE = "engine"
 #: The module that sets up an engine's logging: its logger, the loggers whose DEBUG lines tell of memory, and the
@@ -31,14 +30,13 @@ def listen(folder):
 
 
 def _listen_after(sets_up, listen, module):
-    run = getattr(module, sets_up, None)
-    if run is not None:
+    if hasattr(module, sets_up):
 
-        def set_up(*args, **kwargs):
+        @instead_of(module, sets_up)
+        def set_up(run, *args, **kwargs):
             run(*args, **kwargs)
             listen()
 
-        setattr(module, sets_up, functools.wraps(run)(set_up))
     listen()
 
 
@@ -47,7 +45,7 @@ def _listen(folder, name, talkative):
     if any(isinstance(one, _Kept) for one in engine.handlers):
         return
     drops_debug = bool(engine.handlers) and all(one.level > logging.DEBUG for one in engine.handlers)
-    engine.addHandler(_Kept(os.path.join(folder, FILE), name))
+    engine.addHandler(_Kept(folder, name))
     for one in talkative if drops_debug else ():
         logging.getLogger(one).setLevel(logging.DEBUG)
 
@@ -55,9 +53,9 @@ def _listen(folder, name, talkative):
 class _Kept(logging.Handler):
     """A line of the file for each line of the log that tells of memory."""
 
-    def __init__(self, path, engine):
+    def __init__(self, folder, engine):
         super().__init__()
-        self._path, self._engine = path, engine
+        self._folder, self._engine = folder, engine
 
     def emit(self, record):
         try:
@@ -67,10 +65,6 @@ class _Kept(logging.Handler):
             if _OF_MEMORY.search(text):
                 name = multiprocessing.current_process().name  # vLLM's workers: VllmWorker-1
                 said = {"engine": self._engine, "pid": os.getpid(), "process": name, "text": text}
-                descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    os.write(descriptor, (json.dumps(said) + "\n").encode())
-                finally:
-                    os.close(descriptor)
+                append(self._folder, FILE, said)
         except Exception as error:  # the engine goes on without
             complain(error)

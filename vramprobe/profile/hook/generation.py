@@ -11,7 +11,9 @@ import os
 import time
 import weakref
 
-from .journal import tell
+from vramprobe_values.imports import instead_of
+
+from .journal import tell, warn
 
 #: The prompt is the first token's, and the second waits for what is made once; the third shows the pace.
 _NO_PACE_TOKENS = 2
@@ -61,20 +63,14 @@ class Generations:
 def serve(watches, module):
     """transformers.generation.stopping_criteria."""
 
-    def warn(message):
-        for watch in watches[-1:]:
-            watch.line("warning", message=message)
-
     def say(message):
         told.append(message)
         if os.environ.get("LOCAL_RANK", "0") == "0":
             tell(message)
 
-    generations, run = Generations(warn, say), module.MaxLengthCriteria.__call__
+    generations = Generations(functools.partial(warn, watches), say)
 
-    @functools.wraps(run)
-    def asked(self, input_ids, *args, **kwargs):
+    @instead_of(module.MaxLengthCriteria, "__call__")
+    def asked(run, self, input_ids, *args, **kwargs):
         generations.token(self, input_ids.shape[-1], self.max_length)
         return run(self, input_ids, *args, **kwargs)
-
-    module.MaxLengthCriteria.__call__ = asked

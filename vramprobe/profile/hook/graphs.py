@@ -4,10 +4,10 @@ In: torch.cuda.CUDAGraph, whose captures and replays are watched. Out: marks of 
 an inference engine, or of a forward alone, is left to those who mark its forward.
 """
 
-import functools
 import weakref
 
 import torch
+from vramprobe_values.imports import instead_of
 
 
 class Graphs:
@@ -17,33 +17,23 @@ class Graphs:
         self._phases, self._replayed = phases, replayed
         self._begun = weakref.WeakKeyDictionary()  # graph → backwards before its capture
         self._of_training = weakref.WeakSet()
-        kind = torch.cuda.CUDAGraph
-        kind.capture_begin = self._watched_begin(kind.capture_begin)
-        kind.capture_end = self._watched_end(kind.capture_end)
-        kind.replay = self._watched_replay(kind.replay)
+        for name, act in (
+            ("capture_begin", self._capture_begin),
+            ("capture_end", self._capture_end),
+            ("replay", self._replay),
+        ):
+            instead_of(torch.cuda.CUDAGraph, name)(act)
 
-    def _watched_begin(self, begin):
-        @functools.wraps(begin)
-        def capture_begin(graph, *args, **kwargs):
-            self._begun[graph] = self._phases.backwards
-            return begin(graph, *args, **kwargs)
+    def _capture_begin(self, begin, graph, *args, **kwargs):
+        self._begun[graph] = self._phases.backwards
+        return begin(graph, *args, **kwargs)
 
-        return capture_begin
+    def _capture_end(self, end, graph):
+        if self._phases.backwards > self._begun.get(graph, self._phases.backwards):
+            self._of_training.add(graph)
+        return end(graph)
 
-    def _watched_end(self, end):
-        @functools.wraps(end)
-        def capture_end(graph):
-            if self._phases.backwards > self._begun.get(graph, self._phases.backwards):
-                self._of_training.add(graph)
-            return end(graph)
-
-        return capture_end
-
-    def _watched_replay(self, replay):
-        @functools.wraps(replay)
-        def watched(graph):
-            if graph in self._of_training:
-                return self._replayed(lambda: replay(graph))
-            return replay(graph)
-
-        return watched
+    def _replay(self, replay, graph):
+        if graph in self._of_training:
+            return self._replayed(lambda: replay(graph))
+        return replay(graph)

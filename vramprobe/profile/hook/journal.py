@@ -64,6 +64,21 @@ class ProcessJournal:
         return os.path.join(self.folder, f"{os.getpid()}{suffix}")
 
 
+def warn(watches, message):
+    """Add a warning to the profile where this process is watched; ``watches``: the list of its own."""
+    for watch in watches[-1:]:
+        watch.line("warning", message=message)
+
+
+def append(folder, file, said):
+    """Add a line to a file that all processes of the run write to. Raises OSError."""
+    descriptor = os.open(os.path.join(folder, file), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, (json.dumps(said) + "\n").encode())
+    finally:
+        os.close(descriptor)
+
+
 def hook_folders():
     """Return the folders of the frames that vramprobe's hooks add to the program's stacks."""
     from vramprobe_values.reads import OWN_FOLDERS

@@ -5,8 +5,9 @@ loop, for good; each of the others is then shortened to a few batches, those of 
 told. A loop that is not fed by a DataLoader cannot be ended so.
 """
 
-import functools
 import weakref
+
+from vramprobe_values.imports import instead_of
 
 from .journal import complain
 
@@ -54,49 +55,41 @@ class Loaders:
         for name in ("DataLoader", "StatefulDataLoader"):
             kind = vars(module).get(name)
             if kind is not None and kind.__module__ == module.__name__ and hasattr(kind, "_get_iterator"):
-                kind._get_iterator = self._watched_loader(kind._get_iterator)
+                instead_of(kind, "_get_iterator")(self._get_iterator)
         for kind in [one for name, one in vars(module).items() if name.endswith("Iter") and isinstance(one, type)]:
             if kind.__module__ == module.__name__ and "__next__" in vars(kind):
-                kind.__next__ = self._watched_iterator(kind.__next__)
+                instead_of(kind, "__next__")(self._next)
 
-    def _watched_loader(self, get_iterator):
-        @functools.wraps(get_iterator)
-        def _get_iterator(loader):
-            of = self._of_loaders.setdefault(loader, _Given())
-            if of is self._ended:
-                return iter(self._no_more, None)
-            made = loader
-            if self._is_shortening:
-                try:
-                    made = self._shortened(loader) or loader
-                except Exception as error:  # rows of a kind that is not known
-                    complain(error)
-            iterator = get_iterator(made)
-            self._of_iterators[iterator] = (of, [0])
-            return iterator
-
-        return _get_iterator
-
-    def _watched_iterator(self, run):
-        @functools.wraps(run)
-        def __next__(iterator):
-            of, count = self._of_iterators.get(iterator) or (None, [0])
-            if self._is_within:
-                return run(iterator)
-            if of is not None and of is self._ended:
-                return self._no_more()
-            count[0] += 1
-            if self._is_shortening and count[0] > self._num_batches:
-                raise StopIteration
-            self._is_within = True
+    def _get_iterator(self, get_iterator, loader):
+        of = self._of_loaders.setdefault(loader, _Given())
+        if of is self._ended:
+            return iter(self._no_more, None)
+        made = loader
+        if self._is_shortening:
             try:
-                batch = run(iterator)
-            finally:
-                self._is_within = False
-            self._fed = of
-            return batch
+                made = self._shortened(loader) or loader
+            except Exception as error:  # rows of a kind that is not known
+                complain(error)
+        iterator = get_iterator(made)
+        self._of_iterators[iterator] = (of, [0])
+        return iterator
 
-        return __next__
+    def _next(self, run, iterator):
+        of, count = self._of_iterators.get(iterator) or (None, [0])
+        if self._is_within:
+            return run(iterator)
+        if of is not None and of is self._ended:
+            return self._no_more()
+        count[0] += 1
+        if self._is_shortening and count[0] > self._num_batches:
+            raise StopIteration
+        self._is_within = True
+        try:
+            batch = run(iterator)
+        finally:
+            self._is_within = False
+        self._fed = of
+        return batch
 
     def _no_more(self):
         if self._num_epochs == 0:

@@ -11,6 +11,7 @@ import warnings
 
 import torch
 from torch.optim import optimizer as optim
+from vramprobe_values.imports import instead_of
 
 from .graphs import Graphs
 from .own_steps import OwnSteps
@@ -43,7 +44,7 @@ class Marks:
         torch.autograd.Variable._execution_engine = self._watched_engine()
         Graphs(phases, self._in_backward)
         for owner in (torch.nn.Module, torch.optim.Optimizer):
-            owner.zero_grad = self._watched_zero_grad(owner.zero_grad)
+            instead_of(owner, "zero_grad")(self._zero_grad)
 
     def _discover(self):
         """Look for outermost modules until the first backward, but not within the forward of one that trains: what is
@@ -151,21 +152,17 @@ class Marks:
         if self._depth["backward"] == 0:
             self._phases.mark("other")
 
-    def _watched_zero_grad(self, zero_grad):
-        @functools.wraps(zero_grad)
-        def watched(*args, **kwargs):
-            is_outermost = not any(self._depth.values())
+    def _zero_grad(self, zero_grad, *args, **kwargs):
+        is_outermost = not any(self._depth.values())
+        if is_outermost:
+            self._phases.mark("zero_grad")
+        self._depth["zero_grad"] += 1
+        try:
+            return zero_grad(*args, **kwargs)
+        finally:
+            self._depth["zero_grad"] -= 1
             if is_outermost:
-                self._phases.mark("zero_grad")
-            self._depth["zero_grad"] += 1
-            try:
-                return zero_grad(*args, **kwargs)
-            finally:
-                self._depth["zero_grad"] -= 1
-                if is_outermost:
-                    self._phases.mark("other")
-
-        return watched
+                self._phases.mark("other")
 
 
 def _let_compile_ignore_our_hooks():

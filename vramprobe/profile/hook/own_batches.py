@@ -6,12 +6,13 @@ one backward a batch, and a data set that can be indexed. Of several ranks each 
 the batches of the same numbers, as in the epoch: on those that decide on any rank.
 """
 
-import functools
 import json
 import os
 import sys
 import time
 import weakref
+
+from vramprobe_values.imports import instead_of
 
 from .agreement import heard, say
 from .batch_shapes import Survey, shape_of
@@ -38,18 +39,13 @@ class OwnBatches:
 
     def install(self, module):
         """``module``: torch.utils.data.dataloader."""
-        kind = module._BaseDataLoaderIter
-        run = kind.__next__
-        own = self
 
-        @functools.wraps(run)
-        def __next__(iterator):
-            if own._queue and id(iterator._dataset) == own._fed_set:
-                return own._next_of_ours()
+        @instead_of(module._BaseDataLoaderIter, "__next__")
+        def __next__(run, iterator):
+            if self._queue and id(iterator._dataset) == self._fed_set:
+                return self._next_of_ours()
             batch = run(iterator)
-            return batch if own._is_done else own._was_handed(iterator, batch)
-
-        kind.__next__ = __next__
+            return batch if self._is_done else self._was_handed(iterator, batch)
 
     @property
     def is_playing(self):
@@ -137,10 +133,9 @@ class OwnBatches:
             return {"why": ""}
         if not hasattr(iterator._dataset, "__getitem__") or not iterator._auto_collation:
             return {"why": "its data set is not read by index"}
-        size, is_even = divmod(watch.phases.backwards, step)  # micro-steps in a step
         handed = self._handed[id(iterator._dataset)]
-        stale = handed - watch.phases.backwards
-        if is_even or size < 1 or not 1 <= stale <= 2 * size + 2:
+        size, stale = self._pace(watch, step, handed)
+        if size < 1 or stale < 1:
             return {"why": "the loop does not train on one batch in each backward"}
         self._fed_set, self._survey = id(iterator._dataset), Survey(iterator)
         table = self._survey.table()
@@ -148,6 +143,12 @@ class OwnBatches:
             return {"why": ""}
         seconds = (self._last_at - self._first_at) / max(handed - 1, 1)
         return {"size": size, "stale": stale, "table": table, "seconds": seconds}
+
+    def _pace(self, watch, step, handed):
+        """(micro-steps in a step, batches fetched ahead); zeros where each backward has no batch of its own."""
+        size, rest = divmod(watch.phases.backwards, step)
+        stale = handed - watch.phases.backwards
+        return (0, 0) if rest or not 0 <= stale <= 2 * size + 2 else (size, stale)
 
     def _own(self, number, held_out, table):
         """(shape, own number, held out, whether it is this rank's largest) of a batch by its number in the epoch."""

@@ -5,7 +5,6 @@ emulated card ``moved``, what NCCL was asked for. A phase's name is settled when
 forward, whoever announced it or not.
 """
 
-import os
 import threading
 import time
 from collections import Counter
@@ -231,16 +230,3 @@ def used_bytes(device):
     """Bytes that all processes use of the card, as the driver reports them."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free
-
-
-def rank():
-    """Rank, local rank and number of ranks, as launchers say them; None where they do not."""
-
-    def number(*names):
-        return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), None)
-
-    return {
-        "rank": number("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
-        "local_rank": number("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
-        "world_size": number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
-    }

@@ -10,6 +10,7 @@ import functools
 import time
 import weakref
 
+from .after_steps import add_callback
 from .batch_shapes import tensors_in
 from .journal import complain
 from .own_batches import OwnBatches
@@ -44,9 +45,8 @@ class ProbeBatches(OwnBatches):
         if iterator is None:
             return watch.line("probe", why="its loop takes no batches from a torch DataLoader")
         key = id(iterator._dataset)
-        size, is_uneven = divmod(watch.phases.backwards, step)  # micro-steps in a step
-        stale = self._handed[key] - watch.phases.backwards
-        if is_uneven or size < 1 or not 0 <= stale <= 2 * size + 2:
+        size, stale = self._pace(watch, step, self._handed[key])
+        if size < 1:
             return watch.line("probe", why="its loop does not train on one batch in each backward")
         self._base = self._bases[key]
         if self._base.shape is None:
@@ -73,19 +73,14 @@ class ProbeBatches(OwnBatches):
 
     def go_on_training(self, module):
         """``module``: transformers.trainer. Its Trainer trains while shapes are left, and does nothing else."""
+
+        def train_alone(trainer):
+            trainer.args.max_steps = _MOST_STEPS
+            for name in ("eval_strategy", "save_strategy", "logging_strategy"):
+                setattr(trainer.args, name, type(getattr(trainer.args, name))("no"))
+
         try:
-            trainer, callback = module.Trainer, self._callback(module.TrainerCallback)
-            run = trainer.__init__
-
-            @functools.wraps(run)
-            def __init__(one, *args, **kwargs):
-                run(one, *args, **kwargs)
-                one.add_callback(callback)
-                one.args.max_steps = _MOST_STEPS
-                for name in ("eval_strategy", "save_strategy", "logging_strategy"):
-                    setattr(one.args, name, type(getattr(one.args, name))("no"))
-
-            trainer.__init__ = __init__
+            add_callback(module.Trainer, self._callback(module.TrainerCallback), train_alone)
         except Exception as error:  # of a release that is made otherwise
             complain(error)
 

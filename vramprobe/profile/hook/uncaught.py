@@ -5,13 +5,12 @@ innermost frame first. torch is not needed: a rank may fail before it imports it
 """
 
 import atexit
-import json
 import os
 import sys
 import time
 import traceback
 
-from .journal import complain, hook_folders
+from .journal import append, complain, hook_folders
 
 FILE = "uncaught"
 _MAX_CHARS, _MAX_FRAMES = 2000, 50
@@ -37,8 +36,7 @@ def _note(folder):
             "error": "".join(traceback.format_exception_only(error)).strip()[:_MAX_CHARS],
             "stack": stack,
         }
-        with open(os.path.join(folder, FILE), "a", encoding="utf-8") as file:
-            file.write(json.dumps(said) + "\n")
+        append(folder, FILE, said)
     except OSError:  # a folder that is gone, a program that may not write: it has said its error itself
         return
     except Exception as failed:  # an error that cannot be said

@@ -5,46 +5,27 @@ context of its own starts anew.
 """
 
 import os
-import platform
 import sys
 import threading
 import time
-from importlib import metadata
 
 import torch
 from vramprobe_values import one_rank
 
-from . import held, settle
+from . import held, process, settle
 from .counters import Counters
 from .host import HostPeaks
 from .journal import complain, hook_folders
 from .kept_lists import kept_lists
 from .marks import Marks
 from .parallel import missing_kernels, parallel_sizes
-from .phases import Phases, rank, used_bytes
+from .phases import Phases, used_bytes
+from .process import rank
 from .settings import left_out_of_checkpointing, left_unquantized, of_models
 from .stop import Stop
 from .trace import Trace
 from .verify import StepVerification
 
-_LIBRARIES = (
-    "transformers",
-    "peft",
-    "trl",
-    "accelerate",
-    "bitsandbytes",
-    "deepspeed",
-    "unsloth",
-    "axolotl",
-    "llamafactory",
-    "torchtune",
-    "litgpt",
-    "lightning",
-    "torchao",
-    "liger-kernel",
-    "flash-attn",
-    "vllm",
-)
 _GROWTH_IS_SOUGHT_AT = (5, 9)  # steps
 _COPIES_ARE_SOUGHT_AT = 2  # the step at whose end; an EMA copy is made before the first
 
@@ -64,7 +45,7 @@ class Watch:
         if driver is not None:
             self.phases.on_close.append(HostPeaks(journal, driver.take_host_peaks).closed)
         self._trace = Trace(asked["trace"], asked["trace_step"], lambda said: self.line("warning", message=said))
-        journal.write("process", **_process(self._values is not None))
+        journal.write("process", **process.described(self._values is not None))
         torch._C._cuda_attach_out_of_memory_observer(self.note_oom)
         self._stepped = set()  # optimizers whose masters are known, by id
         self._marks = Marks(
@@ -304,45 +285,8 @@ def _values_watch():
     return package.enabled() if package is not None else None
 
 
-def _process(emulated):
-    device = torch.cuda.current_device()
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "pid": os.getpid(),
-        "ppid": os.getppid(),
-        "argv": list(sys.argv),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        **rank(),
-        "device_index": device,
-        "device_name": properties.name,
-        "device_total_bytes": properties.total_memory,
-        "device_uuid": _uuid(device),
-        "device_uuids": list(map(_uuid, range(torch.cuda.device_count()))),
-        "capability": [properties.major, properties.minor],
-        "emulated": emulated,
-        "versions": _versions(),
-        "started_ns": time.time_ns(),
-    }
-
-
-def _uuid(device):
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
-
-
 def _said(error):
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
-
-
-def _versions():
-    found = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _stack():

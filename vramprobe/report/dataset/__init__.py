@@ -29,7 +29,7 @@ def build(results_path: str | Path, out_dir: str | Path) -> dict[str, bytes]:
     contents = store.read(results_path)
     frame = frame_of(contents.records)
     command = shlex.join(["vramprobe", "report", str(results_path), "--dataset", str(out_dir)])
-    return {"README.md": card(contents, list(frame), command).encode(), "records.parquet": parquet(frame)}
+    return {"README.md": card(contents, list(map(str, frame)), command).encode(), "records.parquet": parquet(frame)}
 
 
 def frame_of(records: Sequence[RunRecord]) -> pd.DataFrame:

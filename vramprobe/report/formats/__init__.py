@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from vramprobe.report.definition import Document, Table
-from vramprobe.report.formats import html, latex, markdown
 
 
 def files_of(document: Document) -> dict[str, bytes]:
     """The page for a README or a wiki, the exact values, the tables for a paper, and the page for a browser."""
+    from vramprobe.report.formats import html, latex, markdown  # not for what is printed
+
     return {
         f"{document.name}.md": markdown.page(document).encode(),
         f"{document.name}.csv": csv(document.data).encode(),

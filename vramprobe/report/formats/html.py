@@ -59,7 +59,7 @@ def grid(table: Table, name: str) -> str:
     if not table.rows:
         return f"<h2>{title}</h2>\n<p>{escape(table.otherwise)}</p>"
     first, *_ = texts = table.text_frame()
-    texts = texts.set_index(first).rename_axis(index=None, columns=first)
+    texts = texts.set_index(first).rename_axis(index=None, columns=str(first))
     with pd.option_context("display.max_colwidth", None):
         head, body = texts.to_html(table_id=name, border=0, justify="unset").split("  <tbody>")
     head = head.replace("<th>", '<th scope="col">')

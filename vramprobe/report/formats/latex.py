@@ -42,7 +42,7 @@ def tables(document: Document) -> str:
 def grid(table: Table, caption: str, label: str) -> str:
     """One table with its caption, which is LaTeX: on one page where it is short, else over several."""
     texts = table.text_frame()
-    letters = [max(map(len, [*heading.split(), *texts[heading]]), default=0) for heading in texts]
+    letters = [max(map(len, [*heading.split(), *texts[heading]]), default=0) for heading in map(str, texts)]
     headings = [_heading(column) for column in table.shown]
     if len(texts) <= _MOST_ROWS and not any(column.is_prose for column in table.shown):
         form = "".join("r" if column.is_number else "l" for column in table.shown)

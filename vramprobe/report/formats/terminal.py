@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,6 +24,7 @@ _JOINTS = re.compile(r"(?<= )(?=\S)|(?<=\w[-_+/])(?=\w)")
 _BETWEEN_AMOUNTS = re.compile(r"(?<=, )")
 _GAPS = (2, 1)  # between two columns, the wider first
 _INDENT = "  "
+_NO_WIDTH = 10_000
 
 
 def show(tables: Iterable[Table], remarks: Iterable[str], console: Console) -> None:
@@ -37,6 +38,18 @@ def show(tables: Iterable[Table], remarks: Iterable[str], console: Console) -> N
             console.print(escape(table.caption))
     for text in remarks:
         console.print(escape(text))
+
+
+def show_whole(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str]) -> None:
+    """A table as wide as its longest cells, these columns to the left: ids are there to be copied, and a terminal wraps
+    better than a table folds.
+    """
+    shown = RichTable(box=None, pad_edge=False)
+    for title in titles:
+        shown.add_column(title, justify="left" if title in left else "right")
+    for row in rows:
+        shown.add_row(*row)
+    Console(highlight=False, width=_NO_WIDTH).print(shown, markup=False)
 
 
 def _show_table(table: Table, console: Console) -> None:

@@ -11,14 +11,14 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import resources
 from string import Template
 from typing import Any
 
 from vramprobe.errors import VramprobeError
-from vramprobe.report.page.page_book import ALLOCATOR
+from vramprobe.report.page import page_book, page_data
 from vramprobe.report.page.tables import Chapter, chapter_html
 
 #: The largest page that opens at once on a phone, in bytes.
@@ -58,14 +58,14 @@ class Content:
     line each, and ``word`` what they are called; ``command`` rebuilds the page.
     """
 
-    data: Mapping[str, Any]
-    book: bytes
-    predictor: str
     chapters: Sequence[Chapter]
     plots: Sequence[Plot]
     provenance: Sequence[str]
     command: str
     word: str = "measured"
+    data: Mapping[str, Any] = field(default_factory=page_data.data)
+    book: bytes = field(default_factory=page_book.BOOK.read_bytes)
+    predictor: str = field(default_factory=page_data.predictor)
 
 
 def page(content: Content) -> str:
@@ -95,7 +95,7 @@ def _text(content: Content) -> str:
         script=script,
         policy=policy([script], style, compiles=True),
         page_data=json_for_html(content.data),
-        allocator=base64.b64encode(ALLOCATOR.read_bytes()).decode(),
+        allocator=base64.b64encode(page_book.ALLOCATOR.read_bytes()).decode(),
         book=base64.b64encode(content.book).decode(),
         predictor=escape(content.predictor),
         word=escape(content.word.capitalize()),

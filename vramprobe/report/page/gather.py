@@ -9,7 +9,6 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from vramprobe.errors import StoreError
 from vramprobe.report import claims
@@ -26,38 +25,21 @@ def content_of(
     documents: Sequence[Document],
     drawn: Mapping[str, Mapping[str, bytes]],
     claim_rows: Sequence[ClaimRow],
-    *,
-    data: Mapping[str, Any],
-    book: bytes,
-    predictor: str,
     provenance: Sequence[str],
     command: str,
     word: str = "measured",
 ) -> Content:
     """Everything on the page; ``drawn`` are the report's plots: their files by name; its records are ``word``."""
-    chapters = [chapter for document in documents if (chapter := chapter_of(document)).tables]
+    chapters = []
+    for document in documents:
+        if tables := [table for table in document.tables if table.rows]:
+            chapters.append(Chapter(title=document.title, about=" ".join(document.about), tables=tables))
     chapters += [claims_chapter(claim_rows)] if claim_rows else []
     plots = []
     for name, files in drawn.items():
         title, says = worded(name.replace("_", " ").capitalize(), word), PICTURES[name].about(word).says
         plots.append(Plot(title=title, svg=files[f"{name}.svg"].decode(), caption=says, alt=says))
-    return Content(
-        data=data,
-        book=book,
-        predictor=predictor,
-        chapters=chapters,
-        plots=plots,
-        provenance=provenance,
-        command=command,
-        word=word,
-    )
-
-
-def chapter_of(document: Document) -> Chapter:
-    """Its tables with rows under its title."""
-    return Chapter(
-        title=document.title, about=" ".join(document.about), tables=[table for table in document.tables if table.rows]
-    )
+    return Content(chapters=chapters, plots=plots, provenance=provenance, command=command, word=word)
 
 
 def read_claims(path: Path) -> list[ClaimRow]:
@@ -70,7 +52,7 @@ def read_claims(path: Path) -> list[ClaimRow]:
     remedy = f"vramprobe claims -o {path.parent} writes it"
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+            rows: list[ClaimRow] = list(csv.DictReader(file))
     except OSError as error:
         raise StoreError(f"cannot read the claims {path}: {error.strerror}; {remedy}") from error
     missing = [column.name for column in claims.COLUMNS if not rows or column.name not in rows[0]]

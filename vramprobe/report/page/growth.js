@@ -89,7 +89,7 @@ function grown({ phases, kinds, times }) {
 const FEATURES = {
   "1": () => 1, rows: (rows) => rows, length: (rows, length) => length, tokens: (rows, length) => rows * length,
   scores: (rows, length) => rows * length * length, square: (rows, length) => length * length,
-};
+  tile: (rows, length) => Math.min(rows * (length - 1), 4096) };
 const feature = (name, rows, length, number = Number(name.split(" ").at(-1))) => FEATURES[name]?.(rows, length) ?? rows
   * (name.startsWith("staged") ? Math.max(Math.floor(200 / (rows * number)), 1) : Math.ceil(length / number) * number);
 

@@ -25,7 +25,7 @@ from vramprobe.log.log import ALL_CAUSES
 from vramprobe.log.shapes import RULES, Shape
 from vramprobe.recipe.recipe import Recipe
 from vramprobe.recipe.shipped import LIKE_ALL
-from vramprobe.records.record import TRAINING_PHASES
+from vramprobe.records.phase_memory import TRAINING_PHASES
 
 #: What tools/page_parts.py makes: the allocator as WebAssembly, and the recipes that ship (:func:`packed_book`).
 ALLOCATOR, BOOK = (Path(__file__).with_name(name) for name in ("allocator.wasm", "book.gz"))

@@ -13,12 +13,12 @@ from vramprobe.log.meanings import MEANINGS
 from vramprobe.predict.recipe_replay import ALLOCATED_RATIOS, RESERVED_RATIOS
 from vramprobe.predict.verdict import TIGHT_SHARE, basis_of_verdict, usable_bytes
 from vramprobe.recipe.shipped import LIKE_ALL, answers_for
-from vramprobe.report.page import page_book
+from vramprobe.report.page.page_book import BOOK, index_of
 
 
 def predictor() -> str:
     """Describe the basis of the page's predictions in a few words."""
-    entries = page_book.index_of(page_book.BOOK.read_bytes())["entries"]
+    entries = index_of(BOOK.read_bytes())["entries"]
     models = len({entry[0] for entry in entries})
     return (
         f"vramprobe {vramprobe.__version__}, recipes of {models} models recorded on an emulated {LIKE_ALL}, replayed "

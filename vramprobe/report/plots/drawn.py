@@ -1,22 +1,25 @@
 """A drawn figure → a picture that says what it shows: the same from every processor, and comparable with any other.
 
 In: a figure, or the bytes of SVGs and PNGs. Out: a stamp for a picture's metadata, an SVG with the digits that are
-published, and what is wrong with a picture beside a fresh one. Never draws, and never compares the bytes of a PNG:
-they hang on matplotlib, freetype and zlib.
+published, and what is wrong with a published file beside its due content. Never draws or writes, and never compares the
+bytes of a PNG: they hang on matplotlib, freetype and zlib.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vramprobe.units import published
 
+_EMBEDDED = re.compile(rb"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
 _STAMP = re.compile(rb"shows ([0-9a-f]{16}) \((matplotlib [\w.+-]+, freetype [\w.+-]+)\)")
 _TAG = re.compile(r"<[^!?][^>]*>")
 _DECIMAL = re.compile(r"(?<![\w#.])-?\d+\.\d+")
@@ -75,7 +78,8 @@ def contents(figure: Any) -> list[Any]:
             found.append([_colours(drawn.get_edgecolor()), *paths])
         for axis in (axes.xaxis, axes.yaxis):  # ticks that matplotlib chose are layout
             if isinstance(locator := axis.get_major_locator(), FixedLocator):
-                found += [_numbers(locator.locs), axis.get_major_formatter().format_ticks(locator.locs)]
+                ticks = vars(locator)["locs"]
+                found += [_numbers(ticks), axis.get_major_formatter().format_ticks(ticks)]
         found += _texts(axes.texts) + _legends([axes.get_legend()] if axes.get_legend() else [])
     return found
 
@@ -111,6 +115,31 @@ def settled_svg(svg: bytes) -> bytes:
 
 def _short(number: float) -> str:
     return f"{published(number):.6f}".rstrip("0").rstrip(".")
+
+
+def what_is_wrong(path: Path, content: bytes) -> str | None:
+    """With the file at ``path``, beside its due ``content``."""
+    try:
+        there = path.read_bytes()
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if there == content:
+        return None
+    (rest, then), (same_rest, now) = _apart(path, there), _apart(path, content)
+    if rest == same_rest and len(then) == len(now) and all(map(is_same_picture, then, now)):
+        return None
+    return "differs from what the records give"
+
+
+def _apart(path: Path, content: bytes) -> tuple[bytes, list[bytes]]:
+    """Return a file's content without its pictures, and its pictures."""
+    if path.suffix in (".svg", ".png"):
+        return b"", [content]
+    if path.suffix != ".html":
+        return content, []
+    return _EMBEDDED.sub(b"", content), [base64.b64decode(found) for found in _EMBEDDED.findall(content)]
 
 
 def is_same_picture(there: bytes, now: bytes) -> bool:

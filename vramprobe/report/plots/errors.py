@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from vramprobe.choices import Method
 from vramprobe.literature.formulas import FORMULAS, facts_of
 from vramprobe.report.cells import Cell, word_of
 from vramprobe.report.plots import METHODS, files, label_ends
-from vramprobe.spec import Method
 
 OURS = "vramprobe"
 #: Who → [(parameters in billions, mean error in percent of the measured)], by size; negative is an under-prediction.
@@ -29,7 +29,8 @@ def plot(cells: Sequence[Cell]) -> dict[str, bytes]:
     panels = {method: found for method, found in panels.items() if found}
     if not panels:
         return {}
-    of_what = "cells that the fit has not seen" if judged[0].held_out else "cells of the fit"
+    said = {True: "cells that the fit has not seen", False: "cells of the fit", None: "cells"}
+    of_what = said[judged[0].held_out]
     of_what += f": said less {word_of(judged)}, of the {word_of(judged)}"
     heights = [max(1.8, 0.17 * len(found)) for found in panels.values()]
     return files("error_by_size", (8.0, 0.8 + sum(heights)), lambda figure: _draw(figure, panels, heights, of_what))
@@ -45,11 +46,11 @@ def curves(cells: Sequence[Cell], method: str) -> Curves:
     """Ours, and each formula that says something of a cell's allocated peak."""
     errors: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
-        spec, measured = cell.record.spec, cell.measured_bytes
-        if spec.method != method:
+        spec, seen, measured, error = cell.record.spec, cell.record.facts, cell.measured_bytes, cell.error_percent
+        if spec.method != method or seen is None or measured is None or error is None:
             continue
-        size, facts = cell.record.facts.num_params / 1e9, facts_of(spec)
-        errors[OURS][size].append(cell.error_percent)
+        size, facts = seen.num_params / 1e9, facts_of(spec)
+        errors[OURS][size].append(error)
         for formula in FORMULAS:
             answer = formula.apply(facts)
             if not isinstance(answer, str) and formula.predicts == "peak":

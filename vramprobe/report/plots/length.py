@@ -1,6 +1,6 @@
-"""Cells and a fit → one plot, the peak against the sequence length, each point marked with the phase that is the peak.
+"""Cells → one plot, the peak against the sequence length, each point marked with the phase that is the peak.
 
-In: cells, a CardFit. Out: file name → image bytes, or none where no cell was measured that the fit can follow.
+In: cells, a CardFit or none. Out: file name → image bytes, or none where no recipe at hand follows a measured cell.
 Lines are predicted; filled marks are measured.
 """
 
@@ -17,9 +17,10 @@ from vramprobe.spec import CellSpec
 from vramprobe.units import unit_of
 
 if TYPE_CHECKING:
+    from vramprobe.choices import PhaseName
     from vramprobe.model.card_fit import CardFit
 
-LENGTHS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+LENGTHS = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _PHASES = {"forward": "v", "backward": "o", "optimizer_step": "s", "zero_grad": "D"}
 _MOST_LINES = 6
 
@@ -29,11 +30,11 @@ class Line:
     """One method of one model: (length, bytes, phase), predicted and measured."""
 
     spec: CellSpec
-    predicted: list[tuple[int, int, str]]
-    measured: list[tuple[int, int, str]]
+    predicted: list[tuple[int, int, PhaseName]]
+    measured: list[tuple[int, int, PhaseName]]
 
 
-def plot(cells: Sequence[Cell], model: CardFit) -> dict[str, bytes]:
+def plot(cells: Sequence[Cell], model: CardFit | None) -> dict[str, bytes]:
     """peak_by_length.svg and .png: the largest model that was measured with most methods, at the batch of its cells."""
     lines = lines_of(cells, model)
     if not lines:
@@ -41,8 +42,8 @@ def plot(cells: Sequence[Cell], model: CardFit) -> dict[str, bytes]:
     return files("peak_by_length", (7.0, 4.2), lambda figure: _draw(figure, lines, word_of(cells)))
 
 
-def lines_of(cells: Sequence[Cell], model: CardFit) -> list[Line]:
-    """A line for each way in which the model was measured that arithmetic can follow, full fine-tuning first."""
+def lines_of(cells: Sequence[Cell], model: CardFit | None) -> list[Line]:
+    """A line for each way in which the model was measured that recipes at hand follow, full fine-tuning first."""
     known = [cell for cell in cells if cell.predicted_bytes is not None and cell.measured_bytes is not None]
     of_model: dict[str, list[Cell]] = {}
     for cell in known:
@@ -51,7 +52,7 @@ def lines_of(cells: Sequence[Cell], model: CardFit) -> list[Line]:
         return []
     # The cells come small models first, so that of equals the last is the largest.
     chosen = max(
-        of_model.values(), key=lambda found: (len({one.record.spec.method for one in found}), _params(found[0]))
+        of_model.values(), key=lambda found: (len({one.record.spec.method for one in found}), found[0].num_params)
     )
     ways: dict[tuple, list[Cell]] = {}
     for cell in sorted(chosen, key=lambda cell: (list(METHODS).index(cell.record.spec.method), cell.record.cell_id)):
@@ -61,22 +62,24 @@ def lines_of(cells: Sequence[Cell], model: CardFit) -> list[Line]:
     return [line for line in found if len(line.predicted) > 2][:_MOST_LINES]
 
 
-def _line(cells: Sequence[Cell], model: CardFit) -> Line:
+def _line(cells: Sequence[Cell], model: CardFit | None) -> Line:
     """The first cell's spec at every length; of the others those that differ from it in their length alone."""
-    from vramprobe.predict.predict import predict
+    from vramprobe.catalog import gpu_seen
+    from vramprobe.predict.expected import predict_at_hand
 
-    spec = cells[0].record.spec
+    spec, gpu = cells[0].record.spec, gpu_seen(cells[0].record.environment.device_name)
     longest = spec.learned_positions or max(LENGTHS)
     predicted = []
     for length in LENGTHS:
         if length <= longest:
             try:
-                found = predict(spec.model_copy(update={"seq_len": length}), model, replays=True)
+                found = predict_at_hand(spec.model_copy(update={"seq_len": length}), gpu, model)
             except VramprobeError:
                 continue
             predicted.append((length, found.peak_allocated_bytes.value, found.peak_phase))
     alike = [cell for cell in cells if cell.record.spec.model_copy(update={"seq_len": spec.seq_len}) == spec]
-    measured = [(c.record.spec.seq_len, c.measured_bytes, c.record.peak.phase) for c in alike]
+    peaks = [(cell.record.spec.seq_len, cell.record.peak) for cell in alike]
+    measured = [(length, peak.allocated_bytes, peak.phase) for length, peak in peaks if peak is not None]
     return Line(spec, predicted, sorted(measured))
 
 
@@ -138,7 +141,3 @@ def _draw(figure: Any, lines: Sequence[Line], word: str) -> None:
 def _label(spec: CellSpec) -> str:
     checkpointing = ", checkpointing" if spec.gradient_checkpointing else ""
     return f"{spec.method}{checkpointing}, batch {spec.batch_size}"
-
-
-def _params(cell: Cell) -> int:
-    return cell.record.facts.num_params if cell.record.facts else 0

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
+from vramprobe.choices import Method
 from vramprobe.report.cells import Cell, word_of
 from vramprobe.report.plots import METHODS, files
-from vramprobe.spec import Method
 from vramprobe.units import GIB
 
 #: More marks of one kind are drawn as one image: each is a third of a kilobyte in an SVG otherwise.
@@ -22,7 +22,8 @@ def plot(cells: Sequence[Cell]) -> dict[str, bytes]:
     shown = [cell for cell in cells if cell.error_percent is not None]
 
     def draw(figure: Any) -> None:
-        draw_on(*figure.subplots(2, sharex=True, height_ratios=(3, 1)), shown)
+        upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 1))
+        draw_on(upper, lower, shown)
 
     return files("predicted_vs_measured", (5.5, 6.5), draw)
 
@@ -32,7 +33,8 @@ def draw_on(upper: Any, lower: Any, cells: Sequence[Cell]) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     word = word_of(cells)
-    amounts = [amount / GIB for cell in cells for amount in (cell.measured_bytes, cell.predicted_bytes)]
+    pairs = ((cell.measured_bytes, cell.predicted_bytes) for cell in cells)
+    amounts = [amount / GIB for pair in pairs for amount in pair if amount is not None]
     low, high = 0.8 * min(amounts), 1.25 * max(amounts)
     upper.plot([low, high], [low, high], color="0.6", linewidth=0.8, zorder=0)
     upper.annotate(
@@ -49,10 +51,10 @@ def draw_on(upper: Any, lower: Any, cells: Sequence[Cell]) -> None:
     )
     lower.axhline(0, color="0.6", linewidth=0.8, zorder=0)
     for method in get_args(Method):
-        for held_out in (False, True):
+        for held_out, suffix in ((None, ""), (False, ", in the fit"), (True, ", held out")):
             group = [cell for cell in cells if (cell.record.spec.method, cell.held_out) == (method, held_out)]
             if group:
-                label = f"{method}, {'held out' if held_out else 'in the fit'}"
+                label = f"{method}{suffix}"
                 _marks(upper, group, lambda cell, amount: amount / GIB, label)
                 _marks(lower, group, _error_percent, label)
     upper.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), ylabel="predicted peak, GiB allocated")
@@ -68,14 +70,13 @@ def draw_on(upper: Any, lower: Any, cells: Sequence[Cell]) -> None:
 
 def _marks(axes: Any, cells: Sequence[Cell], height: Callable[[Cell, int], float], label: str) -> None:
     """One mark per cell at ``height`` of its prediction, with a bar over its interval."""
-    at = [height(cell, cell.predicted_bytes) for cell in cells]
-    below = [height(cell, cell.predicted_bytes) - height(cell, cell.low_bytes) for cell in cells]
-    above = [height(cell, cell.high_bytes) - height(cell, cell.predicted_bytes) for cell in cells]
+    ends = [(cell, (cell.low_bytes, cell.predicted_bytes, cell.high_bytes)) for cell in cells]
+    spans = [[height(cell, amount) for amount in amounts if amount is not None] for cell, amounts in ends]
     marker, colour = METHODS[cells[0].record.spec.method]
     axes.errorbar(
-        [cell.measured_bytes / GIB for cell in cells],
-        at,
-        yerr=[below, above],
+        [cell.measured_bytes / GIB for cell in cells if cell.measured_bytes is not None],
+        [value for _, value, _ in spans],
+        yerr=[[value - low for low, value, _ in spans], [high - value for _, value, high in spans]],
         fmt=marker,
         color=colour,
         markerfacecolor=colour if cells[0].held_out else "white",
@@ -87,4 +88,5 @@ def _marks(axes: Any, cells: Sequence[Cell], height: Callable[[Cell, int], float
 
 
 def _error_percent(cell: Cell, amount: int) -> float:
+    assert cell.measured_bytes is not None
     return 100 * (amount - cell.measured_bytes) / cell.measured_bytes

@@ -71,8 +71,10 @@ def _legend(figure: Any, rows: Sequence[Saving]) -> None:
 
 
 def _saved(row: Saving) -> float:
+    assert row.saved_bytes is not None
     return row.saved_bytes / GIB
 
 
 def _lost(row: Saving) -> float:
+    assert row.slower_share is not None
     return 100 * row.slower_share

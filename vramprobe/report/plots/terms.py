@@ -9,12 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from vramprobe.choices import Method
 from vramprobe.log.log import CAUSES
 from vramprobe.report.by_term import at_peak, traced
 from vramprobe.report.cells import Cell, word_of
 from vramprobe.report.columns import method_in_words, precision_in_words, unit_for
 from vramprobe.report.plots import LOOKS, files
-from vramprobe.spec import Method
 from vramprobe.units import format_bytes
 
 _MOST_MODELS = 8
@@ -65,7 +65,8 @@ def _way(cell: Cell) -> str:
 
 def _draw(figure: Any, cells: Sequence[Cell]) -> None:
     axes = figure.subplots()
-    unit = unit_for([max(cell.measured_bytes for cell in cells)])
+    most = max(cell.measured_bytes or 0 for cell in cells)
+    unit = unit_for([most])
     spec = cells[0].record.spec
     places, at, model = [], 0.0, spec.model_label
     for cell in cells:
@@ -76,7 +77,7 @@ def _draw(figure: Any, cells: Sequence[Cell]) -> None:
     for name in CAUSES:
         colour, hatch = LOOKS[name]
         sizes = [getattr(at_peak(cell), f"{name}_bytes") / unit.num_bytes for cell in cells]
-        if max(sizes) > 0.002 * max(cell.measured_bytes for cell in cells) / unit.num_bytes:
+        if max(sizes) > 0.002 * most / unit.num_bytes:
             axes.barh(
                 places,
                 sizes,
@@ -91,6 +92,7 @@ def _draw(figure: Any, cells: Sequence[Cell]) -> None:
             )
         left = [start + size for start, size in zip(left, sizes, strict=True)]
     for place, end, cell in zip(places, left, cells, strict=True):
+        assert cell.record.peak is not None
         said = f"{format_bytes(cell.measured_bytes)} in {cell.record.peak.phase.replace('_', ' ')}"
         axes.annotate(said, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_yticks(places, [cell.record.spec.method for cell in cells], fontsize=8)

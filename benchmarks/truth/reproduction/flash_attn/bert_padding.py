@@ -1,4 +1,4 @@
-"""What transformers imports for rows of varying length, which the published runs have none of."""
+"""Functions that transformers imports for rows of varying length, which the published runs have none of."""
 
 
 def _no_padding(*args):

@@ -13,7 +13,8 @@ from command_line import HERE, vramprobe
 from vramprobe import api
 from vramprobe.errors import SpecError
 
-CELL = ["predict", "--model=smollm2-135m", "--method=lora", "--batch-size=1", "--seq-len=2048"]
+#: A cell whose recipe ships: another would say on stderr that it is being recorded.
+CELL = ["predict", "--model=smollm2-135m", "--method=lora", "--batch-size=2", "--seq-len=1024"]
 
 
 @pytest.mark.parametrize("words", [CELL, ["models"], [*CELL, "--json"]], ids=" ".join)

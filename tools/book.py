@@ -23,8 +23,7 @@ from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
-from vramprobe.recipe.recipe import at_shape, pack, unpack
-from vramprobe.recipe.recorder import CannotRecord
+from vramprobe.recipe.recipe import CannotRecord, at_shape, pack, unpack
 from vramprobe.recipe.shipped import (
     BOOK,
     LIKE_ALL,

@@ -12,7 +12,7 @@ from vramprobe.lengths import step_logs
 from vramprobe.lengths.batches import Shape
 from vramprobe.lengths.step_logs import logs_over
 from vramprobe.predict.questions import cell
-from vramprobe.recipe.recorder import NotOneBranch
+from vramprobe.recipe.recipe import NotOneBranch
 from vramprobe.spec import CellSpec
 
 LENGTHS = range(100, 1100, 50)

@@ -36,7 +36,7 @@ from vramprobe.literature.figures import Cells, ClaimFigure
 from vramprobe.literature.readings import ClaimCase, Reading, reading_of
 from vramprobe.predict import recorded
 from vramprobe.predict.at_hand import NotAtHand
-from vramprobe.recipe.recorder import CannotRecord
+from vramprobe.recipe.recipe import CannotRecord
 from vramprobe.recommend.step_cost import speed_at_hand
 from vramprobe.records.outcomes import Oom
 from vramprobe.records.phase_memory import Peak

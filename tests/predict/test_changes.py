@@ -19,7 +19,7 @@ from vramprobe.predict.at_hand import NotAtHand
 from vramprobe.predict.changes import LEAST_SHARE, Change, candidates
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.verdict import verdict
-from vramprobe.recipe.recorder import CannotRecord
+from vramprobe.recipe.recipe import CannotRecord
 from vramprobe.recommend.step_cost import step_cost
 from vramprobe.spec import CellSpec
 from vramprobe.techniques.registry import known_changes, trl_switches

@@ -18,7 +18,7 @@ from vramprobe.predict import at_hand, questions, recorded
 from vramprobe.predict.largest import Largest, _last, _near
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.verdict import usable_bytes, verdict
-from vramprobe.recipe.recorder import CannotRecord
+from vramprobe.recipe.recipe import CannotRecord
 from vramprobe.spec import CellSpec
 from vramprobe.units import GIB
 

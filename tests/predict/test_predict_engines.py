@@ -18,8 +18,7 @@ from vramprobe.log.shapes import Shape
 from vramprobe.predict import recorded
 from vramprobe.predict.prediction import Prediction
 from vramprobe.recipe.book import recorded_as
-from vramprobe.recipe.recipe import Recipe
-from vramprobe.recipe.recorder import CannotRecord, NotOneBranch, TooLarge
+from vramprobe.recipe.recipe import CannotRecord, NotOneBranch, Recipe, TooLarge
 from vramprobe.recipe.shipped import shipped_recipe
 from vramprobe.resolve import resolve
 from vramprobe.spec import CellSpec

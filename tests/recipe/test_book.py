@@ -11,7 +11,8 @@ from vramprobe import api, catalog
 from vramprobe.emulate.enter import Entrance
 from vramprobe.recipe import recorder
 from vramprobe.recipe.book import recorded_as
-from vramprobe.recipe.recorder import USUAL, CannotRecord, close_recorders, record_packed
+from vramprobe.recipe.recipe import CannotRecord
+from vramprobe.recipe.recorder import USUAL, close_recorders, record_packed
 
 SPEC = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
 SAYS = """#!/bin/sh
@@ -43,7 +44,7 @@ def stands_in(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Pat
             "has no pydantic, which a recording needs: .*pip install .*pydantic",
         ),
         (
-            """echo '{"error": "peft has no layer for it", "kind": "NotRecorded"}'; cat > /dev/null""",
+            """echo '{"error": "peft has no layer for it", "kind": "CannotRecord"}'; cat > /dev/null""",
             "peft has no layer for it",
         ),
     ],
@@ -76,7 +77,7 @@ def test_an_interrupted_recording_ends_its_process(monkeypatch: pytest.MonkeyPat
 def test_a_process_that_was_killed_between_two_cells_is_started_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    machine = stands_in(monkeypatch, tmp_path, """echo '{"error": "no", "kind": "NotRecorded"}'; cat > /dev/null""")
+    machine = stands_in(monkeypatch, tmp_path, """echo '{"error": "no", "kind": "CannotRecord"}'; cat > /dev/null""")
     gpu = catalog.find_gpu("H100-SXM")
     for _ in range(2):
         with pytest.raises(CannotRecord, match="no"):

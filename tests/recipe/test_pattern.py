@@ -10,7 +10,7 @@ import pytest
 from vramprobe import catalog
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.recipe.pattern import LayerPattern, layer_kinds, layer_pattern
-from vramprobe.recipe.recipe import OtherBranch, own_branch, rules_over
+from vramprobe.recipe.recipe import NotOneBranch, own_branch, rules_over
 
 SLIDING = ["sliding_attention"] * 5 + ["full_attention"]
 
@@ -65,6 +65,6 @@ def test_another_branch_names_its_shape_and_the_cells_own() -> None:
         return Log(events, np.tile(np.arange(len(sizes)), 2), zeros, marks)
 
     logs = {(2, 1024): log(4096, 8192), (1, 512): log(1024, 2048, 512)}
-    with pytest.raises(OtherBranch, match=r"at 1 x 512 the events are not those at 2 x 1024"):
+    with pytest.raises(NotOneBranch, match=r"at 1 x 512 the events are not those at 2 x 1024"):
         rules_over(logs, [], None, 0)
     assert list(own_branch(logs | {(3, 9): log(1, 2)}, None)) == [(2, 1024), (3, 9)]

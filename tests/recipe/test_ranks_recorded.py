@@ -15,7 +15,8 @@ from vramprobe import api, catalog
 from vramprobe.predict import recorded
 from vramprobe.recipe import recording
 from vramprobe.recipe.book import recorded_as
-from vramprobe.recipe.recording import NotRecorded, Recording, Request
+from vramprobe.recipe.recipe import CannotRecord
+from vramprobe.recipe.recording import Recording, Request
 
 #: Among them what happens between two phases (no_sync of FSDP1), and what is extended.
 CELLS = (
@@ -40,7 +41,7 @@ class _Deaf(Recording):
     """Notes the depth of the first run, None for the whole model, and ends there."""
 
     def _run(self, spec: Any, depth: int | None) -> Any:
-        raise NotRecorded(str(depth))
+        raise CannotRecord(str(depth))
 
 
 @pytest.mark.parametrize(
@@ -63,5 +64,5 @@ def test_what_fills_buckets_is_recorded_whole(
     launcher = SimpleNamespace(start=lambda: None)
     deaf = _Deaf(tmp_path, SimpleNamespace(launcher_of=lambda spec: launcher))
     one = api.cell(model="smollm2-135m", method="full", device="cuda", batch_size=1, seq_len=64, **options)
-    with pytest.raises(NotRecorded, match=f"^{depth}$"):
+    with pytest.raises(CannotRecord, match=f"^{depth}$"):
         deaf.recipe(Request(recorded_as(one), tmp_path / "recipe"), lambda words: None)

@@ -31,7 +31,7 @@ from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.launch import HOOK
 from vramprobe.recipe import recorder, recording
 from vramprobe.recipe.book import recorded_as
-from vramprobe.recipe.recipe import recorded_words, unpack, without_values
+from vramprobe.recipe.recipe import NotOneBranch, recorded_words, unpack, without_values
 from vramprobe.recipe.recorder import close_recorders, record_packed
 from vramprobe.recipe.shipped import BOOK, read_book
 
@@ -311,12 +311,12 @@ def test_lengths_in_other_branches_are_left_out_where_near_is_enough() -> None:
     gpu, options = catalog.find_gpu("H100-SXM"), {"model": "smollm2-135m", "method": "full", "device": "cuda"}
     spec = recorded_as(api.cell(batch_size=4, seq_len=600, **options))
     shapes = [(4, 19), (4, 435)]
-    with pytest.raises(recorder.NotOneBranch, match="at 4 x 19 the events are not those at 4 x 600"):
+    with pytest.raises(NotOneBranch, match="at 4 x 19 the events are not those at 4 x 600"):
         record_packed(spec, gpu, silent, shapes=shapes)
     near = unpack(record_packed(spec, gpu, silent, shapes=shapes, near=True), "test")
     exact = unpack(record_packed(recorded_as(api.cell(batch_size=4, seq_len=500, **options)), gpu, silent), "test")
     found, own = near.deep((4, 500)).log, exact.deep().log
     assert np.array_equal(found.size_bytes, own.size_bytes)
     assert np.array_equal(found.blocks, own.blocks)
-    with pytest.raises(recorder.NotOneBranch, match="others at each of these lengths"):
+    with pytest.raises(NotOneBranch, match="others at each of these lengths"):
         record_packed(spec, gpu, silent, shapes=shapes[:1], near=True)

@@ -24,7 +24,7 @@ from vramprobe.predict import at_hand, recorded
 from vramprobe.recipe import book as kept_recipes
 from vramprobe.recipe import sharing, shipped
 from vramprobe.recipe.book import find_recipe, recorded_as
-from vramprobe.recipe.recipe import OtherBranch, Recipe, pack, recipe_of, rules_over, shape_of, unpack
+from vramprobe.recipe.recipe import NotOneBranch, Recipe, pack, recipe_of, rules_over, shape_of, unpack
 from vramprobe.recipe.recorder import Surroundings, record_packed
 from vramprobe.recipe.shipped import entry_name, labels_of, read_book, shipped_recipe, write_book
 from vramprobe.spec import CellSpec
@@ -114,7 +114,7 @@ def test_a_size_that_no_rank_explains_is_another_branch() -> None:
     odd = logs[shapes[-1]]
     logs[shapes[-1]] = replace(odd, size_bytes=odd.size_bytes + 5 * np.sign(odd.size_bytes))
     growths = recipe_of([logs[shapes[0]]], None, [4], [{}], [{}])["growths"]
-    with pytest.raises(OtherBranch, match="neither shape nor rank"):
+    with pytest.raises(NotOneBranch, match="neither shape nor rank"):
         rules_over(logs, growths, None, 0)
 
 

@@ -12,8 +12,7 @@ from vramprobe import api
 from vramprobe.catalog import find_gpu
 from vramprobe.predict import recorded as recordings
 from vramprobe.recipe import book
-from vramprobe.recipe.recipe import Recipe
-from vramprobe.recipe.recorder import CannotRecord
+from vramprobe.recipe.recipe import CannotRecord, Recipe
 from vramprobe.recipe.shipped import shipped_recipe
 from vramprobe.recommend import recorded
 from vramprobe.resolve import resolve

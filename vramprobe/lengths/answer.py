@@ -15,7 +15,7 @@ from vramprobe.lengths.batches import Batch, Sampler, Shape, make_batches
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.questions import predict
 from vramprobe.predict.what_fits import max_batch_size, max_seq_len
-from vramprobe.recipe.recorder import NotOneBranch
+from vramprobe.recipe.recipe import NotOneBranch
 
 _NO_MAX_LENGTH = (
     "what a step requests changes from length to length, and each would be recorded by itself: vramprobe predict "

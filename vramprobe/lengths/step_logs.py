@@ -16,8 +16,7 @@ from vramprobe.lengths.batches import Shape
 from vramprobe.log.log import Log
 from vramprobe.predict.at_hand import CANNOT_EMULATE, card_of, require_recordable
 from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
-from vramprobe.recipe.recipe import Recipe, at_shape, shape_of
-from vramprobe.recipe.recorder import NotOneBranch
+from vramprobe.recipe.recipe import NotOneBranch, Recipe, at_shape, shape_of
 from vramprobe.recipe.shipped import shipped_recipe
 from vramprobe.spec import CellSpec
 

@@ -33,8 +33,8 @@ from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.recipe_replay import COMPILED_RATIOS, RESERVED_RATIOS, Replay, with_retries
 from vramprobe.predict.uncertainty import interval_around, with_fit
 from vramprobe.recipe.book import find_recipe, kept_recipe
-from vramprobe.recipe.recipe import Recipe, shape_of
-from vramprobe.recipe.recorder import USUAL, NotOneBranch, Surroundings, TooLarge, measured_gpu
+from vramprobe.recipe.recipe import NotOneBranch, Recipe, TooLarge, shape_of
+from vramprobe.recipe.recorder import USUAL, Surroundings, measured_gpu
 from vramprobe.recipe.shipped import labels_of
 from vramprobe.spec import CellSpec
 

@@ -18,8 +18,8 @@ from vramprobe.predict.at_hand import CANNOT_EMULATE, card_of, replayed, require
 from vramprobe.predict.recipe_replay import Replay
 from vramprobe.predict.recorded import replay_of
 from vramprobe.recipe.book import find_recipe, recorded_as
-from vramprobe.recipe.recipe import Recipe, at_shape, shape_of
-from vramprobe.recipe.recorder import NotOneBranch, Say
+from vramprobe.recipe.recipe import NotOneBranch, Recipe, at_shape, shape_of
+from vramprobe.recipe.recorder import Say
 from vramprobe.recipe.shipped import shipped_recipe
 from vramprobe.spec import CellSpec
 

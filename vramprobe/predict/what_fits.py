@@ -213,7 +213,7 @@ def _largest_recorded(
     """By recordings, few of them: near what one recipe of several shapes says of all."""
     from vramprobe.predict import largest, recorded
     from vramprobe.predict.at_hand import CANNOT_EMULATE
-    from vramprobe.recipe.recorder import CannotRecord, NotOneBranch
+    from vramprobe.recipe.recipe import CannotRecord, NotOneBranch
 
     try:
         rough = recorded.over_shapes(one, question, gpu=card, model=asked.model, say=say)

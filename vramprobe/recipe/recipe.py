@@ -167,8 +167,16 @@ def without_values(config: Mapping[str, Any], *, learns_positions: bool = False)
     return kept if "rope_scaling" in kept or kind == "default" else kept | {"rope_scaling": kind}
 
 
-class OtherBranch(VramprobeError):
-    """At one of the recorded shapes the events are others, or in another order, than at the cell's own."""
+class CannotRecord(VramprobeError):
+    """No recipe is at hand and none can be recorded; the message says why, and what to do."""
+
+
+class NotOneBranch(CannotRecord):
+    """The events are not the same ones at all batch shapes, so that no recipe answers for them together."""
+
+
+class TooLarge(CannotRecord):
+    """A cell that asks for more memory than the GPU of its recording has."""
 
 
 def rules_over(
@@ -176,7 +184,7 @@ def rules_over(
 ) -> ShapeRules:
     """Return how sizes follow from rows and length; ``logs`` are of one depth, with ``times`` copies of a period.
 
-    The first log is of the cell's own shape. Raises OtherBranch where the events at another are not the same, or where
+    The first log is of the cell's own shape. Raises NotOneBranch where the events at another are not the same, or where
     ranks were recorded and a size follows from nothing.
     """
     require_one_branch(logs, pattern)
@@ -190,7 +198,7 @@ def rules_over(
         sizes[shape] = np.concatenate(parts)
     rules = shape_rules(sizes)
     if has_ranks(list(sizes)) and rules.num_unexplained:
-        raise OtherBranch(f"the bytes of {rules.num_unexplained} events follow from neither shape nor rank")
+        raise NotOneBranch(f"the bytes of {rules.num_unexplained} events follow from neither shape nor rank")
     return rules
 
 
@@ -203,11 +211,11 @@ def own_branch(logs: Mapping[Shape, Log], pattern: LayerPattern | None) -> dict[
 
 
 def require_one_branch(logs: Mapping[Shape, Log], pattern: LayerPattern | None) -> None:
-    """Raise OtherBranch where the events at a shape are not those at the first."""
+    """Raise NotOneBranch where the events at a shape are not those at the first."""
     alike = own_branch(logs, pattern)
     if (other := next((shape for shape in logs if shape not in alike), None)) is not None:
         other, own = (" x ".join(map(str, one)) for one in (other, next(iter(alike))))
-        raise OtherBranch(f"at {other} the events are not those at {own}")
+        raise NotOneBranch(f"at {other} the events are not those at {own}")
 
 
 def _kind_of(pattern: LayerPattern | None) -> Callable[[int], int]:

@@ -27,8 +27,9 @@ from vramprobe.emulate.enter import MOST_BYTES, entrance
 from vramprobe.emulate.environment import READY, find_environment
 from vramprobe.emulate.installation import NotEmulatable, find_installation
 from vramprobe.emulate.version import emulator_version
-from vramprobe.errors import SpecError, VramprobeError
+from vramprobe.errors import SpecError
 from vramprobe.log.shapes import Shape
+from vramprobe.recipe.recipe import CannotRecord, NotOneBranch, TooLarge
 from vramprobe.spec import CellSpec
 
 Say = Callable[[str], None]
@@ -43,20 +44,8 @@ _LIBRARIES = (
 )  # fmt: skip
 
 
-class CannotRecord(VramprobeError):
-    """No recipe is at hand and none can be recorded; the message says why, and what to do."""
-
-
-class NotOneBranch(CannotRecord):
-    """The events are not the same ones at all batch shapes, so that no recipe answers for them together."""
-
-
-class TooLarge(CannotRecord):
-    """A cell that asks for more memory than the GPU of its recording has."""
-
-
-#: What a recording's own errors are here, by their names (recording.py).
-_KINDS = {"OtherBranch": NotOneBranch, "NeedsMore": TooLarge}
+#: The errors of a recording (recording.py) that are told apart here, by their names.
+_KINDS = {kind.__name__: kind for kind in (NotOneBranch, TooLarge)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,10 @@ from vramprobe.measure.launcher import Launchers
 from vramprobe.recipe.launches import launch_rules, launches_of
 from vramprobe.recipe.pattern import LayerPattern, layer_pattern
 from vramprobe.recipe.recipe import (
-    OtherBranch,
+    CannotRecord,
+    NotOneBranch,
     Recipe,
+    TooLarge,
     at_shape,
     own_branch,
     pack,
@@ -53,14 +55,6 @@ _TIMEOUT_SECONDS = 600.0
 _LEAST_SHAPES = 3  # that a line of bytes is made from and held against
 _SERVER_LOG = "server.log"
 _OWNED = {"weights_bytes", "gradients_bytes", "optimizer_state_bytes", "batch_bytes"}
-
-
-class NotRecorded(VramprobeError):
-    """A cell that does not run on the emulated GPU; the message says what it ended with."""
-
-
-class NeedsMore(NotRecorded):
-    """A cell that asks for more memory than the GPU of its recording has."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,7 @@ class Recording:
     def recipe(self, request: Request, say: Callable[[str], None]) -> Recipe:
         """Return the cell's recipe: from three depths, checked on a fourth, or from the whole model where they differ.
 
-        Raises NotRecorded for a cell that does not run, MissingDependency for a package that it needs, OtherBranch
+        Raises CannotRecord for a cell that does not run, MissingDependency for a package that it needs, NotOneBranch
         where its events are others at one of the shapes.
         """
         spec = request.spec
@@ -156,7 +150,7 @@ class Recording:
             of += len(between)
             by_shape |= {shape: run(depths[times], shape) for shape in between}
             if len(by_shape) == 1:
-                raise OtherBranch("the events are others at each of these lengths")
+                raise NotOneBranch("the events are others at each of these lengths")
         runs = [own if at == times else run(depth) for at, depth in enumerate(depths)]
         logs = [run.log for run in runs]
         counts = [run.count for run in runs if run.count is not None]
@@ -178,7 +172,7 @@ class Recording:
         return replace(recipe, launch_rules=launch_rules(recipe.launches, counts, counts_by_shape, recipe.times))
 
     def _run(self, spec: CellSpec, depth: int | None) -> _Run:
-        """One run of load and steps, with so many layers. Raises NotRecorded."""
+        """One run of load and steps, with so many layers. Raises CannotRecord."""
         if depth is not None:
             spec = spec.model_copy(update={"architecture": cut_depth(spec.architecture, depth)})
         recording = self._folder / "log.npz"
@@ -190,10 +184,10 @@ class Recording:
         record = run_isolated(spec, launcher, ticket, log, _TIMEOUT_SECONDS)
         ticket.tear()
         if record.facts is None or record.ledger is None or not recording.exists():
-            raise (NeedsMore if isinstance(record.outcome, Oom) else NotRecorded)(_why_not(record, log))
+            raise (TooLarge if isinstance(record.outcome, Oom) else CannotRecord)(_why_not(record, log))
         count = json.loads(counted.read_text()) if counted.exists() else None
         if count is not None and adds_apart(count):
-            raise NotRecorded(
+            raise CannotRecord(
                 f"{record.spec.cell_id} was recorded while torch saw that it is watched: it added all gradients that "
                 "meet into new memory, which no other run does. Nothing is kept; ask again in a new process"
             )

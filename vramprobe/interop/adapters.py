@@ -11,41 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from vramprobe.errors import SpecError
-from vramprobe.interop.arguments import Words
+from vramprobe.interop.arguments import FIELDS, Words
 
-OPTION_OF = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_dora": "dora"}
-READ = ("target_modules", "peft_type")
-#: Fields that change no memory of a step.
-HARMLESS = frozenset(
-    """
-    task_type auto_mapping peft_version base_model_name_or_path revision inference_mode fan_in_fan_out use_rslora
-    megatron_core layers_pattern alpha_pattern qalora_group_size runtime_config corda_config eva_config lora_ga_config
-    """.split()  # noqa: SIM905
-)
-NAMED = {
-    "exclude_modules": "the adapters that it leaves out are predicted, too: an upper bound",
-    "layers_to_transform": "adapters are predicted on every layer: an upper bound",
-    "lora_bias": "the biases of adapters are not counted",
-    "init_lora_weights": "what the start of the adapters needs is not predicted",
-    "loftq_config": "what the start of the adapters needs is not predicted",
-}
-REFUSED = {
-    "bias": "trains biases of the model",
-    "modules_to_save": "trains copies of whole modules",
-    "trainable_token_indices": "trains rows of the embeddings",
-    "layer_replication": "adds layers",
-    "rank_pattern": "gives modules ranks of their own",
-    "target_parameters": "puts adapters on parameters that are in no linear layer",
-    "ensure_weight_tying": "ties adapters",
-    "megatron_config": "is of Megatron's layers",
-    "use_qalora": "is another kind of adapter",
-    "use_bdlora": "is another kind of adapter",
-    "velora_config": "is another kind of adapter",
-    "monteclora_config": "is another kind of adapter",
-    "kasa_config": "is another kind of adapter",
-    "arrow_config": "routes between several adapters",
-    "alora_invocation_tokens": "is another kind of adapter",
-}
+_OWN = FIELDS["adapters"]
+OPTION_OF, NAMED, REFUSED = _OWN["option_of"], _OWN["named"], _OWN["refused"]
+READ, HARMLESS = _OWN["read"].split(), _OWN["harmless"].split()
 _NOTHING = (None, False, "", "none", [], {}, "None")
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import SpecError
 
 
@@ -31,76 +33,11 @@ TRAINER_OF = {
     "ORPOConfig": "orpo",
     "RewardConfig": "reward",
 }
-#: Field → option with the same value.
-OPTION_OF = {
-    "per_device_train_batch_size": "batch_size",
-    "gradient_accumulation_steps": "grad_accum",
-    "optim": "optim",
-    "torch_compile": "torch_compile",
-    "max_length": "seq_len",
-    "max_seq_length": "seq_len",  # SFTConfig before TRL 0.20
-}
-#: Fields that decide together.
-READ = (
-    "bf16", "fp16", "gradient_checkpointing", "activation_checkpointing", "use_liger_kernel", "liger_kernel_config",
-    "loss_type", "packing", "model_init_kwargs", "deepspeed", "fsdp", "fsdp_config", "disable_dropout",
-    "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs",
-)  # fmt: skip
-#: Fields whose values change no memory of a step on the GPU: schedules, logging, the hub, the host's data loading.
-HARMLESS = frozenset(
-    """
-    output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio
-    weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm tf32 torch_compile_backend torch_compile_mode
-    logging_strategy logging_steps logging_first_step logging_dir log_on_each_node logging_nan_inf_filter log_level
-    log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id
-    trackio_static_space_id include_num_input_tokens_seen eval_steps eval_delay per_device_eval_batch_size
-    prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
-    batch_eval_metrics save_only_model save_strategy save_steps save_on_each_node save_total_limit
-    enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
-    metric_for_best_model greater_is_better ignore_data_skip restore_callback_states_from_checkpoint seed data_seed
-    average_tokens_across_devices dataloader_drop_last dataloader_num_workers dataloader_pin_memory
-    dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order
-    remove_unused_columns label_names train_sampling_strategy group_by_length length_column_name ddp_backend ddp_timeout
-    skip_memory_metrics do_train do_eval do_predict resume_from_checkpoint local_rank overwrite_output_dir
-    trust_remote_code chat_template_path dataset_text_field dataset_kwargs dataset_num_proc eos_token pad_token
-    truncation_mode shuffle_dataset packing_strategy pad_to_multiple_of eval_packing completion_only_loss
-    assistant_only_loss beta loss_weights f_divergence_type f_alpha_divergence_coef label_smoothing discopop_tau
-    ld_alpha use_weighting desirable_weight undesirable_weight center_rewards_coefficient max_completion_length
-    max_prompt_length padding_value is_encoder_decoder router_aux_loss_coef ref_model_mixup_alpha ref_model_sync_steps
-    precompute_ref_batch_size generate_during_eval
-    """.split()  # noqa: SIM905
-)
-#: Fields that leave the prediction close, or above the run: said beside it.
-NAMED = {
-    "activation_offloading": "activations that go to host memory are predicted on the GPU: an upper bound",
-    "auto_find_batch_size": "the batch is halved after an out-of-memory error: the first size is predicted",
-    "bf16_full_eval": "evaluation is not predicted",
-    "fp16_full_eval": "evaluation is not predicted",
-    "eval_strategy": "evaluation is not predicted: its batch and its logits may need more than a training step",
-    "eval_on_start": "evaluation is not predicted: its batch and its logits may need more than a training step",
-    "load_best_model_at_end": "loading the best checkpoint after the steps is not predicted",
-    "neftune_noise_alpha": "its noise, a tensor of the embeddings' size, is not counted",
-    "torch_empty_cache_steps": "cached blocks are returned between steps: an upper bound of reserved memory",
-    "use_cache": "the keys and values that forward caches are not counted",
-    "use_cpu": "the prediction is for a GPU",
-    "full_determinism": "deterministic kernels may take other workspaces",
-    "debug": "what a debugger keeps is not counted",
-    "padding_free": "rows are predicted side by side, as long as seq_len",
-    "ddp_find_unused_parameters": "DDP is predicted with its defaults",
-    "ddp_bucket_cap_mb": "DDP is predicted with its defaults",
-    "ddp_broadcast_buffers": "DDP is predicted with its defaults",
-    "ddp_static_graph": "DDP is predicted with its defaults",
-    "optim_args": "arguments of the optimizer are not read",
-    "accelerator_config": "accelerate's settings are not read",
-}
-#: Fields that ask for memory which is not counted, or for another run: a number would mislead.
-REFUSED = {
-    "label_smoothing_factor": "computes a loss of its own from all logits",
-    "optim_target_modules": "splits the parameters between optimizers (GaLore, APOLLO)",
-    "parallelism_config": "is not read: give sharding, num_gpus and cp_size in place of it",
-    "precompute_ref_log_probs": "leaves no reference model in the steps",
-    "sync_ref_model": "updates the reference model",
-}
+#: Each field of a configuration, of peft's and of the frameworks' files in one of its places; that file says which.
+FIELDS: dict[str, dict[str, Any]] = tomllib.loads(data_file("trainer_fields.toml").read_text(encoding="utf-8"))
+_OWN = FIELDS["arguments"]
+OPTION_OF, NAMED, REFUSED = _OWN["option_of"], _OWN["named"], _OWN["refused"]
+READ, HARMLESS = _OWN["read"].split(), _OWN["harmless"].split()
 #: The note of rows whose own length nobody gives: args only bound it.
 AT_MAX_LENGTH = "rows are predicted at args.max_length; give seq_len if your longest row is shorter"
 _NOTHING = (None, False, 0, "", "no", [], {})

@@ -12,77 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vramprobe.errors import SpecError
+from vramprobe.interop.arguments import FIELDS
 
-#: The frameworks' keys → fields of TrainingArguments or SFTConfig.
-_AXOLOTL_ARGUMENTS = {
-    "sequence_len": "max_length",
-    "micro_batch_size": "per_device_train_batch_size",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "optimizer": "optim",
-    "sample_packing": "packing",
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "gradient_checkpointing": "gradient_checkpointing",
-    "gradient_checkpointing_kwargs": "gradient_checkpointing_kwargs",
-    "activation_offloading": "activation_offloading",
-    "deepspeed": "deepspeed",
-    "fsdp": "fsdp",
-    "fsdp_config": "fsdp_config",
-    "torch_compile": "torch_compile",
-    "neftune_noise_alpha": "neftune_noise_alpha",
-    "label_smoothing_factor": "label_smoothing_factor",
-    "optim_args": "optim_args",
-    "optim_target_modules": "optim_target_modules",
-}
-_AXOLOTL_ADAPTER = {
-    "lora_r": "r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "lora_target_modules": "target_modules",
-    "lora_modules_to_save": "modules_to_save",
-    "peft_use_dora": "use_dora",
-    "peft_use_rslora": "use_rslora",
-    "peft_layers_to_transform": "layers_to_transform",
-    "peft_layer_replication": "layer_replication",
-    "peft_init_lora_weights": "init_lora_weights",
-    "peft_trainable_token_indices": "trainable_token_indices",
-    "lora_target_parameters": "target_parameters",
-}
-_FACTORY_ARGUMENTS = {"cutoff_len": "max_length", "enable_liger_kernel": "use_liger_kernel", "neat_packing": "packing"}
-_FACTORY_ADAPTER = {
-    "lora_rank": "r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "lora_target": "target_modules",
-    "additional_target": "modules_to_save",
-    "use_dora": "use_dora",
-    "use_rslora": "use_rslora",
-}
-#: Keys of each that change no memory of a step: data, logging, the tokenizer.
-_NO_MEMORY = frozenset(
-    """
-    base_model base_model_config model_type tokenizer_type tokenizer_config special_tokens tokens datasets test_datasets
-    chat_template dataset_prepared_path dataset_processes shuffle_merged_datasets output_dir num_epochs max_steps
-    lr_scheduler learning_rate warmup_steps warmup_ratio weight_decay logging_steps saves_per_epoch save_steps
-    save_strategy save_total_limit seed wandb_project wandb_entity wandb_name wandb_watch wandb_log_model wandb_run_id
-    mlflow_experiment_name hub_model_id hub_strategy strict train_on_inputs group_by_length early_stopping_patience
-    resume_from_checkpoint auto_resume_from_checkpoints local_rank pad_to_sequence_len tf32 trust_remote_code
-    max_grad_norm plugins adapter load_in_4bit load_in_8bit lora_target_linear bnb_config_kwargs rl reward_model
-    flash_attention sdp_attention eager_attention attn_implementation fsdp_version liger_fused_linear_cross_entropy
-    cut_cross_entropy val_set_size evals_per_epoch eval_steps eval_sample_packing loraplus_lr_ratio adam_beta1
-    adam_beta2 adam_epsilon multipack_real_batches sample_packing_bin_size dataloader_num_workers cosine_min_lr_ratio
-    lora_fan_in_fan_out remove_unused_columns debug
-    model_name_or_path template dataset dataset_dir eval_dataset overwrite_cache preprocessing_num_workers stage
-    do_train finetuning_type quantization_bit quantization_type quantization_method double_quantization flash_attn
-    pure_bf16 disable_gradient_checkpointing max_samples plot_loss overwrite_output_dir pref_loss pref_beta val_size
-    use_fast_tokenizer split_special_tokens streaming mix_strategy ignore_pad_token_for_loss train_on_prompt
-    mask_history use_swanlab pissa_init pissa_iter
-    pissa_convert create_new_adapter rope_scaling preprocessing_batch_size
-    media_dir tokenized_path adapter_name_or_path cache_dir model_revision hf_hub_token low_cpu_mem_usage
-    """.split()  # noqa: SIM905
-)
-#: LLaMA-Factory's methods that keep a state of their own.
-_REFUSED = ("use_galore", "use_apollo", "use_badam", "use_llama_pro", "use_muon", "use_adam_mini", "mixture_of_depths")
+#: The frameworks' keys → fields of TrainingArguments or SFTConfig, and of LoraConfig.
+_AXOLOTL, _FACTORY = FIELDS["axolotl"], FIELDS["llamafactory"]
 _ATTENTION = {"fa2": "flash_attention_2", "sdpa": "sdpa", "disabled": "eager"}
 _TRAINER_OF_STAGE = {"sft": "sft", "pt": "sft", "dpo": "dpo", "kto": "kto", "rm": "reward"}
 
@@ -125,10 +58,10 @@ def _axolotl(keys: Mapping[str, Any]) -> TrainingFile:
     kind = keys.get("adapter")
     if kind not in (None, "", "lora", "qlora"):
         raise SpecError(f"adapter: {kind!r} is not predicted; allowed: lora, qlora, or none")
-    adapter = _renamed(keys, _AXOLOTL_ADAPTER) | {"peft_type": "LORA"} if kind else None
+    adapter = _renamed(keys, _AXOLOTL["adapter"]) | {"peft_type": "LORA"} if kind else None
     if adapter is not None and keys.get("lora_target_linear"):
         adapter["target_modules"] = "all-linear"
-    arguments = _arguments(keys, _AXOLOTL_ARGUMENTS, {*_AXOLOTL_ADAPTER})
+    arguments = _arguments(keys, _AXOLOTL)
     is_full = keys.get("bf16") == "full"
     arguments["bf16"] = arguments.get("bf16") in (True, "auto", "true")
     if arguments.get("gradient_checkpointing") == "offload":
@@ -165,18 +98,18 @@ def _factory(keys: Mapping[str, Any]) -> TrainingFile:
         raise SpecError(f"finetuning_type: {kind!r} is not predicted; allowed: lora, full")
     if stage not in _TRAINER_OF_STAGE:
         raise SpecError(f"stage: {stage!r} is not predicted; allowed: {', '.join(_TRAINER_OF_STAGE)}")
-    if refused := [name for name in _REFUSED if keys.get(name)]:
+    if refused := [name for name in _FACTORY["refused"].split() if keys.get(name)]:
         raise SpecError(
             f"{', '.join(refused)}: not predicted; `vramprobe profile --emulate GPU -- llamafactory-cli train FILE` "
             "runs it"
         )
     adapter: dict[str, Any] = {}
     if kind == "lora":
-        adapter = {"r": 8, "peft_type": "LORA", **_renamed(keys, _FACTORY_ADAPTER)}
+        adapter = {"r": 8, "peft_type": "LORA", **_renamed(keys, _FACTORY["adapter"])}
         adapter.setdefault("lora_alpha", 2 * adapter["r"])
         targets: Any = adapter.get("target_modules") or "all"
         adapter["target_modules"] = "all-linear" if targets == "all" else [one.strip() for one in targets.split(",")]
-    arguments = {"max_length": 2048} | _arguments(keys, _FACTORY_ARGUMENTS, {*_FACTORY_ADAPTER, *_REFUSED})
+    arguments = {"max_length": 2048} | _arguments(keys, _FACTORY)
     arguments["gradient_checkpointing"] = not keys.get("disable_gradient_checkpointing", False)
     has_masters = kind == "full" and (arguments.get("bf16") or arguments.get("fp16")) and not keys.get("pure_bf16")
     options: dict[str, Any] = {"dtype": "fp32" if has_masters else "fp16" if arguments.get("fp16") else "bf16"}
@@ -220,8 +153,7 @@ def _renamed(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
     return {names[key]: value for key, value in keys.items() if key in names and value is not None}
 
 
-def _arguments(keys: Mapping[str, Any], names: Mapping[str, str], also_read: set[str]) -> dict[str, Any]:
-    """The arguments, and every key that no row knows, under its own name."""
-    return _renamed(keys, names) | {
-        key: value for key, value in keys.items() if key not in names and key not in also_read | _NO_MEMORY
-    }
+def _arguments(keys: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a framework's file, and every key that no row knows, under its own name."""
+    known = {*own["arguments"], *own["adapter"], *own.get("refused", "").split(), *FIELDS["files"]["harmless"].split()}
+    return _renamed(keys, own["arguments"]) | {name: value for name, value in keys.items() if name not in known}

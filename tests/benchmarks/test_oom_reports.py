@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
+import pytest
+from grids import grid
 from predictions import some_prediction
 
 from vramprobe.catalog import find_gpu
@@ -40,8 +42,16 @@ def test_a_run_is_repeated_from_its_configuration_and_the_memory_left(script: Sc
     again = oom.repeated(report, room=11_353_571_984)
     assert again.phase == "load"
     assert again.requested == -(-3584 * 18_944 * 2 // 2**21) * 2**21  # a weight of an MLP in 16 bits, to 2 MiB
+
+
+@pytest.mark.parametrize("is_recorded", grid([True, False], False))
+def test_a_run_on_several_gpus_is_predicted_near(is_recorded: bool, script: Script, monkeypatch) -> None:
+    """Nothing is repeated of it: the order of its requests is not known."""
+    oom = script("truth.oom")
+    if not is_recorded:
+        monkeypatch.setattr(oom, "near", lambda spec, records: of_bytes(32 * GIB))
     ranks = next(one for one in oom.reports() if one["source"] == "hiyouga/LlamaFactory#260")
-    assert oom.repeated(ranks, room=31 * 2**30).phase == "does not fit"  # near: nothing is repeated of several GPUs
+    assert oom.repeated(ranks, room=31 * GIB).phase == "does not fit"
 
 
 def test_a_phase_counts_as_the_same_as_far_as_a_repetition_tells_it(script: Script) -> None:

@@ -243,7 +243,7 @@ def test_the_command_lines_verdict_is_that_of_the_forward_question() -> None:
 
 
 def test_a_verdict_of_does_not_fit_says_how_to_ask_for_the_fewest_gpus() -> None:
-    words = ["predict", "--model", "llama-3.2-1b", "--method", "full", "--batch-size", "1", "--seq-len", "64"]
+    words = ["predict", "--model", "llama-3.2-1b", "--method", "full", "--batch-size", "1", "--seq-len", "4k"]
     words += ["--gpu", "8GiB"]
     written = json.loads(vramprobe(*words, "--json").stdout)
     assert written["verdict"]["verdict"] == "does not fit"

@@ -27,7 +27,7 @@ def _largest(**words: object) -> tuple[str, JudgedPrediction]:
     ("words", "name", "factors"),
     [
         (LORA, "saved_activations", 3),
-        (LORA | {"gradient_checkpointing": True, "batch_size": 16}, "logits", 3),
+        (LORA | {"gradient_checkpointing": True, "batch_size": 8, "seq_len": 2048}, "logits", 3),
         (LORA | {"gradient_checkpointing": True, "batch_size": 1}, "weights", 2),
         (FULL, "optimizer_state", 2),
     ],

@@ -17,7 +17,7 @@ from vramprobe import catalog
 from vramprobe.architecture import UnsupportedArchitecture
 from vramprobe.errors import MissingDependency
 from vramprobe.measure.isolation import require_packages
-from vramprobe.predict import recorded
+from vramprobe.predict.questions import predicted
 from vramprobe.predict.shares import near
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
@@ -64,10 +64,10 @@ def test_it_is_measured_on_a_cpu_too(records: list[RunRecord]) -> None:
 def test_a_fused_loss_takes_most_of_what_the_logits_took() -> None:
     require_emulation()
     cell = make_spec(
-        model="llama-3.1-8b", method="qlora", device="cuda", batch_size=4, seq_len=4096, gradient_checkpointing=True
+        model="llama-3.2-1b", method="qlora", device="cuda", batch_size=4, seq_len=4096, gradient_checkpointing=True
     )
     plain, fused = (
-        recorded.predict(cell.model_copy(update={"fused_linear_cross_entropy": yes})).peak_allocated_bytes.value
+        predicted(cell.model_copy(update={"fused_linear_cross_entropy": yes}), gpu=None).peak_allocated_bytes.value
         for yes in (False, True)
     )
     logits = 12 * cell.num_tokens * cell.architecture["vocab_size"]

@@ -39,7 +39,7 @@ def collate(rows):
 
 @dataclass(frozen=True)
 class Left:
-    """End of the verb. ``said``: its own lines on stderr; ``stray``: what is in the command's folder since."""
+    """End of the verb. ``said``: its own lines on stderr but those of each minute; ``stray``: new in its folder."""
 
     status: int
     out: str
@@ -130,7 +130,7 @@ class Verb:
             status=128 - status if status < 0 else status,
             out=out,
             err=err,
-            said=[line for line in err.splitlines() if line.startswith("vramprobe: ")],
+            said=[line for line in err.splitlines() if line.startswith("vramprobe: ") and " so far: " not in line],
             stray=sorted(_files(self._folder / "work") - self._before),
             kept=sorted(self._tmp.glob("vramprobe*")),
             running=running,

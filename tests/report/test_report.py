@@ -8,7 +8,6 @@ import io
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,13 @@ import PIL.Image
 import pytest
 from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spec, unpadded
 from PIL.PngImagePlugin import PngInfo
+from predictions import some_prediction
 
 from vramprobe.errors import FitError, IncomparableRecords, StaleReport, StoreError
+from vramprobe.model.card_fit import CardFit
 from vramprobe.predict import expected
 from vramprobe.predict.at_hand import NoRecipe
+from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.records import store, writing
 from vramprobe.records.outcomes import Oom, Timeout
 from vramprobe.records.phase_memory import Peak
@@ -37,37 +39,7 @@ from vramprobe.spec import CellSpec
 from vramprobe.units import GIB, MIB
 
 
-@dataclass(frozen=True)
-class FakeRange:
-    value: int
-    low: int
-    high: int
-
-
-@dataclass(frozen=True)
-class FakePrediction:
-    peak_allocated_bytes: FakeRange
-    peak_phase: str = "backward"
-    device_bytes: None = None
-
-
-@dataclass(frozen=True)
-class FakeModel:
-    fingerprints: tuple[str, ...]
-    data_fingerprint: str = "made up"
-
-
-def test_the_stand_ins_have_the_real_shape() -> None:
-    from vramprobe.model.card_fit import CardFit
-    from vramprobe.predict.prediction import Interval, Prediction
-
-    assert Prediction.model_fields["peak_allocated_bytes"].annotation is Interval
-    assert set(FakeRange.__dataclass_fields__) <= set(Interval.model_fields)
-    assert set(FakePrediction.__dataclass_fields__) <= set(Prediction.model_fields)
-    assert set(FakeModel.__dataclass_fields__) <= set(CardFit.model_fields)
-
-
-def report(results: Path, out: Path, *, model: FakeModel | None = None, fit_path: str | None = None) -> list[Path]:
+def report(results: Path, out: Path, *, model: CardFit | None = None, fit_path: str | None = None) -> list[Path]:
     """The pages alone, written: the plots have tests of their own (test_plots.py)."""
     material = gather(read_whole(results), results, command_of(results, out, model, fit_path), model)
     files = {name: content for document in documents(material) for name, content in files_of(document).items()}
@@ -94,8 +66,16 @@ def predictor(monkeypatch: pytest.MonkeyPatch) -> dict[int, object]:
     return answers
 
 
-def prediction(value_mib: float, low_mib: float, high_mib: float) -> FakePrediction:
-    return FakePrediction(FakeRange(*(int(mib * MIB) for mib in (value_mib, low_mib, high_mib))))
+def prediction(value_mib: float, low_mib: float, high_mib: float) -> Prediction:
+    return some_prediction(
+        peak_phase="backward",
+        peak_allocated_bytes=Interval(value=int(value_mib * MIB), low=int(low_mib * MIB), high=int(high_mib * MIB)),
+    )
+
+
+def fit_of(*specs: CellSpec) -> CardFit:
+    """A fit to these cells, of which a page reads no more."""
+    return CardFit.model_construct(fingerprints=tuple(spec.fingerprint for spec in specs), data_fingerprint="made up")
 
 
 def save(folder: Path, records: list[RunRecord]) -> Path:
@@ -104,7 +84,7 @@ def save(folder: Path, records: list[RunRecord]) -> Path:
     return folder
 
 
-def example(folder: Path, predictor: dict[int, object]) -> tuple[Path, FakeModel]:
+def example(folder: Path, predictor: dict[int, object]) -> tuple[Path, CardFit]:
     """Four measured cells of 100 MiB (two methods, two held out), an out-of-memory and a timed-out one."""
     predictor |= {
         8: prediction(103, 90, 110),
@@ -123,7 +103,7 @@ def example(folder: Path, predictor: dict[int, object]) -> tuple[Path, FakeModel
         make_record(make_spec(seq_len=128), outcome=Oom(phase="backward", requested_bytes=GIB, message="|<b>"))
     )
     records.append(make_record(make_spec(seq_len=256), outcome=Timeout(limit_seconds=60)))
-    model = FakeModel(fingerprints=(full[0].fingerprint, lora[0].fingerprint))
+    model = fit_of(full[0], lora[0])
     return save(folder / "results", records), model
 
 
@@ -258,7 +238,7 @@ def test_why_there_is_no_prediction_is_said(tmp_path: Path, predictor) -> None:
         16: FitError("no terms for t5"),
     }
     records = [with_peak(make_spec(seq_len=length), 100 * MIB) for length in (8, 16)]
-    report(save(tmp_path / "results", records), tmp_path / "out", model=FakeModel(fingerprints=()))
+    report(save(tmp_path / "results", records), tmp_path / "out", model=fit_of())
     text = unpadded((tmp_path / "out" / "measured.md").read_text())
     held_out, remarks = section(text, "Held out of the fit"), section(text, "About the predictions")
     assert "| 100.0 | 103.0 | 90.0 | 110.0 | +3.00 |" in held_out

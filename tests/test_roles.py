@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.tables import as_csv, read_csv
+from tools import roles
 
 ROOT = Path(__file__).parents[1]
-_spec = importlib.util.spec_from_file_location("roles", ROOT / "tools" / "roles.py")
-assert _spec
-assert _spec.loader
-roles = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(roles)
-
 MANIFEST = read_csv(roles.MANIFEST)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from grids import exhaustive
 
+from tests.oracles import oracles
 from vramprobe import api, catalog
 from vramprobe.bounds.floor import BelowFloor, floor_bytes
 from vramprobe.catalog.shipped import data_file
@@ -19,9 +19,6 @@ from vramprobe.recipe.shipped import BOOK, LIKE_ALL, entry_keys, read_book, shap
 from vramprobe.sweep.definition import load_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from tests.oracles import oracles  # noqa: E402
 
 
 def of_the_book(every: int) -> list[float]:

@@ -7,7 +7,6 @@ fail until somebody says how it is run.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from grids import exhaustive, grid
 from test_imports import FLOORS
 from typer.main import get_command
 
+from tools import readme
 from vramprobe import api
 from vramprobe.cli import verbs
 from vramprobe.cli.options import ANSWERED
@@ -40,12 +40,6 @@ ROOT = Path(__file__).parents[2]
 #: What `make` sets an environment up from.
 SETUP = ("Makefile", "pyproject.toml", "setup.py", "constraints.txt")
 VERBS = get_command(verbs.app).commands
-
-_spec = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "readme.py")
-assert _spec
-assert _spec.loader
-readme = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(readme)
 
 PAGES = readme.pages()
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)

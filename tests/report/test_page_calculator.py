@@ -6,7 +6,6 @@ That its replays are Python's, phase by phase, is tested in test_page_recipes.py
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from grids import exhaustive
 from page_browser import waiting, written
 from page_example import MODELS, content
 
+from tools import page_parts
 from vramprobe import catalog
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.predict import at_hand, recorded
@@ -26,12 +26,6 @@ from vramprobe.report.page import page_book
 from vramprobe.resolve import resolve
 from vramprobe.units import format_bytes
 
-ROOT = Path(__file__).parents[2]
-_spec = importlib.util.spec_from_file_location("page_parts", ROOT / "tools" / "page_parts.py")
-assert _spec is not None
-assert _spec.loader is not None
-page_parts = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(page_parts)
 SHAPES = ((1, 2048), (2, 512), (3, 1500), (5, 4096), (16, 8192))
 
 #: In the page: what it says of each question's cell, by card and on each GPU.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 from collections.abc import Sequence
 from fractions import Fraction
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from grids import exhaustive
 
+from tools import page_parts
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.catalog.shipped import data_file
 from vramprobe.log.log import CAUSES, Log, PhaseMark
@@ -29,11 +29,6 @@ from vramprobe.units import MIB
 ROOT = Path(__file__).parents[2]
 PLAIN = ROOT / "vramprobe" / "allocator" / "plain"
 SHAPES: tuple[Shape, ...] = ((2, 512), (4, 2048), (7, 1000), (1, 8192))
-_spec = importlib.util.spec_from_file_location("page_parts", ROOT / "tools" / "page_parts.py")
-assert _spec is not None
-assert _spec.loader is not None
-page_parts = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(page_parts)
 
 #: In the page: what a recipe of the book says at each question's shape and settings.
 ASK = """async ([bookText, allocatorText, questions]) => {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -12,17 +11,12 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
+from tools import site
 from vramprobe import api
 from vramprobe.cli.help import VERBS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-
-_spec = importlib.util.spec_from_file_location("site_builder", ROOT / "tools" / "site.py")
-assert _spec
-assert _spec.loader
-site = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(site)
 
 
 def navigation() -> dict[str, list[tuple[str, str]]]:

@@ -32,7 +32,7 @@ from vramprobe.profile.monitors import free_host_bytes, seen_from_outside, warne
 from vramprobe.profile.requests import Client, ServerRequests, require_free_port
 from vramprobe.profile.waiting import told_each_minute
 from vramprobe.records.whole_file import replacing
-from vramprobe.sweep.signals import signals_that_end
+from vramprobe.sweep.signals import handled_by
 
 #: What site_folder (emulate/values/hook.py) puts into the command's processes, beside the values' own.
 HOOK = ("vramprobe_profile", str(Path(__file__).with_name("hook")), "start")
@@ -229,9 +229,6 @@ def _wait(
 def _signals_are_the_commands(kept: Kept) -> Iterator[list[int]]:
     """Ctrl-C reaches the command by the terminal, and it may answer as it likes; a second one ends it, and so does
     SIGTERM or SIGHUP, so that what was seen is shown. -> the signals that ended it, in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield []
-        return
     count, ended_by = 0, []
 
     def arrived(number: int, frame: Any) -> None:
@@ -241,12 +238,8 @@ def _signals_are_the_commands(kept: Kept) -> Iterator[list[int]]:
             ended_by.append(number)
             kept.end()
 
-    before = {number: signal.signal(number, arrived) for number in signals_that_end()}
-    try:
+    with handled_by(arrived):
         yield ended_by
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _pass_on(stream: IO[bytes], tail: deque[str]) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -87,6 +87,20 @@ def _say_all_but_exits(unraisable: Any) -> None:
 
 
 @contextlib.contextmanager
+def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Within, :func:`signals_that_end` call ``handler``; beside the main thread, which alone gets them, none does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in signals_that_end()}
+    try:
+        yield
+    finally:
+        for number, one in before.items():
+            signal.signal(number, one)
+
+
+@contextlib.contextmanager
 def woken_by_signals() -> Iterator[int | None]:
     """Yield a descriptor that can be read once a signal has come, None beside the main thread.
 
@@ -128,15 +142,8 @@ class Signals:
     @contextlib.contextmanager
     def caught(self) -> Iterator[Signals]:
         """Take the signals over; give them back at the end."""
-        if threading.current_thread() is not threading.main_thread():
+        with handled_by(self._arrived):
             yield self
-            return
-        before = {signum: signal.signal(signum, self._arrived) for signum in signals_that_end()}
-        try:
-            yield self
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:

@@ -5,7 +5,6 @@ In: a RunRecord. Out: text on the terminal. Predictions, fits and lists are disp
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -59,8 +58,8 @@ def print_record(record: RunRecord) -> None:
     elif record.ranks:
         _print_ranks(console, record)
     console.print(f"\nload peak {format_bytes(peak.load_allocated_bytes)}", end="")
-    if record.timing and record.timing.step_seconds:
-        console.print(f", step {statistics.median(record.timing.step_seconds):.2f} s untraced", end="")
+    if record.timing and (seconds := record.timing.median_step_seconds) is not None:
+        console.print(f", step {seconds:.2f} s untraced", end="")
     console.print()
     if record.emulation is not None:
         print_values(console, record.emulation)

@@ -6,6 +6,7 @@ of the name; what is not known is null, never 0 or -1. Never measures and never 
 
 from __future__ import annotations
 
+import statistics
 import uuid
 from datetime import datetime
 from typing import Any, Literal
@@ -47,6 +48,11 @@ class Timing(FrozenModel):
     traced_seconds: float | None = None
     history_seconds: float | None = None  # the step under the allocator's history, where one was taken
     total_seconds: float
+
+    @property
+    def median_step_seconds(self) -> float | None:
+        """Median of the steps that were not traced; None without any."""
+        return statistics.median(self.step_seconds) if self.step_seconds else None
 
 
 class Environment(FrozenModel):

@@ -6,7 +6,6 @@ Never drops a record, and refuses (require_comparable) to let what was measured 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -51,7 +50,7 @@ def to_row(record: rec.RunRecord) -> dict[str, Any]:
         **ledger_columns(record.ledger),
         "context_bytes": record.context_bytes,
         "num_alloc_retries": record.num_alloc_retries,
-        "step_seconds": statistics.median(times) if (times := record.timing and record.timing.step_seconds) else None,
+        "step_seconds": record.timing and record.timing.median_step_seconds,
         "total_seconds": record.timing and record.timing.total_seconds,
         "device_name": environment.device_name,
         "device_total_bytes": environment.device_total_bytes,

@@ -24,6 +24,7 @@ from vramprobe.report.columns import ByteUnit, provenance, shortened, signed_per
 from vramprobe.report.definition import Column, Document, Table
 from vramprobe.report.formats import files_of
 from vramprobe.report.publish import publish
+from vramprobe.sweep.stages import read_records
 from vramprobe.units import KIB, MIB, format_bytes
 
 _MIB = ByteUnit("MiB", MIB, 1)
@@ -81,7 +82,7 @@ class CardTruth(NamedTuple):
 
 def card_truth_gpu(folder: str | Path) -> str | None:
     """The GPU of the records in ``folder``/measured, by the catalog's name; None where the catalog has none."""
-    names = {record.environment.device_name for record in _records(Path(folder) / "measured")}
+    names = {record.environment.device_name for record in read_records(Path(folder) / "measured")}
     known = [gpu for name in sorted(names) if (gpu := gpu_seen(name)) is not None]
     return known[0].short_name if known else None
 
@@ -91,7 +92,7 @@ def card_truth(folder: str | Path) -> CardTruth:
     context, for later verdicts on it.
     """
     folder = Path(folder)
-    measured, emulated = _records(folder / "measured"), _records(folder / "emulated")
+    measured, emulated = read_records(folder / "measured"), read_records(folder / "emulated")
     document = card_truth_document(measured, emulated, f"vramprobe calibrate-gpu -o {folder}")
     lines = list(document.remarks)
     if (row := context_row(measured)) is not None:
@@ -147,12 +148,6 @@ def _kept(row: ContextRow) -> str:
 def _shows_context(record: RunRecord) -> bool:
     is_one = record.instrument == "cuda" and record.spec.num_gpus == 1
     return is_one and record.outcome.kind == "ok" and record.context_bytes is not None
-
-
-def _records(folder: Path) -> tuple[RunRecord, ...]:
-    """Read the records of a folder; none where a step was not reached."""
-    journal = folder / "records.jsonl"
-    return store.read(journal, allow_empty=True).records if journal.exists() else ()
 
 
 def truth_rows(measured: Iterable[RunRecord], emulated: Iterable[RunRecord]) -> list[dict[str, Any]]:
@@ -220,9 +215,7 @@ def _tier(record: RunRecord | None, tier: str) -> int | None:
 
 def _step_seconds(record: RunRecord) -> float | None:
     """The median of the timed steps; an emulated GPU has none."""
-    if record.outcome.kind != "ok" or record.timing is None or not record.timing.step_seconds:
-        return None
-    return statistics.median(record.timing.step_seconds)
+    return record.timing.median_step_seconds if record.outcome.kind == "ok" and record.timing else None
 
 
 def _tier_table(title: str, tier: str, rows: Sequence[dict[str, Any]], first: str) -> Table:

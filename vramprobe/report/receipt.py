@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ def receipt_of(record: RunRecord) -> dict[str, Any]:
     """The receipt: bytes as integers with the unit last, null where it is not known; ``sha256`` is of the record's line
     in its journal, so that whoever has both can tell that they belong together.
     """
-    peak, environment, seconds = record.peak, record.environment, record.timing and record.timing.step_seconds
+    peak, environment = record.peak, record.environment
     return {
         "receipt": FORMAT,
         "grade": word_for(record.instrument) if record.instrument in ("cuda", "emulated", "cpu") else record.instrument,
@@ -53,7 +52,7 @@ def receipt_of(record: RunRecord) -> dict[str, Any]:
         "device_bytes": peak and peak.device_bytes,
         "context_bytes": record.context_bytes,
         "peak_phase": peak and peak.phase,
-        "step_seconds": statistics.median(seconds) if seconds else None,
+        "step_seconds": record.timing and record.timing.median_step_seconds,
         "gpu": environment.device_said,
         "gpu_total_bytes": environment.nvml_total_bytes or environment.device_total_bytes,
         "driver": environment.driver_version,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vramprobe.records.record import RunRecord
-from vramprobe.records.table import to_row
 from vramprobe.report.cells import Cell
 from vramprobe.report.columns import cell_columns, cell_row, unit_for
 from vramprobe.report.definition import Column, Document, Table
@@ -73,4 +72,4 @@ def _is_timed(cell: Cell) -> bool:
 
 
 def _step_seconds(cell: Cell) -> float | None:
-    return to_row(cell.record)["step_seconds"]
+    return cell.record.timing.median_step_seconds if cell.record.timing else None

@@ -244,7 +244,7 @@ def next_cells(
 
 
 def read_records(folder: Path) -> tuple[RunRecord, ...]:
-    """Read the records in the stage's journal."""
+    """Read the records of a sweep's folder; none where it has not begun."""
     journal = folder / JOURNAL
     return store.read(journal, allow_empty=True).records if journal.exists() else ()
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vramprobe import catalog
+from vramprobe.cli.folded import on_one_line
 from vramprobe.report.definition import Column, Table
 from vramprobe.report.formats import terminal
 from vramprobe.units import format_bytes, format_seconds, plural, word_for
@@ -87,9 +88,9 @@ def print_check(report: CheckReport) -> None:
         said = None
         for finding in findings[:_PLACES_PER_RULE]:
             if finding.message != said:
-                console.print(f"  {_printable(finding.message)}", markup=False, soft_wrap=True)
+                console.print(f"  {on_one_line(finding.message)}", markup=False, soft_wrap=True)
                 said = finding.message
-            console.print(f"    {_printable(finding.where)}", markup=False, soft_wrap=True)
+            console.print(f"    {on_one_line(finding.where)}", markup=False, soft_wrap=True)
         if (more := len(findings) - _PLACES_PER_RULE) > 0:
             console.print(f"  and {more} more; --json lists all")
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.outcomes.items())) or "none"
@@ -103,11 +104,6 @@ def print_check(report: CheckReport) -> None:
     counts = f"{plural(errors, 'error')}, {plural(len(report.findings) - errors, 'warning')}"
     verdict = "passes" if report.ok else "fails"
     console.print(f"[bold]{verdict}[/]: {counts}{' (strict: none is allowed)' if report.strict else ''}")
-
-
-def _printable(text: str) -> str:
-    """Others' text on one line: what moves the cursor or starts a line of its own is shown by its code."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def print_fit(model: CardFit, path: Path) -> None:

@@ -9,6 +9,7 @@ import inspect
 import shlex
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -115,10 +116,7 @@ def collect(
     from vramprobe.sweep import rented
 
     into = rented.collect(folder) if copy else folder / rented.RECORDS
-    records = store.read(into, allow_empty=True).records
-    counts: dict[str, int] = {}
-    for record in records:
-        counts[record.outcome.kind] = counts.get(record.outcome.kind, 0) + 1
+    counts = Counter(record.outcome.kind for record in store.read(into, allow_empty=True).records)
     profiles = [one.name for one in read_profiles(into)]
     jobs = rented.status(folder)
     if json_output:

@@ -67,10 +67,6 @@ class Ticket:
         """Path of the file in which the worker writes its current phase."""
         return self.folder / f"{self.attempt_id}.phase"
 
-    def running_phase(self) -> tuple[str, int | None] | None:
-        """(phase, step) that the worker announced last; None before the first."""
-        return read_phase(self.status)
-
     def tear(self) -> None:
         """Clear what the worker left, once it is in the journal."""
         for path in (self.record, self.status):
@@ -248,7 +244,7 @@ def _death(
     status: int | None, timeout_seconds: float | None, kills_before: int | None, log: Path, ticket: Ticket
 ) -> Outcome:
     """Derive the outcome of a worker that left no record from its exit status."""
-    phase, step = ticket.running_phase() or (None, None)
+    phase, step = read_phase(ticket.status) or (None, None)
     if status is None:
         return Timeout(limit_seconds=timeout_seconds, phase=phase)
     kills = _oom_kills()

@@ -109,14 +109,7 @@ def courses_of(
 
 def _as_record(course: Course, first_step: int) -> ReservedCourse:
     """Its steps counted as the run's."""
-    return ReservedCourse(
-        alloc_conf=course.alloc_conf,
-        empty_cache_steps=course.empty_cache_steps,
-        num_steps=first_step - 2 + course.num_steps,
-        first_reserved_bytes=course.first_reserved_bytes,
-        last_reserved_bytes=course.last_reserved_bytes,
-        peak_reserved_bytes=course.peak_reserved_bytes,
-        peak_allocated_bytes=course.peak_allocated_bytes,
-        num_alloc_retries=course.num_alloc_retries,
-        oom_step=None if course.oom_step is None else first_step - 2 + course.oom_step,
-    )
+    before = first_step - 2
+    oom_step = None if course.oom_step is None else before + course.oom_step
+    counted = {"num_steps": before + course.num_steps, "oom_step": oom_step}
+    return ReservedCourse(**{name: getattr(course, name) for name in ReservedCourse.model_fields} | counted)

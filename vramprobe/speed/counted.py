@@ -210,9 +210,9 @@ def ideal_rows(count: Count, gpu: Gpu) -> list[tuple[int, str, float, float, int
     return [(row.phase_number, row.kind, *full.parts(row), row.launches) for row in count.rows]
 
 
-def row_seconds(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> list[float]:
+def row_seconds(count: Count, gpu: Gpu) -> list[float]:
     """Seconds of each row's calls on the card together, collectives 0. Raises SpecError as :func:`time_of`."""
-    seconds_of = _Roofline(gpu, fit or shipped_counted())
+    seconds_of = _Roofline(gpu, shipped_counted())
     return [seconds_of.row(row) for row in count.rows]
 
 

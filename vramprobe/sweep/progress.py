@@ -6,6 +6,7 @@ stores and prints nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -81,10 +82,7 @@ class RunSummary:
 
     def counts(self) -> dict[str, int]:
         """Records of this run by outcome."""
-        found: dict[str, int] = {}
-        for record in self.records:
-            found[record.outcome.kind] = found.get(record.outcome.kind, 0) + 1
-        return found
+        return dict(Counter(record.outcome.kind for record in self.records))
 
 
 def log_path(logs: Path, spec: CellSpec) -> Path:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import weakref
+from collections import Counter
 
 from vramprobe_values.imports import instead_of
 
@@ -267,9 +268,4 @@ def _with_spread(table, chosen, more):
 
 
 def _histogram(lengths):
-    if lengths is None:
-        return None
-    counts = {}
-    for length in lengths:
-        counts[length] = counts.get(length, 0) + 1
-    return sorted(counts.items())
+    return None if lengths is None else sorted(Counter(lengths).items())

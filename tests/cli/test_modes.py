@@ -79,7 +79,7 @@ def require_read_or_refused(name: str, number: int, option: str, group: str | No
         values[group] = dict(values[group]) | {option: mark}
     if next(one for one in seen if one.is_asked(values)) is not mode or option in asks[number]:
         return  # it asks for another mode itself
-    reads = inspect.signature(modes[seen.index(mode)].answer).parameters
+    reads = mode.reads
     if option in reads or group in reads:
         answer(seen, verb, values)
         assert mark in (told.get(option), (told.get(group) or {}).get(option))
@@ -111,7 +111,7 @@ def test_every_verb_with_modes_is_tried() -> None:
 def test_modes_read_the_verbs_options_all_of_them_and_no_others(name: str) -> None:
     verb, modes, asks = VERBS[name]
     known = set(options_of(verb)) | set(GROUPS)
-    read = {one for mode in modes for one in inspect.signature(mode.answer).parameters}
+    read = {one for mode in modes for one in mode.reads}
     assert read <= known
     assert {option for option, group in options_of(verb).items() if option not in read and group not in read} == set()
     assert {next(one.said for one in modes if one.is_asked(values_of(verb, ask))) for ask in asks} == {

@@ -125,7 +125,6 @@ def test_the_steps_of_a_run_are_the_trainers_or_as_asked(
         ({}, {"trainer": None}, "no transformers Trainer was seen: give --steps or --tokens"),
         ({}, {"replaced": True}, "org/data was replaced by --empty-weights.*give --steps or --tokens"),
         ({"epochs": 2}, {"replaced": True}, "org/data was replaced"),
-        ({"steps": 3, "tokens": 5}, {}, "--steps and --tokens both say"),
         ({"epochs": 2}, {"trainer": TRAINER | {"are_given": True, "num_batches": None}}, "a stream: give --steps"),
     ],
 )
@@ -134,6 +133,11 @@ def test_a_length_that_is_not_known_says_which_option_to_give(
 ) -> None:
     with pytest.raises(SpecError, match=said):
         run_length(read_run(run(tmp_path, **how)), 1, STEP_TOKENS, **asked)
+
+
+def test_a_run_is_as_long_as_one_option_says() -> None:
+    with pytest.raises(SpecError, match="--steps and --tokens both say"):
+        CommandQuestion(limits=Limits(), steps=3, tokens=5)
 
 
 def test_tokens_of_steps_without_an_embedding_are_refused(tmp_path: Path) -> None:

@@ -27,27 +27,20 @@ class Mode(NamedTuple):
     said: str
     is_asked: Callable[[Mapping[str, Any]], bool]
     answer: Callable[..., None]  # its parameters are options, or groups of them (a cell's), which it gets as a mapping
+    named: Sequence[str] = ()  # all that it reads, where it takes some of them as ``**more``
 
-
-def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Name all options of an answer that takes some of them as ``**more``, in the order in which a reader is told."""
-
-    def named(answer: Callable[..., None]) -> Callable[..., None]:
-        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
-        answer.__dict__["__signature__"] = inspect.Signature(parameters)
-        return answer
-
-    return named
+    @property
+    def reads(self) -> Sequence[str]:
+        """The options and groups that its answer takes, in the order in which a reader is told."""
+        return self.named or list(inspect.signature(self.answer).parameters)
 
 
 def answer(modes: Sequence[Mode], verb: Callable[..., None], values: Mapping[str, Any]) -> None:
     """Answer in the first mode that is asked for. ``values``: those of all parameters of ``verb``."""
     mode = next(one for one in modes if one.is_asked(values))
-    known = _parameters(mode)
-    others = {one.said: _parameters(one) for one in modes if one is not mode}
-    require_read(verb, values, known, mode.said, others)
+    require_read(verb, values, mode.reads, mode.said, {one.said: one.reads for one in modes if one is not mode})
     of_groups = {name: value for name, (value, group) in _given(verb, values).items() if group}
-    mode.answer(**{name: value for name, value in (of_groups | dict(values)).items() if name in known})
+    mode.answer(**{name: value for name, value in (of_groups | dict(values)).items() if name in mode.reads})
 
 
 def require_read(
@@ -66,10 +59,6 @@ def require_read(
         readers = "; ".join(other for other, its in others.items() if name in its or group in its)
         listed = ", ".join(GROUPS.get(one) or flags[one] for one in reads)
         raise typer.BadParameter(f"{told}: not an option of {said}, but of {readers}. Drop it; {said} reads {listed}.")
-
-
-def _parameters(mode: Mode) -> list[str]:
-    return list(inspect.signature(mode.answer).parameters)
 
 
 def flags_of(verb: Callable[..., None]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vramprobe.cli.emulate import say
-from vramprobe.cli.modes import Mode, answer, reads
+from vramprobe.cli.modes import Mode, answer
 from vramprobe.cli.options import BatchSampler, Json, Lengths, PadToMultipleOf, takes_a_cell
 from vramprobe.cli.recommend_command import of_command, of_folder
 from vramprobe.errors import SpecError
@@ -88,22 +88,20 @@ def recommend(
 _LIMITS = ("deadline", "budget", "gpu", "max_gpus")
 _OFFERS = ("provider", "region", "terms", "prices")
 _OF_A_RUN = ("every", "json_output", "steps", "tokens", "epochs", *_LIMITS, *_OFFERS)
+_OF_A_MODEL = (
+    "cell", "tokens", *_LIMITS, "global_batch", "sharding", *_OFFERS, "records", "lengths", "sampler",
+    "pad_to_multiple_of", "longest", "largest_model", "every", "json_output",
+)  # fmt: skip
 
 
-@reads("command", "seq_len", "emulate", *_OF_A_RUN)
 def _of_command(*, command: list[str], every: bool, json_output: bool, **asked: Any) -> None:
     _print(of_command(command, **asked), every=every, json_output=json_output)
 
 
-@reads("from_folder", *_OF_A_RUN)
 def _of_folder(*, from_folder: Path, every: bool, json_output: bool, **asked: Any) -> None:
     _print(of_folder(from_folder, **asked), every=every, json_output=json_output)
 
 
-@reads(
-    "cell", "tokens", *_LIMITS, "global_batch", "sharding", *_OFFERS, "records", "lengths", "sampler",
-    "pad_to_multiple_of", "longest", "largest_model", "every", "json_output",
-)  # fmt: skip
 def _of_model(
     *,
     cell: dict[str, Any],
@@ -138,9 +136,9 @@ def _of_model(
 
 
 _MODES = (
-    Mode("--from", lambda given: given["from_folder"] is not None, _of_folder),
-    Mode("a command", lambda given: bool(given["command"]), _of_command),
-    Mode("a model", lambda given: True, _of_model),
+    Mode("--from", lambda given: given["from_folder"] is not None, _of_folder, ("from_folder", *_OF_A_RUN)),
+    Mode("a command", lambda given: bool(given["command"]), _of_command, ("command", "seq_len", "emulate", *_OF_A_RUN)),
+    Mode("a model", lambda given: True, _of_model, _OF_A_MODEL),
 )
 
 

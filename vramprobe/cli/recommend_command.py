@@ -73,9 +73,6 @@ def _asked(
 
     if budget is not None and budget <= 0:
         raise SpecError(f"--budget {budget}: an amount of dollars above 0 is needed")
-    named = {"--steps": steps, "--tokens": tokens, "--epochs": epochs}
-    if len(both := [name for name, value in named.items() if value is not None]) > 1:
-        raise SpecError(f"{' and '.join(both)} both say how long the run is: give one")
     seconds = None if deadline is None else parse_duration(deadline)
     question = CommandQuestion(
         limits=Limits(deadline_seconds=seconds, budget_usd=budget),

@@ -50,6 +50,12 @@ class CommandQuestion:
     gpus: tuple[str, ...] = ()  # short names; empty: those with an offer
     max_gpus: int = GPUS_PER_MACHINE
 
+    def __post_init__(self) -> None:
+        """Raises SpecError where the run's length is said twice."""
+        named = {"--steps": self.steps, "--tokens": self.tokens, "--epochs": self.epochs}
+        if len(both := [name for name, value in named.items() if value is not None]) > 1:
+            raise SpecError(f"{' and '.join(both)} both say how long the run is: give one")
+
 
 def recommended(folder: Path, question: CommandQuestion, offers: Sequence[Offer], *, today: date) -> Recommendation:
     """Every GPU and number of replicas for the run in ``folder``. Raises SpecError where its step was not counted or

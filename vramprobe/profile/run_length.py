@@ -40,10 +40,6 @@ def run_length(
 ) -> RunLength:
     """The run's length on ``num_ranks``, whose step has ``step_tokens`` on each. Raises SpecError where it is not
     known."""
-    given = {"--steps": steps, "--tokens": tokens, "--epochs": epochs}
-    named = [name for name, value in given.items() if value is not None]
-    if len(named) > 1:
-        raise SpecError(f"{' and '.join(named)} both say how long the run is: give one")
     if steps is not None:
         return RunLength(num_steps=steps, num_ranks=num_ranks, is_data=False, said="--steps")
     if tokens is not None:

@@ -82,7 +82,7 @@ class RunSummary:
 
     def counts(self) -> dict[str, int]:
         """Records of this run by outcome."""
-        return dict(Counter(record.outcome.kind for record in self.records))
+        return dict(Counter[str](record.outcome.kind for record in self.records))
 
 
 def log_path(logs: Path, spec: CellSpec) -> Path:

@@ -21,7 +21,7 @@ def run(*words: str) -> Result:
 @pytest.mark.parametrize(
     ("size", "cell", "answer"),
     [
-        ("2GiB", ("--model=gpt2", "--method=full", "--batch-size=1", "--seq-len=512"), "does not fit"),
+        ("2GiB", ("--model=smollm2-135m", "--method=full", "--batch-size=2", "--seq-len=4k"), "does not fit"),
         ("14.9GiB", CELL, "tight"),
         ("16GiB", CELL, "tight"),  # 16.0 GiB under an older transformers
         ("18GiB", CELL, "fits"),
@@ -35,7 +35,7 @@ def test_predict_judges_a_size_by_either_option(size: str, cell: tuple[str, ...]
 
 
 def test_a_limit_by_a_gpus_name_is_that_gpu() -> None:
-    one, other = (run("predict", *CELL, given, "--json").stdout for given in ("--gpu=T4", "--limit-vram=T4"))
+    one, other = (run("predict", *CELL, given, "--json").stdout for given in ("--gpu=L4", "--limit-vram=L4"))
     assert json.loads(one)["verdict"] == json.loads(other)["verdict"]
 
 

@@ -17,7 +17,8 @@ from vramprobe.report.formats import terminal
 
 ROOT = Path(__file__).parents[2]
 RESULTS = str(ROOT / "results" / "cpu" / "quickstart")
-LARGE = ["predict", "--model", "llama-3.1-8b", "--method", "qlora", "--batch-size", "1", "--gpu", "T4"]
+LARGE = ["predict", "--model", "llama-3.1-8b", "--method", "qlora", "--batch-size", "1", "--gpu", "RTX-3060"]
+SMALL = ["--model", "smollm2-135m", "--method", "lora", "--seq-len", "512"]
 #: Verbs whose lines are all within the terminal. Of plan, run, check, fit and report some are names and paths, which
 #: are there to be copied and stay on one line.
 FITTING = {
@@ -28,20 +29,9 @@ FITTING = {
     "gpus": ["gpus"],
     "check": ["check", RESULTS],
     "predict": [*LARGE, "--seq-len", "2048"],
-    "predict --max-batch": [
-        "predict",
-        "--model",
-        "gpt2",
-        "--method",
-        "lora",
-        "--seq-len",
-        "512",
-        "--gpu",
-        "T4",
-        "--max-batch",
-    ],
-    "recommend": ["recommend", "--model", "gpt2", "--method", "lora", "--seq-len", "512", "--tokens", "1M"],
-    "recommend tokens": ["recommend", "--model", "gpt2", "--method", "lora", "--seq-len", "512", "--budget", "1"],
+    "predict --max-batch": ["predict", *SMALL, "--gpu", "RTX-3060", "--max-batch"],
+    "recommend": ["recommend", *SMALL, "--tokens", "1M"],
+    "recommend tokens": ["recommend", *SMALL, "--budget", "1"],
 }
 
 

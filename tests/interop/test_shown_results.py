@@ -19,7 +19,7 @@ from vramprobe.records.profile import read_profiles
 from vramprobe.records.shown import Shown
 
 PROFILES = Path(__file__).parents[2] / "benchmarks" / "rollouts" / "features.jsonl"
-CELL = {"model": "smollm2-135m", "method": "lora", "batch_size": 1, "seq_len": 256}
+CELL = {"model": "smollm2-135m", "method": "lora", "batch_size": 2, "seq_len": 1024}  # whose recipe ships
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB "
     "of which 1.00 GiB is free."
@@ -30,7 +30,7 @@ OOM = (
 def results() -> dict[type, Any]:
     """One result of each class."""
     one, other = read_profiles(PROFILES)[:2]
-    recommended = {"model": "smollm2-135m", "method": "lora", "gpus": ["RTX-4090"], "max_gpus": 1, "seq_len": 256}
+    recommended = {"model": "smollm2-135m", "method": "lora", "gpus": ["RTX-4090"], "max_gpus": 1, "seq_len": 1024}
     made = [
         vramprobe.predict(gpu="RTX-4090", **CELL),
         vramprobe.techniques(),

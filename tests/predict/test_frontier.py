@@ -27,7 +27,7 @@ def test_each_row_has_the_longest_sequence_of_so_many() -> None:
 
 def test_a_frontier_of_what_does_not_fit_or_is_given_is_refused() -> None:
     with pytest.raises(VramprobeError, match="not even seq_len 1 with batch_size 1 fits"):
-        api.frontier(model="llama-3.1-8b", method="full", gpu="T4")
+        api.frontier(model="llama-3.1-8b", method="full", gpu="RTX-3060")
     with pytest.raises(SpecError, match="seq_len was given: drop it, or ask max_seq_len"):
         api.frontier(seq_len=512, **WORDS)
 

@@ -142,8 +142,8 @@ def test_predict_prints_one_line_and_has_it_in_json() -> None:
     [
         (QLORA, []),
         (QLORA, ["--limit-vram", "RTX-4090"]),
-        (QLORA | {"seq_len": 131_072}, ["--gpu", "RTX-4090"]),  # does not fit
-        (QLORA, ["--gpu", "RTX-4090", "--lengths", "p50=250 p90=700 p99=1500 max=2048"]),
+        (QLORA | {"batch_size": 8, "seq_len": 8192}, ["--gpu", "RTX-4090"]),  # does not fit
+        (QLORA, ["--gpu", "RTX-4090", "--lengths", "min=1024 p50=1100 p99=1500 max=2048"]),
     ],
 )
 def test_predict_has_no_step_where_it_would_be_another_s(question: dict[str, Any], more: list[str]) -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from vramprobe import api
 from vramprobe.cli import display, verbs
 from vramprobe.errors import SpecError
-from vramprobe.measure import doctor, machine, nvml
+from vramprobe.measure import doctor, environment, machine, nvml
 from vramprobe.measure.doctor import Diagnosis
 from vramprobe.measure.machine import CheckResult, DoctorState
 from vramprobe.records.outcomes import Error
@@ -362,7 +362,7 @@ def test_a_results_folder_that_cannot_be_written_to(
 
 
 def test_too_little_room_is_a_warning(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_room_in_container", lambda: [500 * MIB])
+    monkeypatch.setattr(environment, "free_host_bytes", lambda: (500 * MIB, 8 * GIB))
     monkeypatch.setattr(machine, "_FREE_DISK_BYTES", 2**60)
     diagnosis = look()
     assert found(diagnosis, "host memory").detail == "only 500.00 MiB free"

@@ -12,6 +12,7 @@ from grids import exhaustive
 from run_command import NO_COMPILER, TRAIN
 
 from vramprobe.emulate.enter import entrance
+from vramprobe.measure import environment
 from vramprobe.profile import monitors
 from vramprobe.profile.monitors import CardSeen, seen_from_outside
 from vramprobe.profile.ranks import Remarks, rank_profile
@@ -67,16 +68,16 @@ def test_a_rank_has_its_own_card_and_others_on_it_are_named() -> None:
     ]
 
 
-def said_of(monkeypatch: pytest.MonkeyPatch, *free: tuple[int, int] | None) -> list[str]:
+def said_of(monkeypatch: pytest.MonkeyPatch, *free: tuple[int, int]) -> list[str]:
     monkeypatch.setattr(monitors, "_HOST_EVERY_SECONDS", 0.001)
     said: list[str] = []
     given = iter(free)
     done: list[bool] = []
 
-    def look() -> tuple[int, int] | None:
+    def look() -> tuple[int, int]:
         one = next(given, None)
         done.append(one is None or one[0] < GIB)
-        return one
+        return one or (24 * GIB, 24 * GIB)
 
     with monitors.warned_of_a_full_host(said.append, free=look):
         until = time.monotonic() + 10
@@ -93,15 +94,15 @@ def test_it_is_said_once_with_how_much_is_left(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("free", [(5 * GIB, 24 * GIB), (5 * GIB, 512 * GIB), (GIB, 8 * GIB)])
 def test_nothing_is_said_while_there_is_enough(monkeypatch: pytest.MonkeyPatch, free: tuple[int, int]) -> None:
-    assert said_of(monkeypatch, free, None) == []
+    assert said_of(monkeypatch, free) == []
 
 
 def test_a_control_group_that_has_less_than_the_machine_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(monitors, "_GROUP", tmp_path)
-    whole = monitors.free_host_bytes()
+    monkeypatch.setattr(environment, "_GROUP", tmp_path)
+    whole = environment.free_host_bytes()
     assert 0 < whole[0] <= whole[1]
     for name, text in (("max", "1000000"), ("current", "900000"), ("stat", "anon 1\ninactive_file 50000\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert monitors.free_host_bytes() == (150_000, 1_000_000)
+    assert environment.free_host_bytes() == (150_000, 1_000_000)
     (tmp_path / "memory.max").write_text("max\n")
-    assert monitors.free_host_bytes()[1] == whole[1]
+    assert environment.free_host_bytes()[1] == whole[1]

@@ -26,6 +26,7 @@ PACKAGES = ("vramprobe", "torch", "transformers", "peft", "bitsandbytes", "accel
 _OF_A_FUSED_LOSS = ("liger-kernel", "triton")
 _OF_TRL = ("trl", "triton")
 _OF_CUT = ("cut-cross-entropy", "triton")
+_GROUP = Path("/sys/fs/cgroup")
 
 
 def capture(
@@ -133,6 +134,17 @@ def _cuda_properties() -> dict[str, object]:
 def cpu_name() -> str:
     """The processor's marketing name, or its architecture where the system does not tell."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def free_host_bytes() -> tuple[int, int]:
+    """(free, whole) of this machine's memory, or of that of the control group that limits it (version 2)."""
+    machine = psutil.virtual_memory()
+    found = [(machine.available, machine.total)]
+    with contextlib.suppress(OSError, ValueError):  # no limit reads "max"
+        limit, used = (int((_GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        files = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        found.append((limit - used + int(files.get("inactive_file", 0)), limit))  # as the kernel frees it first
+    return min(found)
 
 
 def is_slow_for(spec: CellSpec) -> bool:

@@ -6,7 +6,6 @@ doctor.py's.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -17,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import vramprobe
-from vramprobe.measure import nvml
+from vramprobe.measure import environment, nvml
 from vramprobe.measure.launcher import SAID_BY_THE_SPEC, Server
 from vramprobe.units import GIB, format_bytes
 
@@ -74,20 +72,12 @@ def check_python(case: DoctorState) -> Iterator[CheckResult]:
 def check_host_memory(case: DoctorState) -> Iterator[CheckResult]:
     """Check the free bytes of the host's memory, or of the container's share."""
     del case
-    free_bytes = min([psutil.virtual_memory().available, *_room_in_container()])
+    free_bytes, _ = environment.free_host_bytes()
     if free_bytes >= _FREE_MEMORY_BYTES:
         yield CheckResult("host memory", "ok", f"{format_bytes(free_bytes)} free")
     else:
         advice = "free some: the libraries alone take about 1 GiB in each process"
         yield CheckResult("host memory", "warning", f"only {format_bytes(free_bytes)} free", advice)
-
-
-def _room_in_container() -> list[int]:
-    """Bytes that this container may still take, in a list of one; empty without a limit (cgroup version 2)."""
-    folder = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # no limit reads "max"
-        return [int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())]
-    return []
 
 
 def check_results_folder(case: DoctorState) -> Iterator[CheckResult]:

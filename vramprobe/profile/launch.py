@@ -24,11 +24,12 @@ import vramprobe
 from vramprobe.emulate.values import hook as values_hook
 from vramprobe.emulate.values import one_rank
 from vramprobe.errors import SpecError, StoreError
+from vramprobe.measure.environment import free_host_bytes
 from vramprobe.profile import stand_ins
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
-from vramprobe.profile.monitors import free_host_bytes, seen_from_outside, warned_of_a_full_host
+from vramprobe.profile.monitors import seen_from_outside, warned_of_a_full_host
 from vramprobe.profile.requests import Client, ServerRequests, require_free_port
 from vramprobe.profile.waiting import told_each_minute
 from vramprobe.records.whole_file import replacing

@@ -1,6 +1,6 @@
 """Monitors beside a run that this process waits for: the cards' use by NVML, and a warning of a full host.
 
-In: NVML, some twenty times a second; /proc/meminfo and the memory limit of this control group, twice a second. Out: a
+In: NVML, some twenty times a second; the free memory of the host or of this control group, twice a second. Out: a
 CardSeen for each card, its highest use by all processes: between the marks of the hook nobody else sees what the driver
 hands out (on an emulated card, and without NVML, there are none); one line, once, as an emulated run that swaps takes
 minutes for seconds, or is killed. The threads have ended when the run has.
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 from vramprobe.measure.nvml import NvmlDevice, open_device, visible_gpus
 from vramprobe.units import format_bytes
@@ -21,7 +20,6 @@ _CARDS_EVERY_SECONDS = 0.05
 _HOST_EVERY_SECONDS = 0.5
 #: Free memory at which it is said: this share of the host, and at most so much.
 _SHARE, _MOST_BYTES = 0.08, 4 << 30
-_GROUP = Path("/sys/fs/cgroup")
 
 
 @contextmanager
@@ -76,17 +74,15 @@ def _look(found: list[tuple[CardSeen, NvmlDevice]]) -> bool:
 
 
 @contextmanager
-def warned_of_a_full_host(say: Callable[[str], None], *, free: Callable[[], tuple[int, int] | None]) -> Iterator[None]:
+def warned_of_a_full_host(say: Callable[[str], None], *, free: Callable[[], tuple[int, int]]) -> Iterator[None]:
     """Within: ``say`` hears of it as soon as ``free()`` -> (free, whole), in bytes, is nearly none."""
 
     def look() -> bool:
-        seen = free()
-        if seen is None:
-            return True
-        if seen[0] >= min(_SHARE * seen[1], _MOST_BYTES):
+        free_bytes, whole_bytes = free()
+        if free_bytes >= min(_SHARE * whole_bytes, _MOST_BYTES):
             return False
         say(
-            f"this machine's memory is nearly full: {format_bytes(seen[0])} of {format_bytes(seen[1])} left. "
+            f"this machine's memory is nearly full: {format_bytes(free_bytes)} of {format_bytes(whole_bytes)} left. "
             "When it is, the run is killed or becomes very slow: end it (Ctrl-C; what was seen is shown), then "
             "run one rank (--only-rank 0 --world-size N), use fewer DataLoader workers, or load the model on "
             "the GPU (device_map) instead of the host"
@@ -95,16 +91,3 @@ def warned_of_a_full_host(say: Callable[[str], None], *, free: Callable[[], tupl
 
     with looking(look, _HOST_EVERY_SECONDS):
         yield
-
-
-def free_host_bytes() -> tuple[int, int] | None:
-    """(free, whole) of this machine, or of the control group that limits it; None where neither is said."""
-    found = []
-    with suppress(OSError, ValueError, KeyError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        found.append(tuple(int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal")))
-    with suppress(OSError, ValueError):
-        limit, used = (int((_GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        files = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        found.append((limit - used + int(files.get("inactive_file", 0)), limit))  # as the kernel frees it first
-    return min(found, default=None)

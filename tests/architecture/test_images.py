@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import json
 import math
 import random
 from collections import defaultdict
@@ -14,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vision import profiled_config
 
 from vramprobe.architecture.images import Image, image_of
-from vramprobe.catalog.profiled import find_profiled
 from vramprobe.errors import SpecError
 
 np = pytest.importorskip("numpy")
@@ -24,16 +23,10 @@ pytest.importorskip("transformers")
 SIZES = [(640, 480), (480, 640), (1024, 1024), (37, 29), (500, 20), (1111, 333), (4000, 3000)]
 
 
-def config_of(slug: str) -> dict[str, Any]:
-    found = find_profiled(slug)
-    assert found is not None
-    return json.loads(found.config.read_text())
-
-
 @pytest.mark.parametrize(("slug", "limits"), [("qwen2.5-vl-7b", (3136, 12845056)), ("qwen3-vl-8b", (65536, 16777216))])
 def test_qwen_resizes_as_its_processor_does(slug: str, limits: tuple[int, int]) -> None:
     own = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
-    config = config_of(slug)
+    config = profiled_config(slug)
     side = 2 * config["vision_config"]["patch_size"]
     for width, height in [*SIZES, (16384, 16384), (20, 20), (4000, 20)]:
         high, wide = own.smart_resize(height, width, side, *limits)
@@ -46,7 +39,7 @@ def test_qwen_resizes_as_its_processor_does(slug: str, limits: tuple[int, int]) 
 def test_smolvlm_cuts_into_tiles_as_its_processor_does(slug: str, kind: str) -> None:
     own = importlib.import_module(f"transformers.models.{kind}.image_processing_pil_{kind}")
     name = {"idefics3": "Idefics3ImageProcessorPil", "smolvlm": "SmolVLMImageProcessorPil"}[kind]
-    config = config_of(slug)
+    config = profiled_config(slug)
     tile, patch = config["vision_config"]["image_size"], config["vision_config"]["patch_size"]
     processor = getattr(own, name)(size={"longest_edge": 4 * tile}, max_image_size={"longest_edge": tile})
     processor.do_normalize = processor.do_rescale = False
@@ -74,7 +67,7 @@ def own_functions(module: str) -> dict[str, Any]:
 
 def test_llama_4_cuts_into_tiles_as_its_processor_does() -> None:
     own = own_functions("transformers.models.llama4.image_processing_llama4")
-    config = config_of("llama-4-scout-it")
+    config = profiled_config("llama-4-scout-it")
     shapes = own["torch"].tensor(own["find_supported_resolutions"](16, SimpleNamespace(height=336, width=336)))
     drawn = random.Random(4)
     sizes = [*SIZES, (336, 336), (337, 336), (1344, 1344), (5376, 336)]
@@ -93,7 +86,7 @@ def sizes_drawn(seed: int, least: int = 1) -> list[tuple[int, int]]:
 
 def test_gemma_4_keeps_the_shape_as_its_processor_does() -> None:
     own = own_functions("transformers.models.gemma4.image_processing_gemma4")
-    config = config_of("gemma-4-e4b-it")
+    config = profiled_config("gemma-4-e4b-it")
     for width, height in [*sizes_drawn(5), (9000, 10), (10, 9000)]:
         high, wide = own["get_aspect_ratio_preserving_size"](height, width, 16, 2520, 3)
         assert image_of(config, width, height) == Image(1, high, wide, high * wide // 48**2), (width, height)
@@ -103,7 +96,7 @@ def test_gemma_4_keeps_the_shape_as_its_processor_does() -> None:
 
 def test_internvl_cuts_into_tiles_as_its_processor_does() -> None:
     own = own_functions("transformers.models.got_ocr2.image_processing_got_ocr2")
-    config = config_of("internvl3.5-8b")
+    config = profiled_config("internvl3.5-8b")
     for width, height in [*sizes_drawn(6), (448, 448), (896, 448), (2688, 448)]:
         wide, high = own["get_optimal_tiled_canvas"]((height, width), (448, 448), 1, 12)
         number = wide * high + (wide * high > 1)
@@ -113,7 +106,7 @@ def test_internvl_cuts_into_tiles_as_its_processor_does() -> None:
 @pytest.mark.parametrize("slug", ["llava-onevision-0.5b", "llava-onevision-7b"])
 def test_llava_onevision_cuts_into_tiles_as_its_processor_does(slug: str) -> None:
     own = importlib.import_module("transformers.models.llava_onevision.processing_llava_onevision")
-    config = config_of(slug)
+    config = profiled_config(slug)
     views = range(384, 2305, 384)
     processor = SimpleNamespace(
         image_processor=SimpleNamespace(image_grid_pinpoints=[[high, wide] for high in views for wide in views]),
@@ -129,7 +122,7 @@ def test_llava_onevision_cuts_into_tiles_as_its_processor_does(slug: str) -> Non
 
 
 def test_gemma_makes_all_images_alike() -> None:
-    found = {image_of(config_of("gemma-3-4b-it"), *size) for size in SIZES}
+    found = {image_of(profiled_config("gemma-3-4b-it"), *size) for size in SIZES}
     assert found == {Image(1, 896, 896, 256)}
 
 

@@ -14,8 +14,8 @@ from empty_package import replaced
 from grids import exhaustive
 from run_command import profiled
 from typer.testing import CliRunner
+from vision import profiled_config
 
-from vramprobe.catalog.profiled import find_profiled
 from vramprobe.cli import verbs
 from vramprobe.profile import stand_ins
 
@@ -24,7 +24,7 @@ PARAMS = {"whisper-small": 241_734_912, "whisper-large-v3": 1_543_490_560, "qwen
 
 
 def config_of(slug: str) -> Any:
-    raw = json.loads(find_profiled(slug).config.read_text())
+    raw = profiled_config(slug)
     return raw, transformers.AutoConfig.for_model(**raw)
 
 

@@ -14,11 +14,12 @@ import pytest
 from empty_package import replaced, repositories
 from grids import grid
 from typer.testing import CliRunner
+from vision import profiled_config
 
 from vramprobe.architecture import VISION_LANGUAGE, architecture
 from vramprobe.architecture.images import image_of, parse_image_size
 from vramprobe.catalog import find_model
-from vramprobe.catalog.profiled import find_profiled, list_profiled
+from vramprobe.catalog.profiled import list_profiled
 from vramprobe.cli import verbs
 from vramprobe.errors import SpecError
 from vramprobe.profile import stand_ins
@@ -40,8 +41,7 @@ PUBLISHED = {
 
 
 def config_of(slug: str) -> Any:
-    found = find_profiled(slug)
-    raw = json.loads(found.config.read_text())
+    raw = profiled_config(slug)
     return raw, transformers.AutoConfig.for_model(**raw)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from factories import make_spec
+from vision import profiled_config
 
 from vramprobe.architecture.images import _RULES
 from vramprobe.catalog import cut_depth
-from vramprobe.catalog.profiled import find_profiled, list_profiled
+from vramprobe.catalog.profiled import list_profiled
 from vramprobe.resolve import checked
 from vramprobe.spec import CellSpec
 from vramprobe.workload.images import is_vision
@@ -49,10 +50,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 def tiny(slug: str) -> dict[str, Any]:
     """The published config with few layers, narrow, and its special tokens within a small vocabulary."""
-    found = find_profiled(slug)
-    assert found is not None
-    config = json.loads(found.config.read_text())
-    config = cut_depth(config, 6 if "gemma" in slug else 4)
+    config = cut_depth(profiled_config(slug), 6 if "gemma" in slug else 4)
     own, holder = OWN[slug], config.get("text_config", config)
     holder |= {key: value for key, value in TEXT.items() if holder.get(key) is not None}
     if rope := holder.get("rope_parameters"):
@@ -102,7 +100,7 @@ def test_a_frozen_tower_has_no_adapters(slug: str) -> None:
 
 
 def test_every_family_whose_images_are_counted_is_a_model_here_or_tried_elsewhere() -> None:
-    tried = {json.loads(find_profiled(slug).config.read_text())["model_type"] for slug in OWN}
+    tried = {profiled_config(slug)["model_type"] for slug in OWN}
     assert tried | {"qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm", "llama4"} == set(_RULES)
     shipped = {json.loads(one.config.read_text())["model_type"] for one in list_profiled() if one.has_counted_images}
     assert shipped == set(_RULES)

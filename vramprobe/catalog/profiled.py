@@ -65,11 +65,6 @@ def list_profiled() -> tuple[ProfiledModel, ...]:
     )
 
 
-def find_profiled(name: str) -> ProfiledModel | None:
-    """The model with this slug or hub id, whatever its case; its other ids are not asked for."""
-    return next((one for one in list_profiled() if name.lower() in (one.name, one.hf_id.lower())), None)
-
-
 def _kind(text: str) -> Kind:
     match text:
         case "encoder" | "embedding" | "language" | "vision-language" | "speech":

@@ -39,8 +39,6 @@ def test_dense_and_sparse_layers_are_counted_apart() -> None:
     [
         ("mixtral", {"num_local_experts": 0}, "num_local_experts 0; it must be a whole number of 1 or more"),
         ("mixtral", {"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads"),
-        ("qwen3_moe", {"mlp_only_layers": [0]}, "of which some layers are dense"),
-        ("qwen3_moe", {"decoder_sparse_step": 2}, "of which some layers are dense"),
         ("deepseek_v2", {"num_key_value_heads": 2}, "num_key_value_heads 2 and num_attention_heads 4"),
         ("llama4_text", {"moe_layers": [0, 3]}, r"moe_layers \[0, 3\]; it must be a list of layers from 0 to 2"),
         ("llama4_text", {"no_rope_layers": [1, 0]}, r"no_rope_layers \[1, 0\]; it must be a list of 3 numbers"),

@@ -25,13 +25,13 @@ from tests.oracles import oracles
 from tests.oracles.oracles import Oracle
 from vramprobe import api, catalog
 from vramprobe.architecture import architecture
+from vramprobe.architecture.expressions import ExpressionError, evaluate
 from vramprobe.catalog import Claim
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.cli import verbs
 from vramprobe.errors import StoreError, UnknownName
 from vramprobe.literature import readings
 from vramprobe.literature.claims import TOLERANCE, VERDICTS, Judgement, bounds_of, judge, judge_claims
-from vramprobe.literature.expressions import ExpressionError, evaluate
 from vramprobe.literature.figures import Cells, ClaimFigure
 from vramprobe.literature.readings import ClaimCase, Reading, reading_of
 from vramprobe.predict import recorded

@@ -14,9 +14,9 @@ import pytest
 from factories import TINY_LLAMA_PARAMS, make_spec
 
 from vramprobe.architecture import UnsupportedArchitecture
+from vramprobe.architecture.expressions import ExpressionError, evaluate
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.literature import calibrate
-from vramprobe.literature.expressions import ExpressionError, evaluate
 from vramprobe.literature.formulas import CONSTANTS, FORMULAS, IN_ALL, MISSABLE, SAVED, Facts, facts_of
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.records.whole import read_whole

@@ -16,7 +16,7 @@ from grids import grid
 from typer.testing import CliRunner
 from vision import profiled_config
 
-from vramprobe.architecture import VISION_LANGUAGE, architecture
+from vramprobe.architecture import architecture, families
 from vramprobe.architecture.images import image_of, parse_image_size
 from vramprobe.catalog import find_model
 from vramprobe.catalog.profiled import list_profiled
@@ -66,7 +66,7 @@ def test_each_config_builds_the_class_that_it_names(name, empty) -> None:
     made.tie_weights()
     count = sum(one.numel() for one in made.parameters())
     assert name not in PUBLISHED or count == PUBLISHED[name]
-    if raw["model_type"] in VISION_LANGUAGE:
+    if raw["model_type"] in families():
         assert architecture(raw).num_params == count
 
 

@@ -12,11 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from vramprobe.architecture.config import Config
-from vramprobe.architecture.families import LLAMA_LIKE, OLDER, llama_like
-from vramprobe.architecture.mixtures import MIXTURES
+from vramprobe.architecture.families import architecture_of, families
 from vramprobe.architecture.parts import (
     Architecture,
-    Experts,
     Linear,
     Parameter,
     Role,
@@ -24,20 +22,10 @@ from vramprobe.architecture.parts import (
     UnsupportedArchitecture,
     Wrapped,
 )
-from vramprobe.architecture.relatives import RELATIVES
-from vramprobe.architecture.variants import VARIANTS, variant
-from vramprobe.architecture.vision import VISION_LANGUAGE, vision_language
 
 __all__ = [
-    "LLAMA_LIKE",
-    "MIXTURES",
-    "RELATIVES",
     "SCORE",
-    "SUPPORTED_MODEL_TYPES",
-    "VARIANTS",
-    "VISION_LANGUAGE",
     "Architecture",
-    "Experts",
     "Linear",
     "Parameter",
     "Role",
@@ -45,20 +33,11 @@ __all__ = [
     "UnsupportedArchitecture",
     "Wrapped",
     "architecture",
+    "families",
 ]
 
 #: The module by which a model scores rows.
 SCORE = "score"
-#: Model type → the function that counts its parameters.
-_INVENTORIES = {
-    **dict.fromkeys(LLAMA_LIKE, llama_like),
-    **dict.fromkeys(VARIANTS, variant),
-    **OLDER,
-    **RELATIVES,
-    **MIXTURES,
-    **dict.fromkeys(VISION_LANGUAGE, vision_language),
-}
-SUPPORTED_MODEL_TYPES = tuple(_INVENTORIES)
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
@@ -68,12 +47,11 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     key that is missing or has a value no such model can have.
     """
     model_type = config.get("model_type")
-    if model_type not in SUPPORTED_MODEL_TYPES:  # a tuple: the key may be anything, a list, too
+    if not isinstance(model_type, str) or model_type not in families():
         raise UnsupportedArchitecture(
             f"tensors of model type {model_type!r} are not counted here; vramprobe predict records a step of it"
         )
-    inventory = _INVENTORIES[model_type]
-    found = inventory(Config(config))
+    found = architecture_of(Config(config))
     return _scoring(found) if config.get("num_labels") == 1 else found
 
 

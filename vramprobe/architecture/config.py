@@ -1,14 +1,15 @@
-"""Reading a config.json key by key, with its checks and defaults, and collecting the parameters it gives rise to.
+"""Reading a config.json key by key, with its checks and defaults.
 
 In: a config.json as a mapping. Out: checked values, or a VramprobeError that names the key. Never decides a family.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from vramprobe.architecture.parts import Parameter, Role, UnsupportedArchitecture
+from vramprobe.architecture.parts import UnsupportedArchitecture
 from vramprobe.errors import VramprobeError
 
 #: More layers than any model has, and few enough to look at each.
@@ -72,14 +73,26 @@ class Config:
             raise self.wrong(key, "an object")
         return Config({"model_type": self.model_type, **value})
 
-    def no_arithmetic(self, text: str) -> UnsupportedArchitecture:
-        """An error for a kind of this family that is not counted here."""
-        return UnsupportedArchitecture(f"{self.model_type} with {text}; vramprobe predict records a step of it")
+    def length(self, key: str, default: list[Any]) -> int:
+        """Number of items of a list."""
+        value = self.values.get(key, default)
+        if not isinstance(value, list):
+            raise self.wrong(key, "a list")
+        return len(value)
 
-    def require_flag(self, key: str, allowed: bool, why: str = "") -> None:
-        """Raise where this yes or no, ``allowed`` where the key is absent, is the one that is not counted here."""
-        if self.flag(key, allowed) != allowed:
-            raise self.no_arithmetic(f"{key} {str(not allowed).lower()} has no arithmetic{why}")
+    def not_counted(self, text: str) -> UnsupportedArchitecture:
+        """An error for a kind of this family that is not counted here."""
+        return UnsupportedArchitecture(
+            f"{self.model_type} with {text} is not counted here; vramprobe predict records a step of it"
+        )
+
+    def require(self, key: str, value: Any) -> None:
+        """Raise where a key has another value than ``value``, which an absent or null key means."""
+        given = self.values.get(key)
+        if isinstance(value, bool):
+            given = self.flag(key, value)
+        if given is not None and given != value:
+            raise self.not_counted(f"{key} {json.dumps(given)}")
 
     def require_multiple(self, key: str, other: str, value: int, divisor: int) -> None:
         """Raise unless ``value``, of this key, is a multiple of ``divisor``, of the other."""
@@ -94,39 +107,3 @@ class Config:
         given = repr(self.values.get(key))
         given = given if len(given) <= 60 else f"{given[:60]}…"
         return VramprobeError(f"the {self.model_type} config.json has {key} {given}; it must be {allowed}")
-
-
-class Inventory:
-    """Collects parameters under a prefix, in the order in which the model's code creates them."""
-
-    def __init__(self) -> None:
-        self.parameters: list[Parameter] = []
-
-    def add(self, name: str, shape: tuple[int, ...], role: Role, *, only: Literal["", "dense", "sparse"] = "") -> None:
-        module = name.split(".")[-2]
-        self.parameters.append(Parameter(name, module, shape, role, "{layer}" in name, only))
-
-    def linear(
-        self,
-        name: str,
-        num_in: int,
-        num_out: int,
-        bias: bool,
-        *,
-        transposed: bool = False,
-        only: Literal["", "dense", "sparse"] = "",
-    ) -> None:
-        self.add(f"{name}.weight", (num_in, num_out) if transposed else (num_out, num_in), "linear", only=only)
-        if bias:
-            self.add(f"{name}.bias", (num_out,), "bias", only=only)
-
-    def layer_norm(self, name: str, size: int) -> None:
-        self.add(f"{name}.weight", (size,), "norm")
-        self.add(f"{name}.bias", (size,), "norm")
-
-    def embedding(self, name: str, num: int, size: int) -> None:
-        self.add(f"{name}.weight", (num, size), "embedding")
-
-    def head(self, vocab_size: int, size: int, tied: bool) -> None:
-        if not tied:
-            self.add("lm_head.weight", (vocab_size, size), "head")

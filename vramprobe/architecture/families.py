@@ -1,191 +1,202 @@
-"""Llama and its closest, GPT-NeoX, GPT-2 and OPT: every parameter's name, shape and role.
+"""Families of models: every parameter's name, shape and role, by the rows of data/parameters.toml.
 
-In: a checked config.json. Out: its Architecture. The names and shapes follow transformers 5 (``modeling_llama.py``,
-``modeling_mistral.py``, ``modeling_qwen2.py``, ``modeling_qwen3.py``, ``modeling_gpt_neox.py``, ``modeling_gpt2.py``,
-``modeling_opt.py``). Never imports torch.
+In: a checked config.json. Out: its Architecture. Names and shapes follow transformers 5, where experts are one
+parameter of three dimensions, and so is what peft makes of the targets that transformers 4 had in their place
+(``peft/utils/transformers_weight_conversion.py``). Never imports torch.
 """
 
 from __future__ import annotations
 
-from vramprobe.architecture.config import Config, Inventory
-from vramprobe.architecture.parts import Architecture
-from vramprobe.architecture.relatives import sliding_layers
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-#: What transformers takes where the key is absent; null, and Llama's absent key, mean as many as query heads.
-_DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+from vramprobe.architecture.config import Config
+from vramprobe.architecture.expressions import expression
+from vramprobe.architecture.parts import Architecture, Parameter, Wrapped
+from vramprobe.architecture.windows import dense_layers, window_and_layers
+
+_TABLE = Path(__file__).parents[1] / "data" / "parameters.toml"
+#: A key whose value counts the parameters of a name.
+_COUNTED = re.compile(r"\{(?!layer\})(\w+)\}")
+_NAME = re.compile(r"[a-z_][\w.]*")
+_SHARED = ("defaults", "nulls", "names")
 
 
-def llama_like(config: Config) -> Architecture:
-    model_type = config.values["model_type"]
-    hidden, mlp = config.size("hidden_size"), config.size("intermediate_size")
-    num_heads = config.size("num_attention_heads")
-    absent_heads = num_heads if "num_key_value_heads" in config.values else _DEFAULT_KV_HEADS.get(model_type, num_heads)
-    num_kv_heads = config.size("num_key_value_heads", absent_heads)
-    config.require_multiple("num_attention_heads", "num_key_value_heads", num_heads, num_kv_heads)
-    # Qwen3's heads are 128 wide unless its config says otherwise; Llama's config class insists even where it does.
-    given = model_type == "qwen3" or config.values.get("head_dim") is not None
-    if model_type == "llama" or not given:
-        config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
-    head_size = config.size("head_dim", 128 if model_type == "qwen3" else hidden // num_heads)
-    tied = config.flag("tie_word_embeddings", False)
-    # Qwen2 has biases on q, k and v whatever the config says; Llama and Qwen3 ask attention_bias; Mistral has none.
-    asked = config.flag("attention_bias", False) and model_type in ("llama", "qwen3")
-    qkv_bias, out_bias = model_type == "qwen2" or asked, asked
-    mlp_bias = config.flag("mlp_bias", False) and model_type == "llama"
-    queries, keys = num_heads * head_size, num_kv_heads * head_size
+class Row(NamedTuple):
+    """A line of ``parameters``, its parts as they are written there."""
 
-    inventory, layer = Inventory(), "model.layers.{layer}"
-    inventory.embedding("model.embed_tokens", config.size("vocab_size"), hidden)
-    inventory.linear(f"{layer}.self_attn.q_proj", hidden, queries, qkv_bias)
-    inventory.linear(f"{layer}.self_attn.k_proj", hidden, keys, qkv_bias)
-    inventory.linear(f"{layer}.self_attn.v_proj", hidden, keys, qkv_bias)
-    inventory.linear(f"{layer}.self_attn.o_proj", queries, hidden, out_bias)
-    if model_type == "qwen3":
-        inventory.add(f"{layer}.self_attn.q_norm.weight", (head_size,), "norm")
-        inventory.add(f"{layer}.self_attn.k_norm.weight", (head_size,), "norm")
-    inventory.linear(f"{layer}.mlp.gate_proj", hidden, mlp, mlp_bias)
-    inventory.linear(f"{layer}.mlp.up_proj", hidden, mlp, mlp_bias)
-    inventory.linear(f"{layer}.mlp.down_proj", mlp, hidden, mlp_bias)
-    inventory.add(f"{layer}.input_layernorm.weight", (hidden,), "norm")
-    inventory.add(f"{layer}.post_attention_layernorm.weight", (hidden,), "norm")
-    inventory.add("model.norm.weight", (hidden,), "norm")
-    inventory.head(config.size("vocab_size"), hidden, tied)
-    window, sliding = _window(config, model_type)
+    only: str
+    role: str
+    name: str
+    widths: tuple[str, ...]
+    bias: str
+    condition: str
+
+
+@cache
+def families() -> dict[str, dict[str, Any]]:
+    """Return each model type's table as it stands in the file."""
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+
+
+@cache
+def _family(model_type: str) -> dict[str, Any]:
+    """Return a model type's table, with what it has of the one that it is like."""
+    own = families()[model_type]
+    base = _family(own["like"]) if "like" in own else {}
+    whole = base | own | {key: base.get(key, {}) | own.get(key, {}) for key in _SHARED}
+    return whole | {"rows": tuple(_rows(whole))}
+
+
+def _rows(family: dict[str, Any]) -> Iterator[Row]:
+    for line in family["parameters"].strip().splitlines():
+        role, name, widths, *others = re.split(r"\s{2,}", line)
+        only, _, role = role.rpartition(" ")
+        more = dict(one.split(" ", 1) for one in others)
+        yield Row(only, role, _whole(name, family), tuple(widths.split(", ")), more.get("bias", ""), more.get("if", ""))
+
+
+def _whole(name: str, family: dict[str, Any]) -> str:
+    return family["layer"] + name if name.startswith(".") else name
+
+
+class Values:
+    """Values of a family's expressions in one config.json; a name is one of the family's own, else a key."""
+
+    def __init__(self, config: Config, model_type: str) -> None:
+        self.config, self.family, self._known = config, _family(model_type), dict[str, Any]()
+
+    def __call__(self, value: Any) -> Any:
+        """Evaluate a name or another text of the table; any other value is itself."""
+        if not isinstance(value, str):
+            return value
+        if value not in self._known:
+            self._known[value] = self._name(value) if _NAME.fullmatch(value) else expression(value).value(self)
+        return self._known[value]
+
+    def _name(self, name: str) -> Any:
+        own = self.family["names"].get(name, name)
+        return self._key(name) if own == name else self(own)
+
+    def _key(self, name: str) -> Any:
+        """A key's value, checked as the kind of value that its default is."""
+        part, _, key = name.rpartition(".")
+        config = self.config.part(part) if part else self.config
+        if name in self.family["nulls"] and config.values.get(key, "") is None:
+            return self(self.family["nulls"][name])
+        match self(self.family["defaults"].get(name)):
+            case bool(default):
+                return config.flag(key, default)
+            case float(default):
+                return config.rate(key, default)
+            case list(default):
+                return config.length(key, default)
+            case 0:
+                return config.count(key, 0)
+            case default:
+                return config.size(key, default)
+
+
+def architecture_of(config: Config) -> Architecture:
+    """Return the architecture of a config of one of :func:`families`. Raises as architecture.architecture does."""
+    model_type = str(config.model_type)
+    values = Values(config, model_type)
+    if "text" in (family := values.family):
+        return _with_tower(config, model_type)
+    _check(values)
+    num_layers, head_size, value_size = (values(name) for name in ("num_layers", "head_size", "value_size"))
+    window, sliding = window_and_layers(config, family.get("window", ["none"]), num_layers)
+    dense = dense_layers(config, family.get("dense_layers", ""), num_layers)
     return Architecture(
         model_type=model_type,
-        num_layers=config.size("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
+        num_layers=num_layers,
+        num_heads=values("num_heads"),
+        num_kv_heads=values("num_kv_heads"),
         head_size=head_size,
-        vocab_size=config.size("vocab_size"),
-        tied=tied,
-        rotary_size=head_size,
+        vocab_size=values("vocab_size"),
+        tied=values("tie_word_embeddings"),
+        rotary_size=values("rotary_size"),
+        value_size=None if value_size == head_size else value_size,
         sliding_window=window,
         sliding_layers=sliding,
-        parameters=tuple(inventory.parameters),
+        own_linears=family.get("own_linears", False),
+        scales_embedding=family.get("scales_embedding", False),
+        num_rotary_tables=max(len(set(sliding)), 1) if family.get("has_rotary_tables_by_kind") else 1,
+        dense_layers=dense,
+        wrapped=tuple(_wrapped(values)),
+        parameters=tuple(_parameters(values, bool(dense))),
     )
 
 
-def _window(config: Config, model_type: str) -> tuple[int | None, tuple[bool, ...]]:
-    """The window, and which layers look through it where not all do.
-
-    Mistral's is on when it is set. Qwen's needs use_sliding_window as well, and the layers are those of layer_types,
-    else those after the first max_window_layers. Llama has none.
-    """
-    if model_type == "llama":
-        return None, ()
-    window = config.absent_or_size("sliding_window", 4096)
-    if model_type == "mistral":
-        return window, ()
-    window = window if config.flag("use_sliding_window", False) else None
-    num_layers, num_full = config.size("num_hidden_layers"), config.count("max_window_layers", 28)
-    if config.values.get("layer_types") is not None:
-        sliding = sliding_layers(config, 1, num_layers)
-        if window is None and any(sliding):
-            raise config.wrong("layer_types", "full_attention alone unless use_sliding_window is true and there is one")
-    else:
-        sliding = tuple(window is not None and index >= num_full for index in range(num_layers))
-    return (window, sliding) if any(sliding) else (None, ())
+def _check(values: Values) -> None:
+    """Raise for a config that no such model can have, or that is not counted here."""
+    config, family = values.config, values.family
+    for key, value in family.get("requires", {}).items():
+        config.require(key, value)
+    pairs = list(family.get("multiples", []))
+    if config.values.get("head_dim") is None:
+        pairs += family.get("without_head_dim", [])
+    for key, other in pairs:
+        config.require_multiple(key, other, values(key), values(other))
 
 
-def _gpt_neox(config: Config) -> Architecture:
-    hidden, mlp = config.size("hidden_size"), config.size("intermediate_size")
-    num_heads = config.size("num_attention_heads")
-    config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
-    tied, bias = config.flag("tie_word_embeddings", False), config.flag("attention_bias", True)
-    inventory, layer = Inventory(), "gpt_neox.layers.{layer}"
-    inventory.embedding("gpt_neox.embed_in", config.size("vocab_size"), hidden)
-    inventory.layer_norm(f"{layer}.input_layernorm", hidden)
-    inventory.layer_norm(f"{layer}.post_attention_layernorm", hidden)
-    inventory.linear(f"{layer}.attention.query_key_value", hidden, 3 * hidden, bias)
-    inventory.linear(f"{layer}.attention.dense", hidden, hidden, bias)
-    inventory.linear(f"{layer}.mlp.dense_h_to_4h", hidden, mlp, True)
-    inventory.linear(f"{layer}.mlp.dense_4h_to_h", mlp, hidden, True)
-    inventory.layer_norm("gpt_neox.final_layer_norm", hidden)
-    inventory.head(config.size("vocab_size"), hidden, tied)
-    return Architecture(
-        model_type="gpt_neox",
-        num_layers=config.size("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_size=hidden // num_heads,
-        vocab_size=config.size("vocab_size"),
-        tied=tied,
-        rotary_size=int(hidden // num_heads * _partial_rotary(config)),
-        parameters=tuple(inventory.parameters),
-    )
+def _parameters(values: Values, has_dense: bool) -> Iterator[Parameter]:
+    """Yield every parameter, in the order of the rows."""
+    for row in values.family["rows"]:
+        if (row.condition and not values(row.condition)) or (row.only == "dense" and not has_dense):
+            continue
+        shape = tuple(values(width) for width in row.widths)
+        for name in _names(row.name, values):
+            for end, role, widths in _tensors(row.role, shape, bool(row.bias) and values(row.bias)):
+                whole = name + end
+                module = whole.split(".")[-2]
+                yield Parameter(whole, module, widths, role, "{layer}" in whole, row.only if has_dense else "")
 
 
-def _partial_rotary(config: Config) -> float:
-    """Rotated share of a head: transformers 5 writes it under rope_parameters, older configs as rotary_pct."""
-    return config.part("rope_parameters").rate("partial_rotary_factor", config.rate("rotary_pct", 0.25))
+def _names(name: str, values: Values) -> list[str]:
+    """The names that a row's stands for: one, or as many as a key of the config says."""
+    counted = _COUNTED.search(name)
+    return [name.replace(counted[0], str(index)) for index in range(values(counted[1]))] if counted else [name]
 
 
-def _gpt2(config: Config) -> Architecture:
-    hidden, num_heads = config.size("n_embd"), config.size("n_head")
-    config.require_multiple("n_embd", "n_head", hidden, num_heads)
-    config.require_flag("add_cross_attention", False)
-    mlp = config.size("n_inner", 4 * hidden)
-    tied = config.flag("tie_word_embeddings", True)
-    inventory, layer = Inventory(), "transformer.h.{layer}"
-    inventory.embedding("transformer.wte", config.size("vocab_size"), hidden)
-    inventory.embedding("transformer.wpe", config.size("n_positions"), hidden)
-    inventory.layer_norm(f"{layer}.ln_1", hidden)
-    inventory.linear(f"{layer}.attn.c_attn", hidden, 3 * hidden, True, transposed=True)
-    inventory.linear(f"{layer}.attn.c_proj", hidden, hidden, True, transposed=True)
-    inventory.layer_norm(f"{layer}.ln_2", hidden)
-    inventory.linear(f"{layer}.mlp.c_fc", hidden, mlp, True, transposed=True)
-    inventory.linear(f"{layer}.mlp.c_proj", mlp, hidden, True, transposed=True)
-    inventory.layer_norm("transformer.ln_f", hidden)
-    inventory.head(config.size("vocab_size"), hidden, tied)
-    return Architecture(
-        model_type="gpt2",
-        num_layers=config.size("n_layer"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_size=hidden // num_heads,
-        vocab_size=config.size("vocab_size"),
-        tied=tied,
-        rotary_size=0,
-        parameters=tuple(inventory.parameters),
-    )
+def _tensors(role: str, shape: tuple[int, ...], has_bias: bool) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """(End of the name, role, shape) of a row's parameters."""
+    match role:
+        case "linear":
+            return [(".weight", role, shape), *([(".bias", "bias", shape[:1])] if has_bias else [])]
+        case "conv1d":
+            return [(".weight", "linear", shape), (".bias", "bias", shape[1:])]
+        case "layer_norm":
+            return [(".weight", "norm", shape), (".bias", "norm", shape)]
+        case "embedding" | "head" | "norm":
+            return [(".weight", role, shape)]
+    return [("", role, shape)]
 
 
-def _opt(config: Config) -> Architecture:
-    hidden, mlp, num_heads = config.size("hidden_size"), config.size("ffn_dim"), config.size("num_attention_heads")
-    config.require_multiple("hidden_size", "num_attention_heads", hidden, num_heads)
-    config.require_flag("layer_norm_elementwise_affine", True)
-    embedding = config.size("word_embed_proj_dim", hidden)
-    tied, bias = config.flag("tie_word_embeddings", True), config.flag("enable_bias", True)
-    inventory, layer = Inventory(), "model.decoder.layers.{layer}"
-    inventory.embedding("model.decoder.embed_tokens", config.size("vocab_size"), embedding)
-    # OPT shifts its positions by two: OPTLearnedPositionalEmbedding.offset.
-    inventory.embedding("model.decoder.embed_positions", config.size("max_position_embeddings") + 2, hidden)
-    if embedding != hidden:
-        inventory.linear("model.decoder.project_out", hidden, embedding, False)
-        inventory.linear("model.decoder.project_in", embedding, hidden, False)
-    if config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False):
-        inventory.layer_norm("model.decoder.final_layer_norm", hidden)
-    for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
-        inventory.linear(f"{layer}.self_attn.{name}", hidden, hidden, bias)
-    inventory.layer_norm(f"{layer}.self_attn_layer_norm", hidden)
-    inventory.linear(f"{layer}.fc1", hidden, mlp, bias)
-    inventory.linear(f"{layer}.fc2", mlp, hidden, bias)
-    inventory.layer_norm(f"{layer}.final_layer_norm", hidden)
-    inventory.head(config.size("vocab_size"), embedding, tied)
-    return Architecture(
-        model_type="opt",
-        num_layers=config.size("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_size=hidden // num_heads,
-        vocab_size=config.size("vocab_size"),
-        tied=tied,
-        rotary_size=0,
-        parameters=tuple(inventory.parameters),
-    )
+def _wrapped(values: Values) -> Iterator[Wrapped]:
+    for line in values.family.get("wrapped", "").strip().splitlines():
+        name, targets, *sizes = re.split(r"\s{2,}", line)
+        yield Wrapped(_whole(name, values.family), tuple(targets.split(", ")), *map(values, sizes))
 
 
-#: Model type → its inventory.
-OLDER = {"gpt_neox": _gpt_neox, "gpt2": _gpt2, "opt": _opt}
+def _with_tower(config: Config, model_type: str) -> Architecture:
+    """The language model's architecture, with the parameters of its vision tower behind the embedding's."""
+    vision = Values(config.part("vision_config"), model_type)
+    text = architecture_of(Config(_text_values(config, vision.family["text"])))
+    if "deepstack_visual_indexes" in vision.family["defaults"] and vision("deepstack_visual_indexes") > text.num_layers:
+        raise config.not_counted("fewer layers than its tower has features for them")
+    first, *others = text.parameters
+    return replace(text, parameters=(first, *_parameters(vision, False), *others))
+
+
+def _text_values(config: Config, model_type: str) -> dict[str, Any]:
+    """The language model's own keys: under text_config, or beside the tower's as Qwen 2.5's files have them."""
+    own = {key: value for key, value in config.values.items() if key not in ("text_config", "vision_config")}
+    text = {**own, **(config.values.get("text_config") or {})}
+    tied = config.values.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    return {**text, "model_type": model_type, "tie_word_embeddings": tied}

@@ -68,14 +68,6 @@ class Wrapped:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts:
-    """A layer's experts."""
-
-    num: int
-    width: int  # of the inner layer of one
-
-
-@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """Dimensions and parameters of a causal language model. Widths are elements."""
 
@@ -95,7 +87,6 @@ class Architecture:
     own_linears: bool = False  # a linear class of its own, which bitsandbytes leaves alone
     scales_embedding: bool = False  # by a number that is kept in a buffer
     num_rotary_tables: int = 1  # kinds of layers that turn heads at their own speeds
-    experts: Experts | None = None
     dense_layers: tuple[int, ...] = ()  # those without experts, where others have them
     wrapped: tuple[Wrapped, ...] = ()
     parameters: tuple[Parameter, ...] = ()
@@ -104,6 +95,11 @@ class Architecture:
     def head_width(self) -> int:
         """Elements of a token that the output head takes: as wide as the embedding."""
         return self.parameters[0].shape[1]
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """True if layers have experts."""
+        return any(parameter.role == "experts" for parameter in self.parameters)
 
     def slides(self, layer: int) -> bool:
         """True if this layer looks through the window."""

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from vramprobe.architecture import Architecture, architecture
+from vramprobe.architecture.expressions import ExpressionError, expression
 from vramprobe.catalog.shipped import csv_rows
-from vramprobe.literature.expressions import ExpressionError, expression
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.records.record import ModelFacts
 from vramprobe.rules.cell import lora_target_names

@@ -19,9 +19,9 @@ from functools import cache
 from typing import Any
 
 from vramprobe import catalog
+from vramprobe.architecture.expressions import ExpressionError, evaluate, expression
 from vramprobe.catalog import Claim, Gpu
 from vramprobe.catalog.shipped import csv_rows
-from vramprobe.literature.expressions import ExpressionError, evaluate, expression
 from vramprobe.literature.figures import Cells, ClaimFigure, NoLaunches, exact
 from vramprobe.predict.verdict import usable_bytes
 from vramprobe.speed.rates import shipped_counted

@@ -177,9 +177,9 @@ def _quantization(entry: ModelEntry) -> str:
 def _left_out(entry: ModelEntry, arch: Architecture, spec: serving_memory.ServeSpec) -> list[str]:
     """Parts of this engine that are not counted."""
     parts = []
-    if arch.experts is not None:
+    if arch.has_experts:
         parts.append("the experts' workspaces")
-    if spec.quantization == "mxfp4" and arch.experts is not None:
+    if spec.quantization == "mxfp4" and arch.has_experts:
         parts.append("the padding of MXFP4 experts (6 to 9 % of the weights in published logs of gpt-oss)")
     if has_images(entry.config):
         parts.append("the vision tower's activations and cache")

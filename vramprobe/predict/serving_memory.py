@@ -179,7 +179,7 @@ def _trial_bytes(arch: Architecture, spec: ServeSpec) -> int:
 def _mlp_bytes(arch: Architecture, spec: ServeSpec) -> int:
     """Bytes that gate and up projections leave, and their product; nothing of experts, which are not counted."""
     widths = [one.num_out for one in arch.linears if one.name.endswith(("gate_proj", "up_proj", "gate_up_proj"))]
-    if not widths or arch.experts is not None:
+    if not widths or arch.has_experts:
         return 0
     inner = sum(widths) // spec.tensor_parallel_size
     return spec.max_num_batched_tokens * (inner + inner // 2) * spec.item_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vramprobe.literature.expressions import FUNCTIONS, ExpressionError, between, evaluate, expression
+from vramprobe.architecture.expressions import FUNCTIONS, ExpressionError, between, evaluate, expression
 
 NAMES = {"a": 2, "b": 3.5, "none": 0, "kind": "full", "cell.peak": 1_000}
 TEXTS = {"a": "2", "b": "3.5", "none": "0", "kind": "full", "cell.peak": "1_000"}

@@ -16,8 +16,7 @@ ONE_OF_EACH = {
     "a GPU": "L40S",
     "the CUDA context of a GPU": "cudaMemGetInfo's context",
     "a model": "seed-oss-36b",
-    "a model family like one that is there": '"ministral3"',
-    "a model family with a forward of its own": '"phi3"',
+    "a model family": r"\"phi3\"|^\[phi3\]$",
     "a quantization format": r"\bfp4\b",
     "an adapter": r"\bdora\b",
     "a trainer of TRL": '"reward"',
@@ -38,7 +37,7 @@ _OTHERS = (
 
 
 #: How many files of the package one may touch at most, a module of its own included.
-MOST_FILES = {"an optimizer": 2, "an adapter": 4, "a model family with a forward of its own": 1, "a sharding": 3}
+MOST_FILES = {"an optimizer": 2, "an adapter": 4, "a model family": 1, "a sharding": 3}
 _OWN_MODULES = {"a sharding": 1}
 
 
@@ -52,8 +51,8 @@ def rows() -> dict[str, tuple[set[str], str]]:
 
 def naming(pattern: str) -> set[str]:
     """The package's files in which the pattern is found."""
-    paths = [path for kind in ("py", "js", "csv") for path in (ROOT / "vramprobe").rglob(f"*.{kind}")]
-    names = {str(path.relative_to(ROOT)) for path in paths if re.search(pattern, path.read_text())}
+    paths = [path for kind in ("py", "js", "csv", "toml") for path in (ROOT / "vramprobe").rglob(f"*.{kind}")]
+    names = {str(path.relative_to(ROOT)) for path in paths if re.search(pattern, path.read_text(), re.MULTILINE)}
     return {name for name in names if not name.startswith(_OTHERS)}
 
 

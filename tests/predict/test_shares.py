@@ -172,6 +172,27 @@ def test_quantized_weights_are_whole_while_they_are_loaded() -> None:
     assert sum(found.terms.values()) + found.constant_bytes == found.peak_allocated_bytes.value
 
 
+def test_a_rank_is_the_same_whatever_was_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {"model": "tinyllama-1.1b", "method": "qlora", "device": "cuda", "batch_size": 1, "seq_len": 1024}
+    ranks = on_ranks(resolve(**words), 2, "fsdp")
+    found = []
+    for before in ((), ("ddp",)):
+        monkeypatch.setattr(one_gpu_step, "_FOUND", {})
+        for sharding in before:
+            near(ranks.model_copy(update={"sharding": sharding}), find_gpu("L4"))
+        found.append(near(ranks, find_gpu("L4")))
+    assert found[0] == found[1]
+
+
+def test_micro_steps_after_the_second_take_no_replay_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_gpu_step, "_FOUND", kept := {})
+    rank, card = on_ranks(SHIPPED, 2, "ddp"), find_gpu("A100-80GB-SXM")
+    one, two, eight = (step_at_hand(rank.model_copy(update={"grad_accum": number}), card) for number in (1, 2, 8))
+    assert one != two
+    assert two == eight
+    assert len(kept) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "said"), [({"sharding": "tp"}, "sharding tp: a rank is recorded"), ({"cp_size": 2}, "cp_size 2: a rank")]
 )

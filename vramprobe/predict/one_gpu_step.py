@@ -17,6 +17,7 @@ from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
 from vramprobe.predict.at_hand import recorded_card, replay_without_recording
 from vramprobe.predict.recipe_replay import Replay
 from vramprobe.predict.recorded import replay_of
+from vramprobe.recipe.book import MOST_MICRO_STEPS, repeats_micro_steps
 from vramprobe.recipe.recorder import Say
 from vramprobe.rules.sharding import rules_of
 from vramprobe.spec import CellSpec
@@ -57,6 +58,8 @@ def _alone(spec: CellSpec) -> CellSpec:
     ZeRO-3 without autocast raises them."""
     alone = {"num_gpus": 1, "sharding": None, "shard_size": None, "offload": "none", "only_rank": None}
     one = spec.model_copy(update=alone)
+    if repeats_micro_steps(one):
+        one = one.model_copy(update={"grad_accum": min(one.grad_accum, MOST_MICRO_STEPS)})
     module = rules_of(spec.sharding).module
     if spec.autocast == "none":
         return one.model_copy(update={"dtype": "fp32"}) if module == "zero3" and spec.quant == "none" else one
@@ -79,9 +82,9 @@ def step_at_hand(spec: CellSpec, card: catalog.Gpu) -> Step | None:
     for alone in (own, *([raised] if raised != own else [])):
         key = alone.fingerprint, on.short_name
         if key not in _FOUND and (replay := replay_without_recording(alone, gpu=on)) is not None:
-            _FOUND[key] = _step_of(replay)._replace(is_wider=alone is raised)
+            _FOUND[key] = _step_of(replay)
         if key in _FOUND:
-            return _FOUND[key]
+            return _FOUND[key]._replace(is_wider=alone is raised)
     return None
 
 

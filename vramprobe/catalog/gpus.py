@@ -107,6 +107,7 @@ def _clocks() -> dict[str, int]:
     return {row["gpu"]: int(row["clock_mhz"]) for row in csv_rows("gpu_properties.csv")}
 
 
+@cache
 def find_gpu(name: str) -> Gpu:
     """The GPU called ``name``: full or short, or as torch and nvidia-smi report it; case and separators do not count.
 

@@ -88,7 +88,7 @@ class ShapeRules:
     """
 
     rule_of: np.ndarray  # int32
-    coefficients: tuple[Mapping[str, Fraction], ...]
+    coefficients: tuple[Mapping[str, Fraction | int], ...]
     fallback: np.ndarray  # int64: each event's bytes at the largest shape that was recorded
 
     @property
@@ -101,10 +101,8 @@ class ShapeRules:
 
         ``rank``: of the adapters, where logs of several ranks made the rules; else it decides nothing.
         """
-        values = [
-            int(sum(factor * _FEATURES[name](rows, length, rank) for name, factor in rule.items()))
-            for rule in self.coefficients
-        ]
+        at = {name: feature(rows, length, rank) for name, feature in _FEATURES.items()}
+        values = [int(sum(factor * at[name] for name, factor in rule.items())) for rule in self.coefficients]
         return np.where(self.rule_of < 0, self.fallback, np.array([*values, 0], dtype=np.int64)[self.rule_of])
 
     def at_rank(self, rank: int) -> ShapeRules:

@@ -328,5 +328,5 @@ def _packed(rules: ShapeRules | None) -> list[dict[str, str]] | None:
     return None if rules is None else [{name: str(one) for name, one in rule.items()} for rule in rules.coefficients]
 
 
-def _exact(rules: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, Fraction], ...]:
-    return tuple({name: Fraction(one) for name, one in rule.items()} for rule in rules)
+def _exact(rules: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, Fraction | int], ...]:
+    return tuple({name: Fraction(one) if "/" in one else int(one) for name, one in rule.items()} for rule in rules)

@@ -73,8 +73,8 @@ def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shippe
 
     ``book``: the file to read; by default the user's own and the package's. Raises StoreError for a damaged entry.
     """
-    cards, shape = _cards(gpu), (spec.batch_size, spec.seq_len)
-    keys = {key: place for place, card in enumerate(cards) for key in entry_keys(spec, card)}
+    cards, shape, words = _cards(gpu), (spec.batch_size, spec.seq_len), recorded_words(spec)
+    keys = {key: place for place, card in enumerate(cards) for key in entry_keys(words, card)}
     found = [
         (_distance(shapes, shape), place, shapes, path, name)
         for path in (books() if book is None else [book])
@@ -145,7 +145,7 @@ def _read_recipe(book: Path, mtime_ns: int, name: str) -> Recipe:
         return unpack(file.read(name), f"{book}: {name}")
 
 
-def entry_keys(spec: CellSpec, card: str) -> tuple[str, str]:
+def entry_keys(spec: CellSpec | Mapping[str, Any], card: str) -> tuple[str, str]:
     """Return the keys of entries that answer a cell: those of any rank, then those of its own."""
     return entry_key(spec, card, any_rank=True), entry_key(spec, card)
 

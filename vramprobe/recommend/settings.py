@@ -23,7 +23,7 @@ from vramprobe.predict.recipe_replay import Replay
 from vramprobe.predict.recorded import predict_replay
 from vramprobe.predict.shares import near
 from vramprobe.predict.unknowns import unknowns, wide_verdict
-from vramprobe.predict.verdict import Verdict, verdict
+from vramprobe.predict.verdict import Verdict, usable_bytes, verdict
 from vramprobe.recipe.book import MOST_MICRO_STEPS
 from vramprobe.recommend.recorded import RecordedStep, find_step, one_gpu, record_step
 from vramprobe.records.frozen import FrozenModel
@@ -104,6 +104,7 @@ class SettingsSearch:
         self._refused: dict[tuple[Any, ...], VramprobeError] = {}
         self._counts: dict[tuple[Any, ...], Count] = {}
         self._replays: dict[tuple[Any, ...], Replay] = {}
+        self._least_bytes: dict[tuple[Any, ...], int] = {}  # of tensors at the peak, whatever the workspaces
         self._near: dict[tuple[Any, ...], Prediction | None] = {}
 
     def best(self, gpu: Gpu, num_gpus: int) -> Setting | None:
@@ -112,20 +113,33 @@ class SettingsSearch:
 
         Raises what a recording raises where there is one of no setting.
         """
-        tried = []
-        for candidate, made in self._fastest_first(gpu, num_gpus):
-            prediction = self._prediction(candidate, gpu, num_gpus)
-            if prediction is None:
+        ordered = self._fastest_first(gpu, num_gpus)
+        tried: dict[Candidate, Setting | None] = {}
+        for candidate, made in ordered:
+            if num_gpus == 1 and self._is_too_large(candidate, gpu):
                 continue
-            judged = _judged_on(self.on_ranks(candidate, gpu, num_gpus), gpu, prediction)
-            found = Setting(
-                **candidate._asdict(), num_gpus=num_gpus, verdict=judged, estimate=made, warnings=prediction.warnings
-            )
-            if judged.verdict == "fits":
+            found = tried[candidate] = self._setting(candidate, made, gpu, num_gpus)
+            if found is not None and found.verdict.verdict == "fits":
                 return found
-            tried.append(found)
-        tight = [one for one in tried if one.verdict.verdict == "tight"]
-        return tight[0] if tight else min(tried, key=lambda one: one.verdict.needed_bytes.value, default=None)
+        if tight := [one for one in tried.values() if one is not None and one.verdict.verdict == "tight"]:
+            return tight[0]
+        each = (tried[one] if one in tried else self._setting(one, made, gpu, num_gpus) for one, made in ordered)
+        return min(filter(None, each), key=lambda one: one.verdict.needed_bytes.value, default=None)
+
+    def _is_too_large(self, candidate: Candidate, gpu: Gpu) -> bool:
+        """Return True if tensors that a replay for another card has at its peak, workspaces aside, exceed this one."""
+        least = self._least_bytes.get(_key(candidate, gpu), 0)
+        return least > 0 and least > usable_bytes(gpu, device_is_known=False)
+
+    def _setting(self, candidate: Candidate, made: Estimate, gpu: Gpu, num_gpus: int) -> Setting | None:
+        """Return the candidate with its verdict; None where nothing is known of a rank."""
+        prediction = self._prediction(candidate, gpu, num_gpus)
+        if prediction is None:
+            return None
+        judged = _judged_on(self.on_ranks(candidate, gpu, num_gpus), gpu, prediction)
+        return Setting(
+            **candidate._asdict(), num_gpus=num_gpus, verdict=judged, estimate=made, warnings=prediction.warnings
+        )
 
     def _fastest_first(self, gpu: Gpu, num_gpus: int) -> list[tuple[Candidate, Estimate]]:
         """Return the settings whose step is recorded, by the best value of their tokens per second."""
@@ -215,12 +229,14 @@ class SettingsSearch:
                 with suppress(NotAtHand, UnsupportedArchitecture):
                     self._near[key] = near(spec, gpu)
             return self._near[key]
-        key = (*key, gpu.blas_workspace_bytes)
-        if key not in self._replays:
+        own = (*key, gpu.blas_workspace_bytes)
+        if own not in self._replays:
             step = self._step(candidate, gpu)
             assert step is not None
-            self._replays[key] = step.replay(gpu)
-        return predict_replay(self._replays[key], spec, gpu=gpu)
+            self._replays[own] = step.replay(gpu)
+            alive = self._replays[own].at_peak
+            self._least_bytes[key] = sum(alive.values()) - alive.get("workspaces", 0)
+        return predict_replay(self._replays[own], spec, gpu=gpu)
 
 
 def _judged_on(spec: CellSpec, gpu: Gpu, found: Prediction) -> Verdict:

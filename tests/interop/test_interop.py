@@ -296,6 +296,15 @@ def test_what_cannot_be_is_one_value_error_of_ours(given: tuple[Any, ...], says:
     assert isinstance(error.value, SpecError)
 
 
+def test_objects_without_an_adapter_leave_the_method_to_the_option() -> None:
+    config = {"model_type": "gpt2"}
+    assert options_of(config, seq_len=128)["method"] == "full"
+    assert options_of(config, seq_len=128, method="qlora")["method"] == "qlora"
+    assert options_of("gpt2", {"bf16": True}, seq_len=128, method="lora")["method"] == "lora"
+    with pytest.raises(SpecError, match="method='full' beside 'lora'"):
+        options_of("gpt2", {}, {"peft_type": "LORA"}, seq_len=128, method="full")
+
+
 def test_an_option_beside_the_object_that_says_another_is_refused() -> None:
     args = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 1}
     with pytest.raises(SpecError, match="batch_size=4 beside 2"):

@@ -211,7 +211,9 @@ def words_of(model: Any, args: Any, peft_config: Any, options: Mapping[str, Any]
     if args is None and peft_config is None and (model is None or isinstance(model, str)) and not _is_rich(model):
         return Words({**options} if model is None else {**options, "model": model})
     found, notes, default_dtype = _read(model, args, peft_config)
-    method = options.get("method") or found.pop("method")
+    method = options.get("method") or found["method"]
+    if found["method"] in (method, "full"):  # without an adapter, objects do not say how they are trained
+        del found["method"]
     length = options.get("seq_len")
     if length is not None and AT_MAX_LENGTH in notes and understood("seq_len", length) <= found["seq_len"]:
         notes = tuple(one for one in notes if one != AT_MAX_LENGTH)

@@ -1,7 +1,5 @@
 """The command as a user starts it: in a process of its own, or, where that is not what is tested, in this one."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -9,7 +7,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -18,11 +16,21 @@ from vramprobe.cli import verbs
 
 #: From any folder, the package that the tests import is the one that runs.
 HERE = str(Path(package.__file__).parents[1])
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 23.64 GiB "
+    "of which 1.20 GiB is free."
+)
 #: Verbs that start no process: a second of imports less for each command.
 _WITHIN = ["predict", "plan", "recommend", "models", "gpus", "check", "techniques", "serve", "grpo", "explain"]
 _WITHIN += ["claims", "evaluate", "calibrate", "merge", "contribute", "export", "diff", "fit", "report"]
 #: Options that start one, or another's command.
 _PROCESSES = {"--emulate", "--on", "--"}
+
+
+def flags(options: Mapping[str, object]) -> list[str]:
+    """Options by their names in Python as words of the command line; ``True`` is a flag."""
+    given = [(f"--{name.replace('_', '-')}", value) for name, value in options.items()]
+    return [word for name, value in given for word in ((name,) if value is True else (name, str(value)))]
 
 
 def vramprobe(*words: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:

@@ -5,8 +5,6 @@ In: action.yml, inputs, contexts. Out: how it ended, its summary, its outputs, t
 strings, ``==``, ``!=``, ``&&``, ``||``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

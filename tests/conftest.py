@@ -4,8 +4,6 @@ Synthetic cells and records are in factories.py. The summary says how many tests
 a browser. Where VRAMPROBE_TESTS_UNTIL names a time (seconds since 1970), tests that would begin later are skipped.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -4,8 +4,6 @@ In: what a test wants to differ. Out: a CellSpec of a tiny llama on the CPU, or 
 Never measures: the numbers are made up, but deterministic and consistent with each other.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -59,28 +57,18 @@ def make_environment(**overrides: Any) -> Environment:
 def make_ledger(spec: CellSpec) -> MemoryLedger:
     """Made-up bytes that follow the cell's dtype, tokens and method, and add up exactly at the peak."""
     width = 4 if spec.dtype == "fp32" else 2
-    weights = TINY_LLAMA_PARAMS * width
     trained = TINY_LLAMA_PARAMS if spec.method == "full" else 4096
-    saved = spec.num_tokens * 4000 // (4 if spec.gradient_checkpointing else 1)
-    gradients, state, batch = trained * width, 2 * trained * width, spec.num_tokens * 24
-    temporaries = spec.num_tokens * 256 * 14
     parts = {
-        "weights_bytes": weights,
-        "gradients_bytes": gradients,
-        "optimizer_state_bytes": state,
-        "batch_bytes": batch,
-        "saved_activations_bytes": saved,
-        "temporaries_bytes": temporaries,
+        "weights_bytes": TINY_LLAMA_PARAMS * width,
+        "gradients_bytes": trained * width,
+        "optimizer_state_bytes": 2 * trained * width,
+        "batch_bytes": spec.num_tokens * 24,
+        "saved_activations_bytes": spec.num_tokens * 4000 // (4 if spec.gradient_checkpointing else 1),
+        "temporaries_bytes": spec.num_tokens * 256 * 14,
     }
-    return MemoryLedger(
-        weights_bytes=weights,
-        gradients_bytes=gradients,
-        optimizer_state_bytes=state,
-        batch_bytes=batch,
-        saved_activations_bytes=saved,
-        unaccounted_bytes=0,
-        at_peak=Composition(total_bytes=sum(parts.values()), **parts),
-    )
+    held = {name: size for name, size in parts.items() if name != "temporaries_bytes"}
+    at_peak = Composition(total_bytes=sum(parts.values()), **parts)
+    return MemoryLedger(**held, unaccounted_bytes=0, at_peak=at_peak)
 
 
 def make_record(spec: CellSpec | None = None, **overrides: Any) -> RunRecord:
@@ -139,14 +127,8 @@ def _measured(spec: CellSpec) -> dict[str, Any]:
 
 def make_started(record: RunRecord) -> Started:
     """The line that goes before ``record`` in a journal."""
-    return Started(
-        attempt_id=record.attempt_id,
-        cell_id=record.cell_id,
-        fingerprint=record.fingerprint,
-        instrument=record.instrument,
-        started_at=record.started_at,
-        sweep=record.sweep,
-    )
+    names = ("attempt_id", "cell_id", "fingerprint", "instrument", "started_at", "sweep")
+    return Started(**{name: getattr(record, name) for name in names})
 
 
 def make_oom(spec: CellSpec, *, phase: str = "backward", **overrides: Any) -> RunRecord:

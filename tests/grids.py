@@ -1,7 +1,5 @@
 """Grids of cases, of which a few stand for all in ``make test``; ``make test-all`` runs the others, too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

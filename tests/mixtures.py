@@ -1,7 +1,5 @@
 """Tiny mixtures of experts, one of each family whose parameters are counted, and cells of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from factories import TINY_LLAMA, make_spec
@@ -30,15 +28,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama4_text": TINY | {"model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 1,
                            "intermediate_size": 40, "intermediate_size_mlp": 80, "no_rope_layer_interval": 2},
 }  # fmt: skip
-#: Those whose step is counted, too.
-COUNTED = ("mixtral", "qwen3_moe", "not_renormalised")
-#: A router that does not renormalise.
-VARIANTS: dict[str, dict[str, Any]] = {"not_renormalised": FAMILIES["qwen3_moe"] | {"norm_topk_prob": False}}
 
 
 def moe_cell(family: str, **words: Any) -> CellSpec:
     """A cell of a tiny model; gpt-oss has the eager attention alone, and Llama 4's router takes no adapter."""
-    config = (FAMILIES | VARIANTS)[family]
+    config = FAMILIES[family]
     only: dict[str, Any] = {"attn": "eager"} if family == "gpt_oss" else {}
     if config["model_type"] == "llama4_text" and words.get("method", "full") != "full":
         only = {"lora_targets": "q_proj,k_proj,v_proj,o_proj"} if "lora_targets" not in words else {}

@@ -58,13 +58,7 @@ def example_book() -> bytes:
     rows += [(MODELS[0], options | {"method": "qlora"}, several, MODELS[1])]
     rows += [(MODELS[0], {"gradient_checkpointing": False, "method": "full"}, ((2, 1024), (3, 1024)), MODELS[2])]
     made = [
-        page_book.PageRecipe(
-            model=model,
-            options=chosen,
-            shapes=shapes,
-            notes=["as recorded"],
-            recipe=recipes[source],
-        )
+        page_book.PageRecipe(model=model, options=chosen, shapes=shapes, notes=["as recorded"], recipe=recipes[source])
         for model, chosen, shapes, source in rows
     ]
     return page_book.packed_book(made, {"gradient_checkpointing": [True, False], "method": ["lora", "qlora", "full"]})
@@ -73,11 +67,7 @@ def example_book() -> bytes:
 def content(**overrides: Any) -> page_builder.Content:
     """The page of a few words, for tests of the calculator."""
     plain = page_builder.Content(
-        book=example_book(),
-        chapters=[],
-        plots=[],
-        provenance=["nothing"],
-        command="vramprobe report results -o out",
+        book=example_book(), chapters=[], plots=[], provenance=["nothing"], command="vramprobe report results -o out"
     )
     return dataclasses.replace(plain, **overrides)
 

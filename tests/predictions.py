@@ -3,8 +3,6 @@
 In: fields that a test wants to differ. Out: a Prediction of a shipped recipe's cell with these.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

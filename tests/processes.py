@@ -4,8 +4,6 @@ A process is a test's where its environment names the test (pytest's own variabl
 and these very tests; one that was forked from here and carries nothing has this process's command line.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -51,6 +49,17 @@ def is_alive(process: psutil.Process) -> bool:
 def children(word: str) -> list[psutil.Process]:
     """This process's children whose command line has ``word`` in it."""
     return [child for child in psutil.Process().children() if word in command_line(child)]
+
+
+def cell_of(process: psutil.Process) -> psutil.Process | None:
+    """The process that runs a cell: the fork server's child that writes a cell's log (its canary does not)."""
+    with suppress(psutil.Error):
+        for child in process.children(recursive=True):
+            with suppress(OSError):  # it has ended
+                log = os.readlink(f"/proc/{child.pid}/fd/1")
+                if log.endswith(".log") and not log.endswith("forkserver.log"):
+                    return child
+    return None
 
 
 def _comes_true(condition: Callable[[psutil.Process], bool], process: psutil.Process) -> bool:

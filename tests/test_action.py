@@ -1,7 +1,5 @@
 """action.yml: of the shape that GitHub publishes, and its steps run as a runner would run them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -120,13 +118,8 @@ class Stubbed:
 
     def job(self, github: dict[str, str], says: str, **more: str) -> Job:
         self.num_jobs += 1
-        job = Job(
-            self.folder / f"machine{self.num_jobs}",
-            self.folder / "caches",
-            self.folder / "work",
-            github,
-            {"STUB_SAYS": says, **more},
-        )
+        machine, own = self.folder / f"machine{self.num_jobs}", {"STUB_SAYS": says, **more}
+        job = Job(machine, self.folder / "caches", self.folder / "work", github, own)
         job.action = self.folder / "action"
         if not job.action.exists():
             (job.action / "vramprobe").mkdir(parents=True)
@@ -151,6 +144,9 @@ class Stubbed:
             each.chmod(0o755)
         job.more["PATH"] = f"{job.folder}/bin:/usr/local/bin:/usr/bin:/bin"
         return job
+
+    def baselines(self) -> list[Path]:
+        return [each for each in (self.folder / "caches").iterdir() if "baseline" in each.name]
 
 
 def words(job: Job) -> list[str]:
@@ -201,9 +197,9 @@ def test_a_pull_request_is_compared_with_the_default_branch(stubbed: Stubbed) ->
     pull.use(command="x", max_growth="2%")
     baseline = pull.temporary / "vramprobe-baseline" / "profile.jsonl"
     assert words(pull)[7:11] == ["--baseline", str(baseline), "--max-growth", "2%"]
-    kept = [each.name for each in (stubbed.folder / "caches").iterdir() if "baseline" in each.name]
-    assert kept == ["vramprobe-baseline-ci-memory-default@a1"]
-    assert (stubbed.folder / "caches" / kept[0] / "profile.jsonl").read_text() == "profile of main\n"
+    (kept,) = stubbed.baselines()
+    assert kept.name == "vramprobe-baseline-ci-memory-default@a1"
+    assert (kept / "profile.jsonl").read_text() == "profile of main\n"
 
 
 def test_the_default_branch_is_compared_without_a_limit_and_becomes_the_baseline(stubbed: Stubbed) -> None:
@@ -214,8 +210,7 @@ def test_the_default_branch_is_compared_without_a_limit_and_becomes_the_baseline
     assert "--max-growth" not in words(second)
     third = stubbed.job(MAIN | {"sha": "a3"}, "three", STUB_ENDS="1")
     assert third.use(command="x").status == 1
-    kept = {each.name[-2:] for each in (stubbed.folder / "caches").iterdir() if "baseline" in each.name}
-    assert kept == {"a1", "a2"}  # what failed is no baseline
+    assert {kept.name[-2:] for kept in stubbed.baselines()} == {"a1", "a2"}  # what failed is no baseline
 
 
 @pytest.mark.parametrize(
@@ -225,7 +220,7 @@ def test_the_default_branch_is_compared_without_a_limit_and_becomes_the_baseline
 )
 def test_nothing_else_becomes_the_baseline(stubbed: Stubbed, other: dict[str, str]) -> None:
     assert stubbed.job(MAIN | other, "x").use(command="x").status == 0
-    assert [each.name for each in (stubbed.folder / "caches").iterdir() if "baseline" in each.name] == []
+    assert stubbed.baselines() == []
 
 
 def test_two_uses_in_a_job_have_two_baselines(stubbed: Stubbed) -> None:

@@ -1,13 +1,11 @@
 """Words in any case and under their usual aliases: one table, for the command line, YAML and Python alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
+from command_line import flags, vramprobe
 from factories import make_spec
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from vramprobe.choices import ALIASES, WORDS, meant
 from vramprobe.cli.verbs import app
@@ -75,12 +73,9 @@ def test_python_yaml_and_the_command_line_understand_the_same(tmp_path: Path) ->
     (cell,) = load_sweep(file, device=plain.device).cells
     assert (cell.optim, cell.seq_len, cell.attn) == (plain.optim, plain.seq_len, plain.attn)
     asked = ["predict", f"--model={model}", "--batch-size=1", "--gpu=a100-80gb", "--json"]
-    answers = [
-        CliRunner().invoke(app, [*asked, *(f"--{name.replace('_', '-')}={value}" for name, value in each.items())])
-        for each in (words, exact)
-    ]
-    assert answers[0].stdout == answers[1].stdout
-    assert '"peak_' in answers[0].stdout
+    one, other = (vramprobe(*asked, *flags(each)).stdout for each in (words, exact))
+    assert one == other
+    assert '"peak_' in one
 
 
 def test_every_verb_understands_words() -> None:

@@ -1,7 +1,5 @@
 """The stages that plan, read and predict start fast: importing them loads nothing heavy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

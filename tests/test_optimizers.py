@@ -1,7 +1,5 @@
 """The table of optimizers, against the names that transformers has."""
 
-from __future__ import annotations
-
 import pytest
 from transformers.training_args import OptimizerNames
 

@@ -1,7 +1,5 @@
 """Promise of conftest.py to every test: a failed one leaves no process, also where SIGINT and SIGHUP are ignored."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -53,7 +51,5 @@ def test_a_failed_test_leaves_no_process_and_ignored_signals_do_not_reach_what_t
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, preexec_fn=ignore)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "failed on purpose" in done.stdout
-    for pid in (tmp_path / "pids").read_text().split():
-        assert not psutil.pid_exists(int(pid)) or not is_alive(psutil.Process(int(pid))), command_line(
-            psutil.Process(int(pid))
-        )
+    left = [psutil.Process(int(pid)) for pid in (tmp_path / "pids").read_text().split() if psutil.pid_exists(int(pid))]
+    assert [command_line(process) for process in left if is_alive(process)] == []

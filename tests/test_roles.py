@@ -1,7 +1,5 @@
 """The manifest of what each published row is used for: whole, current, and what README and CHANGELOG claim by it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

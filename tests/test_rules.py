@@ -1,7 +1,5 @@
 """The table of shardings: a row for each kind, and its two modules; what the command line and recommend offer."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import get_args
 
@@ -13,8 +11,6 @@ from vramprobe.predict.shares import near
 from vramprobe.resolve import resolve
 from vramprobe.rules.not_sharded import cannot_offload, cannot_quantize, cannot_step
 from vramprobe.rules.sharding import ONE_GROUP, SHARDINGS
-
-#: ZeRO's stages are one class on the torch side.
 
 
 def test_each_kind_has_a_row() -> None:

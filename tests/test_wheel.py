@@ -6,8 +6,6 @@ The environment is a fresh one. What the wheel says that it depends on is linked
 tests, and nothing else is there: a dependency that is not declared is missing.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -24,6 +22,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import OUT_OF_MEMORY
 from grids import exhaustive, grid
 from packaging.requirements import Requirement
 from typer.main import get_command
@@ -39,10 +38,7 @@ from vramprobe.errors import EXTRAS
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "results" / "cpu" / "quickstart"
 CELL = ["--model", "llama-3.1-8b", "--method", "qlora", "--batch-size", "1", "--seq-len", "2048"]
-OUT_OF_MEMORY = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 23.64 GiB "
-    "of which 1.20 GiB is free."
-)
+COMPILED = "from vramprobe.allocator import compiled; print(compiled.PlainAllocator is not None)"
 #: How a compiled module's file ends.
 BUILT = (".so", ".pyd")
 ANSWERS: list[tuple[list[str], str]] = [
@@ -157,9 +153,13 @@ def what_it_needs(requirements: list[str], extra: str) -> set[str]:
 
 def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VRAMPROBE"))}
-    return subprocess.run(
-        [installed, *words], cwd=folder, capture_output=True, text=True, env=clean | {"COLUMNS": "120"}
-    )
+    env = clean | {"COLUMNS": "120"}
+    return subprocess.run([installed, *words], cwd=folder, capture_output=True, text=True, env=env)
+
+
+def python_runs(installed: Path, code: str) -> subprocess.CompletedProcess:
+    """Run this code by the environment's interpreter, which sees nothing of this folder or user."""
+    return subprocess.run([installed.with_name("python"), "-I", "-c", code], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -172,22 +172,19 @@ def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_file_of_the_package_ships(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         shipped = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
-    tracked = {str(path.relative_to(ROOT)) for path in (ROOT / "vramprobe").rglob("*") if path.is_file()}
-    assert {path for path in shipped if not path.endswith(BUILT)} == {
-        path for path in tracked if "__pycache__" not in path and not path.endswith(BUILT)
-    }
+    there = {str(path.relative_to(ROOT)) for path in (ROOT / "vramprobe").rglob("*") if path.is_file()}
+    tracked = {path for path in there if "__pycache__" not in path and not path.endswith(BUILT)}
+    assert {path for path in shipped if not path.endswith(BUILT)} == tracked
     assert {f"vramprobe/data/sweeps/{name}.yaml" for name in catalog.list_sweeps()} <= shipped
     assert "vramprobe/data/campaigns/edges.yaml" in shipped
     assert "vramprobe/py.typed" in shipped
 
 
-def test_the_allocator_in_c_ships_where_it_can_be_built(wheel: Path, installed: Path, empty_folder: Path) -> None:
+def test_the_allocator_in_c_ships_where_it_can_be_built(wheel: Path, installed: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         was_built = any(name.endswith(BUILT) for name in archive.namelist())
     assert was_built or compiled.PlainAllocator is None
-    code = "from vramprobe.allocator import compiled; print(compiled.PlainAllocator is not None)"
-    python = installed.with_name("python")
-    done = subprocess.run([python, "-I", "-c", code], cwd=empty_folder, capture_output=True, text=True)
+    done = python_runs(installed, COMPILED)
     assert done.stdout == f"{was_built}\n", done.stderr
 
 
@@ -205,31 +202,31 @@ def test_the_repository_shows_the_sweeps_and_campaigns_that_ship() -> None:
         assert (ROOT / "configs" / name).resolve() == ROOT / "vramprobe" / "data" / name
 
 
-def test_nothing_heavy_is_installed(installed: Path, empty_folder: Path) -> None:
+def test_nothing_heavy_is_installed(installed: Path) -> None:
     code = "import importlib.util as u, vramprobe; print(vramprobe.__file__, [n for n in %r if u.find_spec(n)])"
     heavy = ["torch", "transformers", "peft", "bitsandbytes", "accelerate", "pytest"]
     heavy += itertools.chain(*EXTRAS.values())
-    python = installed.with_name("python")
-    done = subprocess.run([python, "-I", "-c", code % heavy], cwd=empty_folder, capture_output=True, text=True)
+    done = python_runs(installed, code % heavy)
     assert done.stdout.startswith(str(installed.parents[1])), done.stderr
     assert done.stdout.endswith(" []\n")
 
 
-@pytest.mark.parametrize("answers", grid([FEW, ANSWERS], FEW), ids=lambda answers: f"{len(answers)} verbs")
-def test_the_verbs_that_the_core_answers(installed: Path, empty_folder: Path, answers: list) -> None:
+def require_answers(installed: Path, folder: Path, answers: list[tuple[list[str], str]]) -> None:
     for words, said in answers:
-        done = run(installed, empty_folder, *words)
+        done = run(installed, folder, *words)
         assert done.returncode in ANSWERED, (words, done.stderr)
         assert said in done.stdout, (words, done.stdout)
+
+
+@pytest.mark.parametrize("answers", grid([FEW, ANSWERS], FEW), ids=lambda answers: f"{len(answers)} verbs")
+def test_the_verbs_that_the_core_answers(installed: Path, empty_folder: Path, answers: list) -> None:
+    require_answers(installed, empty_folder, answers)
     assert run(installed, empty_folder, "--version").stdout == f"vramprobe {distribution('vramprobe').version}\n"
 
 
 def test_the_verbs_that_the_extra_report_answers(reporting: Path, empty_folder: Path) -> None:
     """In an empty folder; fit.json is written there and used by what comes after."""
-    for words, said in REPORTS:
-        done = run(reporting, empty_folder, *words)
-        assert done.returncode in ANSWERED, (words, done.stderr)
-        assert said in done.stdout, (words, done.stdout)
+    require_answers(reporting, empty_folder, REPORTS)
     page = (empty_folder / "report" / "index.html").read_text()
     assert "<script" in page
     assert "<style" in page
@@ -249,13 +246,10 @@ def test_a_verb_without_its_extra_says_the_line_to_type(
     assert "report" not in extra or sorted(empty_folder.rglob("*")) == before  # said before any work
 
 
-def test_a_data_frame_without_pandas_says_the_line_to_type(installed: Path, empty_folder: Path) -> None:
-    python = installed.with_name("python")
-    code = f"import vramprobe; vramprobe.load({str(RECORDS)!r})"
-    done = subprocess.run([python, "-I", "-c", code], cwd=empty_folder, capture_output=True, text=True)
-    assert done.stderr.endswith(
-        "MissingDependency: a DataFrame needs pandas, not installed here: pip install 'vramprobe[report]'\n"
-    )
+def test_a_data_frame_without_pandas_says_the_line_to_type(installed: Path) -> None:
+    done = python_runs(installed, f"import vramprobe; vramprobe.load({str(RECORDS)!r})")
+    said = "MissingDependency: a DataFrame needs pandas, not installed here: pip install 'vramprobe[report]'\n"
+    assert done.stderr.endswith(said)
 
 
 def test_every_verb_is_tried_without_the_extras() -> None:
@@ -303,9 +297,8 @@ def test_readmes_examples_run_after_pip_install(tmp_path: Path) -> None:
     home = tmp_path / "fresh"
     subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
     source = tmp_path / "checkout"
-    shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", "results", "benchmarks", "__pycache__")
-    )
+    left_out = shutil.ignore_patterns(".venv", ".git", "results", "benchmarks", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=left_out)
     done = subprocess.run([home / "bin" / "pip", "install", "--quiet", "."], cwd=source, capture_output=True, text=True)
     if "Could not find a version" in done.stderr or "Max retries" in done.stderr:
         pytest.skip("no package registry here")
@@ -374,6 +367,5 @@ def test_the_cross_built_wheel_is_installed_and_answers(tmp_path: Path) -> None:
     done = run(installed, tmp_path, "predict", *CELL, "--gpu", "RTX-4090", "--exit-zero")
     assert done.returncode == 0, done.stderr
     assert "GeForce RTX 4090" in done.stdout
-    code = "from vramprobe.allocator import compiled; print(compiled.PlainAllocator is not None)"
-    done = subprocess.run([installed.with_name("python"), "-I", "-c", code], capture_output=True, text=True)
+    done = python_runs(installed, COMPILED)
     assert done.stdout == "True\n", done.stderr

@@ -11,11 +11,7 @@ GOING = {"architecture"}  # to be deleted
 #: A question in a sentence's place, or a reference to the docstring before: neither says what is returned.
 NOT_FIRST = re.compile(r"(What|Whether|Of|How|Where|Why|Which|Who|Whose|When|The same)\b")
 #: Modules whose own docstring stays: the first one's text is hashed for its journal, --help prints the others'.
-KEPT = {
-    "benchmarks/versions/train.py",
-    "benchmarks/techniques/techniques.py",
-    "benchmarks/truth/late_2026.py",
-}
+KEPT = {"benchmarks/versions/train.py", "benchmarks/techniques/techniques.py", "benchmarks/truth/late_2026.py"}
 
 
 def modules() -> list[Path]:

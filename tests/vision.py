@@ -1,7 +1,5 @@
 """Vision-language models small enough to train here, one of each family."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

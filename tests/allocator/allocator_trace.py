@@ -1,7 +1,5 @@
 """A trace of allocations and frees through the caching allocator, for its tests: peaks by phase, timeline, OOM."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -73,10 +71,8 @@ def replay(
     events: Sequence[Event], config: AllocatorConfig | None = None, device: Device | None = None
 ) -> ReplayResult:
     """Replay a trace from an empty allocator in Python, and in C where that is built: the same; an OOM ends it."""
-    done, counted = (
-        _played(events, allocator)
-        for allocator in (CachingAllocator(config, device), counting_allocator(config, device))
-    )
+    both = (CachingAllocator(config, device), counting_allocator(config, device))
+    done, counted = (_played(events, allocator) for allocator in both)
     assert str(counted.oom) == str(done.oom)
     assert replace(counted, oom=done.oom) == done
     return done

@@ -1,23 +1,11 @@
 """The caching allocator's replay: every rule by hand, published numbers, random traces, and torch's own parser."""
 
-from __future__ import annotations
-
 import random
 import time
 from itertools import pairwise
 
 import pytest
-from allocator_trace import (
-    Alloc,
-    EmptyCache,
-    Event,
-    Free,
-    FreeCompleted,
-    FreeRequested,
-    Mark,
-    apply,
-    replay,
-)
+from allocator_trace import Alloc, EmptyCache, Event, Free, FreeCompleted, FreeRequested, Mark, apply, replay
 
 from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
@@ -143,7 +131,6 @@ def test_small_requests_share_a_2_mib_segment() -> None:
     allocator.allocate("b", MIB - 512)
     assert allocator.ledger.reserved == 2 * MIB
     last = allocator.allocate("c", 1)
-    assert last is not None
     assert (last.size, allocator.ledger.reserved) == (512, 2 * MIB)
     allocator.allocate("d", 1)
     assert allocator.ledger.reserved == 4 * MIB
@@ -173,16 +160,11 @@ def test_best_fit_takes_the_smallest_then_the_oldest_segment() -> None:
     """get_free_block: lower_bound of (size, the segment's age, address), in torch 2.13 (pytorch#183591)."""
     allocator = fresh()
     blocks = {name: allocator.allocate(name, size * MIB) for name, size in zip("abcd", (40, 20, 30, 20), strict=True)}
-    addresses = {name: block.address for name, block in blocks.items() if block is not None}
+    addresses = {name: block.address for name, block in blocks.items()}
     for name in "abcd":
         allocator.free(name)
-    got = [allocator.allocate(name, 20 * MIB) for name in "wxyz"]
-    assert [block.address for block in got if block] == [
-        addresses["b"],
-        addresses["d"],
-        addresses["c"],
-        addresses["a"],
-    ]
+    got = [allocator.allocate(name, 20 * MIB).address for name in "wxyz"]
+    assert got == [addresses[name] for name in "bdca"]
     assert allocator.ledger.reserved == 110 * MIB
 
 
@@ -220,7 +202,6 @@ def test_neighbours_merge_whichever_is_freed_first() -> None:
         for name in order:
             allocator.free(name)
         whole = allocator.allocate("d", 20 * MIB - 512)
-        assert whole is not None
         assert (whole.size, allocator.ledger.reserved, whole.prev, whole.next) == (20 * MIB, 20 * MIB, None, None)
 
 
@@ -256,11 +237,8 @@ def test_empty_cache_gives_back_whole_segments_only() -> None:
 
 def test_peaks_are_of_their_phase() -> None:
     done = replay([Alloc("a", 30 * MIB), Free("a"), Mark("step"), Alloc("b", 12 * MIB), Free("b"), Mark("rest")])
-    assert [(phase.phase, phase.peak.allocated_bytes, phase.peak.reserved_bytes) for phase in done.phases] == [
-        ("", 30 * MIB, 30 * MIB),
-        ("step", 12 * MIB, 30 * MIB),
-        ("rest", 0, 30 * MIB),
-    ]
+    peaks = {phase.phase: (phase.peak.allocated_bytes, phase.peak.reserved_bytes) for phase in done.phases}
+    assert peaks == {"": (30 * MIB, 30 * MIB), "step": (12 * MIB, 30 * MIB), "rest": (0, 30 * MIB)}
     assert done.peak.allocated_bytes == 30 * MIB
 
 
@@ -269,21 +247,16 @@ def test_peaks_are_of_their_phase() -> None:
 
 def test_a_full_device_gives_the_cache_back_and_tries_again() -> None:
     """malloc: release_cached_blocks, then alloc_block(isRetry), which counts."""
-    done = replay(
-        [Alloc("a", 60 * MIB), Free("a"), Alloc("b", 50 * MIB), Free("b"), Alloc("c", 70 * MIB)],
-        device=Device(total_bytes=100 * MIB),
-    )
+    events = [Alloc("a", 60 * MIB), Free("a"), Alloc("b", 50 * MIB), Free("b"), Alloc("c", 70 * MIB)]
+    done = replay(events, device=Device(total_bytes=100 * MIB))
     assert (done.num_alloc_retries, done.oom) == (1, None)
     assert done.end == (70 * MIB, 70 * MIB, 70 * MIB, 70 * MIB, 1)
     assert done.peak.reserved_bytes == 70 * MIB
 
 
 def test_an_oom_ends_the_replay_and_says_how_far_it_was() -> None:
-    done = replay(
-        [Alloc("a", 61 * MIB + 1), Alloc("b", 41 * MIB), Alloc("c", 1)],
-        device=Device(total_bytes=200 * MIB, segment_bytes=100 * MIB),
-    )
-    assert done.oom is not None
+    events = [Alloc("a", 61 * MIB + 1), Alloc("b", 41 * MIB), Alloc("c", 1)]
+    done = replay(events, device=Device(total_bytes=200 * MIB, segment_bytes=100 * MIB))
     assert (done.oom.requested_bytes, done.oom.segment_bytes, done.oom.free_bytes) == (41 * MIB, 42 * MIB, 38 * MIB)
     # The first keeps its 62: too little was left to split off.
     assert (done.oom.usage.active_bytes, done.oom.block_bytes) == (62 * MIB, 41 * MIB)
@@ -329,7 +302,6 @@ def test_an_oversize_block_is_neither_broken_nor_given_to_a_small_request() -> N
     allocator.allocate("small", 30 * MIB)
     assert allocator.ledger.reserved == 90 * MIB
     block = allocator.allocate("near", 45 * MIB)  # within 20 MiB: takes all of it
-    assert block is not None
     assert (block.size, allocator.ledger.allocated, allocator.ledger.reserved) == (60 * MIB, 90 * MIB, 90 * MIB)
 
 
@@ -394,11 +366,8 @@ def test_several_oversize_blocks_go_where_none_is_large_enough() -> None:
 
 def test_garbage_is_not_collected_without_a_memory_fraction() -> None:
     """malloc: only where allowed_memory_maximum is set."""
-    done = replay(
-        [Alloc("a", 90 * MIB), Free("a"), Alloc("b", 95 * MIB)],
-        parse_alloc_conf("garbage_collection_threshold:0.1"),
-        Device(total_bytes=400 * MIB),
-    )
+    conf = parse_alloc_conf("garbage_collection_threshold:0.1")
+    done = replay([Alloc("a", 90 * MIB), Free("a"), Alloc("b", 95 * MIB)], conf, Device(total_bytes=400 * MIB))
     assert done.end.reserved_bytes == 186 * MIB
 
 
@@ -411,14 +380,11 @@ def test_an_expandable_segment_grows_by_granules() -> None:
     first = allocator.allocate("a", 15 * MIB)
     second = allocator.allocate("b", 15 * MIB)
     small = allocator.allocate("c", MIB)
-    assert first is not None
-    assert second is not None
     assert small is not None
     assert second.address == first.address + 15 * MIB  # in one range, across the granules' border
     assert allocator.ledger.now() == (31 * MIB, 31 * MIB, 31 * MIB, 42 * MIB, 0)
     allocator.free("a")
     third = allocator.allocate("d", 16 * MIB)  # 15 free in front, 10 at the end that can grow: the end
-    assert third is not None
     assert third.address == first.address + 30 * MIB
     assert allocator.ledger.reserved == 62 * MIB
 
@@ -430,8 +396,6 @@ def test_what_can_grow_is_left_for_last() -> None:
     after = allocator.allocate("a", 15 * MIB)
     allocator.free("hole")
     block = allocator.allocate("b", 8 * MIB)
-    assert after is not None
-    assert block is not None
     assert block.address == after.address - 15 * MIB
 
 
@@ -486,16 +450,8 @@ def test_a_published_run_on_an_rtx_3090() -> None:
         (512 * MIB, GIB, 534_528, 1_583_110, 1558, 4),
         (GIB, 10 * MIB, 1_058_816, 1_069_062, 1046, 3),
     ):
-        done = replay(
-            [
-                *inputs,
-                Alloc("scores", scores),
-                Alloc("moment", moment),
-                Alloc("6 KiB", 6 * KIB),
-                Free("moment"),
-                Free("6 KiB"),
-            ]
-        )
+        made = [Alloc("scores", scores), Alloc("moment", moment), Alloc("6 KiB", 6 * KIB)]
+        done = replay([*inputs, *made, Free("moment"), Free("6 KiB")])
         assert (done.phases[0].end.allocated_bytes, done.phases[0].end.reserved_bytes) == (10 * MIB, 20 * MIB)
         assert (done.end.allocated_bytes, done.peak.allocated_bytes) == (allocated_kib * KIB, peak_kib * KIB)
         assert (done.end.reserved_bytes, done.end.num_segments) == (reserved_mib * MIB, num_segments)

@@ -1,7 +1,5 @@
 """Expressions of rows: arithmetic over names and nothing else, worth what is printed of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from vramprobe.architecture.expressions import FUNCTIONS, ExpressionError, between, evaluate, expression

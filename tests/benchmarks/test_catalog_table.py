@@ -1,17 +1,15 @@
 """The table of every architecture that ships: whole and fresh."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+from scripts import script
 
 from vramprobe import catalog
 
 
 @pytest.fixture(scope="module")
-def benchmark(script: Callable[[str], ModuleType]) -> ModuleType:
+def benchmark() -> ModuleType:
     return script("truth.catalog")
 
 

@@ -1,22 +1,18 @@
 """Claims decided by runs: the tables are the records', and every record is of a cell that decides a claim."""
 
-from __future__ import annotations
-
 import csv
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 from grids import exhaustive
+from scripts import script
 
 from vramprobe import api
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "truth"
-Script = Callable[[str], ModuleType]
 
 
 @exhaustive
-def test_every_case_that_a_card_holds_ran_on_it(script: Script) -> None:
+def test_every_case_that_a_card_holds_ran_on_it() -> None:
     """Runs of cells that were cases once stay: oracles rest on them (tests/oracles)."""
     claims = script("truth.claims")
     cards = {case.spec.fingerprint: claims.card_of(case) for case in claims.cases()}
@@ -27,13 +23,11 @@ def test_every_case_that_a_card_holds_ran_on_it(script: Script) -> None:
             continue
         record = ran[key]
         assert record.instrument == "emulated"
-        assert record.emulation is not None
         assert record.emulation.card == card
 
 
-def test_a_verdict_rests_on_the_run_where_there_is_one(script: Script) -> None:
+def test_a_verdict_rests_on_the_run_where_there_is_one() -> None:
     (judged,) = api.claims(["L1-13"], results=script("truth.claims").RECORDS)
-    assert judged.figure is not None
     assert judged.figure.engine == "emulated NVIDIA A100-SXM4-80GB"
     assert "vramprobe measure --emulate A100-80GB-SXM" in judged.sources[0].command
 

@@ -1,14 +1,10 @@
 """The page of interval coverage: its figures are today's, and its widths are from the runs that it does not count."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from types import ModuleType
-
 import pytest
+from scripts import script
 
 
-def test_widths_are_what_the_runs_give(script: Callable[[str], ModuleType]) -> None:
+def test_widths_are_what_the_runs_give() -> None:
     coverage = script("truth.coverage")
     shares = tuple(round(one, 3) for one in coverage.versions_share())
     assert shares == coverage.open_words.VERSIONS
@@ -16,14 +12,14 @@ def test_widths_are_what_the_runs_give(script: Callable[[str], ModuleType]) -> N
 
 
 @pytest.mark.exhaustive
-def test_page_is_today_s(script: Callable[[str], ModuleType]) -> None:
+def test_page_is_today_s() -> None:
     coverage = script("truth.coverage")
     runs = list(coverage.real_runs())
     assert coverage.page(runs) == coverage.PAGE.read_text(encoding="utf-8")
     assert round(coverage.fragmentation_share(runs), 3) == coverage.open_words.FRAGMENTATION
 
 
-def test_a_run_counts_for_widths_or_for_coverage(script: Callable[[str], ModuleType]) -> None:
+def test_a_run_counts_for_widths_or_for_coverage() -> None:
     coverage = script("truth.coverage")
     runs = list(coverage.real_runs())
     assert len({run.source for run in runs}) >= 5
@@ -35,7 +31,7 @@ def test_a_run_counts_for_widths_or_for_coverage(script: Callable[[str], ModuleT
     assert [coverage._counts(figure) for figure in said] == [True, False]
 
 
-def test_what_is_outside_is_counted_as_such(script: Callable[[str], ModuleType]) -> None:
+def test_what_is_outside_is_counted_as_such() -> None:
     coverage = script("truth.coverage")
     run = next(iter(coverage.real_runs()))
     size = run.measured["allocated"]

@@ -1,12 +1,9 @@
 """The cells of late 2026: each row is one of them, and a recipe of it took what the whole run took."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from types import ModuleType
+from scripts import script
 
 
-def test_rows_are_cells_whose_recipes_repeat_their_runs(script: Callable[[str], ModuleType]) -> None:
+def test_rows_are_cells_whose_recipes_repeat_their_runs() -> None:
     late = script("truth.late_2026")
     known = {(gpu, spec.cell_id) for _, gpu, spec in late.cells()}
     rows = late.read_csv(late.CSV)
@@ -19,7 +16,7 @@ def test_rows_are_cells_whose_recipes_repeat_their_runs(script: Callable[[str], 
     assert late.PAGE.read_text(encoding="utf-8") == late.page(rows)
 
 
-def test_a_row_that_differs_shows_how_far(script: Callable[[str], ModuleType]) -> None:
+def test_a_row_that_differs_shows_how_far() -> None:
     late = script("truth.late_2026")
     assert late._difference("2000", "1000") == "+100.0000 %"
     assert late._difference("", "1000") == "–"

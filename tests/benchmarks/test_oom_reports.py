@@ -1,15 +1,12 @@
 """The table of out-of-memory errors: what explain says of each report is what the table says, and a run is repeated."""
 
-from __future__ import annotations
-
 import io
-from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 from grids import grid
 from predictions import some_prediction
+from scripts import script
 
 from vramprobe.catalog import find_gpu
 from vramprobe.explain.report import report_of
@@ -18,25 +15,21 @@ from vramprobe.predict.verdict import usable_bytes
 from vramprobe.resolve import resolve
 from vramprobe.units import GIB
 
-Script = Callable[[str], ModuleType]
 
-
-def test_explain_says_of_each_report_what_the_table_says(script: Script) -> None:
+def test_explain_says_of_each_report_what_the_table_says() -> None:
     tables, oom = script("tables"), script("truth.oom")
     rows = {row["source"]: row for row in tables.read_csv(oom.TABLE)}
     reports = oom.reports()
     assert [report["source"] for report in reports] == list(rows)
     for report in reports:
         said, row = report_of(io.BytesIO(report["text"].encode())), rows[report["source"]]
-        assert said.oom is not None
-        assert said.explanation is not None
         assert row["requested_bytes"] == str(said.oom.requested)
         assert (row["explained_cause"], row["explained_phase"]) == (said.explanation.cause, said.phase.name)
         assert "cell" in report or report["why"].startswith("not repeated: ")
         assert "cell" not in report or report["assumed"]
 
 
-def test_a_run_is_repeated_from_its_configuration_and_the_memory_left(script: Script) -> None:
+def test_a_run_is_repeated_from_its_configuration_and_the_memory_left() -> None:
     oom = script("truth.oom")
     (report,) = (one for one in oom.reports() if one["source"] == "huggingface/trl#3172")
     again = oom.repeated(report, room=11_353_571_984)
@@ -45,7 +38,7 @@ def test_a_run_is_repeated_from_its_configuration_and_the_memory_left(script: Sc
 
 
 @pytest.mark.parametrize("is_recorded", grid([True, False], False))
-def test_a_run_on_several_gpus_is_predicted_near(is_recorded: bool, script: Script, monkeypatch) -> None:
+def test_a_run_on_several_gpus_is_predicted_near(is_recorded: bool, monkeypatch) -> None:
     """Nothing is repeated of it: the order of its requests is not known."""
     oom = script("truth.oom")
     if not is_recorded:
@@ -54,7 +47,7 @@ def test_a_run_on_several_gpus_is_predicted_near(is_recorded: bool, script: Scri
     assert oom.repeated(ranks, room=31 * GIB).phase == "does not fit"
 
 
-def test_a_phase_counts_as_the_same_as_far_as_a_repetition_tells_it(script: Script) -> None:
+def test_a_phase_counts_as_the_same_as_far_as_a_repetition_tells_it() -> None:
     same = script("truth.oom").same_phase
     assert same({"phase": "backward", "repeated_phase": "forward or backward"})
     assert same({"phase": "prepare", "repeated_phase": "load"})
@@ -68,15 +61,14 @@ def of_bytes(size: int) -> Prediction:
     return some_prediction(peak_allocated_bytes=exact, reserved_bytes=exact)
 
 
-def test_a_published_run_is_judged_with_what_was_not_said(script: Script) -> None:
+def test_a_published_run_is_judged_with_what_was_not_said() -> None:
     verdicts = script("truth.published_verdicts")
     verdicts.predicted_on = lambda spec, gpu: of_bytes(40 * GIB if spec.method == "full" else GIB)
     card = find_gpu("T4")
     words = {"source": "here", "gpu": card, "ran": False}
-    spec = resolve(
-        device="cuda", model="gpt2", method="full", batch_size=4, seq_len=1024, dtype="fp32", autocast="none"
-    )
-    small = resolve(device="cuda", model="gpt2", method="lora", batch_size=1, seq_len=64)
+    of = {"model": "gpt2", "device": "cuda"}
+    spec = resolve(**of, method="full", batch_size=4, seq_len=1024, dtype="fp32", autocast="none")
+    small = resolve(**of, method="lora", batch_size=1, seq_len=64)
     runs = [verdicts.PublishedRun(name=name, spec=one, **words) for name, one in (("full", spec), ("small", small))]
     full, fits = verdicts.judged(runs)
     assert full.said.usable_bytes == usable_bytes(card, device_is_known=False)
@@ -86,7 +78,7 @@ def test_a_published_run_is_judged_with_what_was_not_said(script: Script) -> Non
     assert len([line for line in lines if line.startswith("| here | small |")]) == 1  # the one that ran is right
 
 
-def test_peers_stand_beside_the_same_runs(script: Script) -> None:
+def test_peers_stand_beside_the_same_runs() -> None:
     verdicts = script("truth.published_verdicts")
     verdicts.predicted_on = lambda spec, gpu: of_bytes(60 * GIB)
     spec = resolve(device="cuda", model="llama-3.1-8b", method="full", batch_size=1, seq_len=64)

@@ -1,16 +1,13 @@
 """The table of public memory snapshots: totals as torch's viewer counts them, and a page that is made of the table."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
-from types import ModuleType
 
-Script = Callable[[str], ModuleType]
+from scripts import script
+
 MIB = 2**20
 
 
-def test_the_page_is_made_of_the_table_whose_totals_are_torchs(script: Script) -> None:
+def test_the_page_is_made_of_the_table_whose_totals_are_torchs() -> None:
     tables, snapshots = script("tables"), script("truth.snapshots")
     rows = tables.read_csv(snapshots.TABLE)
     assert [(row["repository"], row["path"]) for row in rows] == [(one[0], one[3]) for one in snapshots.sources()]
@@ -21,7 +18,7 @@ def test_the_page_is_made_of_the_table_whose_totals_are_torchs(script: Script) -
     assert snapshots.TABLE.with_suffix(".md").read_text(encoding="utf-8") == snapshots.markdown(rows)
 
 
-def test_a_snapshot_is_compared_with_torchs_viewer(script: Script) -> None:
+def test_a_snapshot_is_compared_with_torchs_viewer() -> None:
     snapshots = script("truth.snapshots")
     blocks = [
         {"size": 5 * MIB, "requested_size": 5 * MIB - 1, "state": "active_allocated"},

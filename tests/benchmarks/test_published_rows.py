@@ -1,7 +1,5 @@
 """Published figures: bytes are what the source meant, and the rows that are cells of ours are what was run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

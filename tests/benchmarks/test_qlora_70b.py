@@ -1,15 +1,12 @@
 """QLoRA of a 70B by recipe: the page is the journal's, and what is run with fewer layers lies on a line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+
+from scripts import script
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "truth"
-Script = Callable[[str], ModuleType]
 
 
 def test_the_committed_page_is_what_the_committed_journal_says() -> None:
@@ -18,7 +15,7 @@ def test_the_committed_page_is_what_the_committed_journal_says() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_two_depths_make_a_line_and_one_that_failed_makes_none(script: Script) -> None:
+def test_two_depths_make_a_line_and_one_that_failed_makes_none() -> None:
     module = script("truth.qlora_70b")
     recipe = module.Recipe(name="r", model="llama-2-70b", cards="c", command="x", layers=(8, 16))
     entries = [
@@ -30,7 +27,7 @@ def test_two_depths_make_a_line_and_one_that_failed_makes_none(script: Script) -
     assert module.phases_of(recipe, entries) is None
 
 
-def test_a_change_of_a_recipes_command_or_depth_is_another_run(script: Script) -> None:
+def test_a_change_of_a_recipes_command_or_depth_is_another_run() -> None:
     recipes = script("truth.qlora_70b").recipes()
     prints = {one.fingerprint(layers) for one in recipes for layers in (*one.layers, None)}
     assert len(prints) == sum(len(one.layers) + 1 for one in recipes)

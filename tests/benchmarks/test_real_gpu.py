@@ -1,30 +1,27 @@
 """Results of a real GPU: its page is what the records give, and lent.sh gets through whatever a part does."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import script
 
-Script = Callable[[str], ModuleType]
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 
 
-def test_the_h200s_page_is_what_its_records_give(script: Script) -> None:
+def test_the_h200s_page_is_what_its_records_give() -> None:
     compare = script("gpu.compare")
     assert compare.page(FOLDER / "h200") == (FOLDER / "h200" / "README.md").read_text()
 
 
-def test_the_page_of_workspaces_is_what_its_rows_give(script: Script) -> None:
+def test_the_page_of_workspaces_is_what_its_rows_give() -> None:
     table = script("gpu.workspace_table")
     assert table.page(FOLDER / "h200") == (FOLDER / "h200" / "workspaces.md").read_text()
 
 
-def test_own_commands_were_predicted_to_the_byte(script: Script) -> None:
+def test_own_commands_were_predicted_to_the_byte() -> None:
     """README says nine of nine, and eight in reserved memory."""
     compare = script("gpu.compare")
     rows = [row for row in compare.program_rows(FOLDER / "h200") if row["predicted_allocated_bytes"]]
@@ -47,15 +44,10 @@ def lent(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     stand_in.chmod(0o755)
 
     def run(*parts: str, does: str, seconds: int = 60) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {
-            "PATH": f"{stand_in.parent}:{os.environ['PATH']}",
-            "OUT": str(tmp_path / "out"),
-            "WORK": str(tmp_path / "work"),
-            "SECONDS_IN_ALL": str(seconds),
-            "PYTHON_DOES": does,
-        }
+        own = {"OUT": str(tmp_path / "out"), "WORK": str(tmp_path / "work"), "SECONDS_IN_ALL": str(seconds)}
+        own |= {"PATH": f"{stand_in.parent}:{os.environ['PATH']}", "PYTHON_DOES": does}
         words = ["bash", str(FOLDER / "lent.sh"), *parts]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+        return subprocess.run(words, env=os.environ | own, capture_output=True, text=True, timeout=120)
 
     return run
 

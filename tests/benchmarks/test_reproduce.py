@@ -1,21 +1,17 @@
 """Published runs repeated: every row has a run or a reason, the journal survives, the committed table is its own."""
 
-from __future__ import annotations
-
 import csv
 import statistics
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import script
 
 from benchmarks.truth.published_rows import list_published
 from vramprobe import catalog
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "truth"
-Script = Callable[[str], ModuleType]
 #: What Trainer printed at the end of line 22's run, and the figures that were published for it.
 SAID = (
     "100%|##########| 2/2 [00:05<00:00]\r{'train_runtime': 5.26, 'train_loss': 0.0, 'init_mem_gpu_alloc_delta': 0, "
@@ -24,7 +20,7 @@ SAID = (
 )
 
 
-def test_every_published_row_has_a_run_with_its_stack_or_a_reason(script: Script) -> None:
+def test_every_published_row_has_a_run_with_its_stack_or_a_reason() -> None:
     rows, stacks = script("truth.reproduction.rows"), script("frameworks.stacks")
     for row in list_published():
         recipe = rows.recipe_of(row)
@@ -42,19 +38,18 @@ def test_every_published_row_has_a_run_with_its_stack_or_a_reason(script: Script
         assert recipe.words[recipe.words.index("--per_device_train_batch_size") + 1] == str(row.batch_size)
 
 
-def test_no_stack_has_anything_of_nvidias_and_each_has_what_a_run_imports(script: Script) -> None:
+def test_no_stack_has_anything_of_nvidias_and_each_has_what_a_run_imports() -> None:
     stacks = script("frameworks.stacks")
     for name in stacks.stacks():
         pinned = stacks.pins(name)
         assert not [package for package in pinned if stacks._EMULATED.match(package)], name
-        asked = [line for line in (stacks.PINS / f"{name}.in").read_text().splitlines() if "==" in line]
-        assert {package: pinned[package] for package, _ in (line.split("==") for line in asked)} == dict(
-            line.split("==") for line in asked
-        ), name
+        lines = (stacks.PINS / f"{name}.in").read_text().splitlines()
+        asked = dict(line.split("==") for line in lines if "==" in line)
+        assert {package: pinned[package] for package in asked} == asked, name
         assert {"torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "setuptools"} <= pinned.keys()
 
 
-def test_the_models_that_the_catalog_lacks_are_those_of_the_folder(script: Script) -> None:
+def test_the_models_that_the_catalog_lacks_are_those_of_the_folder() -> None:
     rows = script("truth.reproduction.rows")
     own = {path.stem for path in (rows.HERE / "models").glob("*.json")}
     asked = {model for model, _ in rows._MODELS.values()}
@@ -62,7 +57,7 @@ def test_the_models_that_the_catalog_lacks_are_those_of_the_folder(script: Scrip
     assert own <= asked - {entry.name for entry in catalog.list_models()}
 
 
-def test_a_torn_line_costs_only_itself(script: Script, tmp_path: Path) -> None:
+def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     journal, path = script("journal"), tmp_path / "journal.jsonl"
     first, second = ({"line": line, "fingerprint": "f", "outcome": "ok"} for line in (1, 2))
     journal.append(path, first)
@@ -73,7 +68,7 @@ def test_a_torn_line_costs_only_itself(script: Script, tmp_path: Path) -> None:
     assert journal.read(tmp_path / "none.jsonl") == []
 
 
-def test_the_last_attempt_counts_and_an_error_does_not_hide_what_was_known(script: Script, tmp_path: Path) -> None:
+def test_the_last_attempt_counts_and_an_error_does_not_hide_what_was_known(tmp_path: Path) -> None:
     journal = script("journal")
     entries = [{"line": 1, "fingerprint": "f", "outcome": outcome} for outcome in ("ok", "error")]
     assert journal.latest(entries, "line")[1]["outcome"] == "ok"
@@ -82,9 +77,7 @@ def test_the_last_attempt_counts_and_an_error_does_not_hide_what_was_known(scrip
     assert journal.latest(twice, "line", "fingerprint") == {(1, "f"): twice[3]}
 
 
-def test_an_interrupted_campaign_goes_on_where_it_was(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reproduce, path, ran = script("truth.reproduce"), tmp_path / "journal.jsonl", []
     todo = reproduce.recipes()[:4]
 
@@ -104,7 +97,7 @@ def test_an_interrupted_campaign_goes_on_where_it_was(
 
 
 def test_a_rerun_takes_every_kind_in_turn_and_says_which_row_differs(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     reproduce, path = script("truth.reproduce"), tmp_path / "journal.jsonl"
     todo = [one for one in reproduce.recipes() if one.host_bytes < reproduce.SPARE_BYTES]
@@ -128,7 +121,7 @@ def test_a_rerun_takes_every_kind_in_turn_and_says_which_row_differs(
     assert "as it was" in capsys.readouterr().err
 
 
-def test_a_change_of_what_is_run_or_of_its_packages_is_run_anew(script: Script) -> None:
+def test_a_change_of_what_is_run_or_of_its_packages_is_run_anew() -> None:
     reproduce = script("truth.reproduce")
     recipe = reproduce.recipes()[0]
     entry = {"line": recipe.line, "fingerprint": recipe.fingerprint, "outcome": "ok"}
@@ -145,7 +138,7 @@ def test_a_change_of_what_is_run_or_of_its_packages_is_run_anew(script: Script) 
     assert is_done(again=False, outcome="error")
 
 
-def test_the_published_figures_are_what_trainer_printed(script: Script) -> None:
+def test_the_published_figures_are_what_trainer_printed() -> None:
     run = script("truth.reproduction.run")
     row = next(row for row in list_published() if row.line == 22)
     metrics = run.metrics_in(f"{{'loss': 1.0}}\n{SAID}ERROR: Could not consume arg: k_proj\n")
@@ -153,7 +146,7 @@ def test_the_published_figures_are_what_trainer_printed(script: Script) -> None:
     assert run.metrics_in("{'train_runtime': 1.0, 'train_loss': 0.0}") is None
 
 
-def test_a_ranks_error_is_kept_before_the_launchers(script: Script) -> None:
+def test_a_ranks_error_is_kept_before_the_launchers() -> None:
     run = script("truth.reproduction.run")
     said = 'Traceback (most recent call last):\n  File "a.py", line 1\n    x\nValueError: the rank\n\nmore\n'
     launcher = 'Traceback (most recent call last):\n  File "b.py", line 2\nChildFailedError: the launcher\n'

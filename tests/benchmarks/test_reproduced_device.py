@@ -1,28 +1,22 @@
 """The device tier's constants: learnt from one half of the configurations, held against the other."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+from scripts import script
 
 from vramprobe.units import MIB
 
 
 @pytest.fixture
-def device(script: Callable[[str], ModuleType]) -> ModuleType:
+def device() -> ModuleType:
     return script("truth.reproduction.device")
 
 
 def _row(stack: str, num_gpus: int, device_mib: int | None, reserved_mib: int) -> dict[str, str]:
     told = "" if device_mib is None else str(device_mib * MIB)
-    return {
-        "stack": stack,
-        "num_gpus": str(num_gpus),
-        "nvidia_smi_bytes": told,
-        "reserved_emulated_bytes": str(reserved_mib * MIB),
-    }
+    reserved = {"reserved_emulated_bytes": str(reserved_mib * MIB)}
+    return {"stack": stack, "num_gpus": str(num_gpus), "nvidia_smi_bytes": told} | reserved
 
 
 def test_a_constant_is_the_median_of_every_other_configuration_and_tested_on_the_rest(device: ModuleType) -> None:

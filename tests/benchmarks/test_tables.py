@@ -1,17 +1,13 @@
 """The writing of the benchmarks' tables: CSV that reads back, aligned Markdown, a check that names what is stale."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from grids import exhaustive
+from scripts import script
 
-Script = Callable[[str], ModuleType]
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,7 +27,7 @@ def test_a_committed_page_is_what_the_committed_journal_says(script: str) -> Non
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_table_reads_back_with_every_name_of_every_row(script: Script, tmp_path: Path) -> None:
+def test_a_table_reads_back_with_every_name_of_every_row(tmp_path: Path) -> None:
     tables, path = script("tables"), tmp_path / "table.csv"
     assert tables.read_csv(path) == []
     path.write_text(tables.as_csv([{"cell": "a, b", "bytes": 1}, {"cell": "c", "why": "oom"}]))
@@ -42,14 +38,14 @@ def test_a_table_reads_back_with_every_name_of_every_row(script: Script, tmp_pat
     ]
 
 
-def test_each_column_is_aligned_as_it_says(script: Script) -> None:
+def test_each_column_is_aligned_as_it_says() -> None:
     as_markdown = script("tables").as_markdown
     assert as_markdown(["cell", "bytes"], "lr", [["a", 1]]) == ["| cell | bytes |", "| --- | ---: |", "| a | 1 |"]
     with pytest.raises(AssertionError):
         as_markdown(["cell", "bytes"], "l", [])
 
 
-def test_a_check_writes_nothing_and_names_what_is_stale(script: Script, tmp_path: Path) -> None:
+def test_a_check_writes_nothing_and_names_what_is_stale(tmp_path: Path) -> None:
     write_or_check = script("tables").write_or_check
     page, table = tmp_path / "page.md", tmp_path / "table.csv"
     made = {page: "new\n", table: b"cell\n"}
@@ -65,7 +61,7 @@ def test_a_check_writes_nothing_and_names_what_is_stale(script: Script, tmp_path
         write_or_check(made, "truth/catalog.py", check=True)
 
 
-def test_a_template_has_each_of_its_parts_filled_and_no_other(script: Script, tmp_path: Path) -> None:
+def test_a_template_has_each_of_its_parts_filled_and_no_other(tmp_path: Path) -> None:
     filled, page = script("tables").filled, tmp_path / "page.md"
     page.with_suffix(".in.md").write_text("{count} rows:\n\n{table}\n")
     assert filled(page, count=2, table=["| {count} |", "| b |"]) == "2 rows:\n\n| {count} |\n| b |\n"

@@ -1,29 +1,23 @@
 """The table of techniques: fresh, an error told in its own words."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from types import ModuleType
-
 import pytest
+from scripts import script
 
-Script = Callable[[str], ModuleType]
 
-
-def test_the_tables_are_what_the_journal_says(script: Script) -> None:
+def test_the_tables_are_what_the_journal_says() -> None:
     with pytest.raises(SystemExit) as stopped:
         script("techniques.tables").write(script("techniques.techniques").entries(), check=True)
     assert stopped.value.code == 0
 
 
-def test_a_run_that_failed_is_told_by_its_error(script: Script) -> None:
+def test_a_run_that_failed_is_told_by_its_error() -> None:
     outcome = script("techniques.tables")._outcome
     failed = {"outcome": {"kind": "error", "last_lines": ["  at line 1", "ImportError: no such kernel", "note: ended"]}}
     assert outcome(failed) == "error: ImportError: no such kernel"
     assert outcome({"outcome": {"kind": "oom", "phase": "forward"}}) == "out of memory in forward"
 
 
-def test_another_gpu_or_argument_is_another_run(script: Script) -> None:
+def test_another_gpu_or_argument_is_another_run() -> None:
     runs, registry = script("techniques.runs"), __import__("vramprobe.techniques.registry", fromlist=["bases"])
     bases, sgd = registry.bases(), registry.techniques()["sgd"]
     marks = {runs.fingerprint(base, several) for base in bases.values() for several in ([], [sgd])}

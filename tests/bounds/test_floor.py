@@ -1,7 +1,5 @@
 """The floor under answers: below every recipe of the book and every emulated run, and near those that take no more."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,7 +59,6 @@ def test_no_emulated_run_lies_below_the_floor() -> None:
 def test_an_answer_below_the_floor_is_refused() -> None:
     one = api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=2, seq_len=512)
     replay = at_hand.replay_at_hand(one)
-    assert replay is not None
     assert recorded.predict_replay(replay, one).peak_allocated_bytes.value > floor_bytes(one)
     low = replace(replay, peak=replay.peak.model_copy(update={"allocated_bytes": floor_bytes(one) - 1}))
     with pytest.raises(BelowFloor, match="less than its own tensors take"):

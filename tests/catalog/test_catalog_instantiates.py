@@ -1,7 +1,5 @@
 """Every shipped architecture builds through transformers, on the meta device, with exactly its verified parameters."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """CUDA contexts by card: the table, the line through it, and the interval of a card without a row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -26,7 +24,6 @@ def test_every_row_names_a_card_of_the_catalog_and_its_source() -> None:
 
 def test_a_t4_s_context_is_the_published_one() -> None:
     found = context_of("T4")
-    assert found is not None
     assert found.basis == "published"
     assert found.value_bytes == round(140.875 * MIB)
     assert found.low_bytes < found.value_bytes < found.high_bytes < 150 * MIB
@@ -34,7 +31,6 @@ def test_a_t4_s_context_is_the_published_one() -> None:
 
 def test_an_a100_s_range_holds_all_its_rows() -> None:
     found = context_of("A100 SXM4 80GB")
-    assert found is not None
     assert found.value_bytes == 519 * MIB
     assert found.low_bytes <= 511 * MIB < 531 * MIB < found.high_bytes
 
@@ -49,7 +45,6 @@ def test_a_line_is_exact_where_the_points_lie_on_one() -> None:
 def test_a_card_without_a_row_has_an_interval_by_its_multiprocessors() -> None:
     card = next(card for card in list_cards() if card.gpu.name not in card_points("step"))
     found = context_of(card.gpu.name)
-    assert found is not None
     assert found.basis == "by its multiprocessors"
     base, slope = line_of(list(card_points("step").values()))
     assert found.value_bytes == pytest.approx((base + slope * card.sm_count * card.threads_per_sm) * MIB)
@@ -64,7 +59,6 @@ def test_a_measured_row_takes_the_place_of_published_ones(monkeypatch: pytest.Mo
     card_points.cache_clear()
     try:
         found = context_of("T4")
-        assert found is not None
         assert (found.basis, found.value_bytes) == ("measured", 160 * MIB)
     finally:
         card_points.cache_clear()

@@ -1,9 +1,6 @@
 """The gate: a clean record passes every rule, and one broken in one way is found by that rule alone."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,6 +109,7 @@ def again(record: RunRecord, **changes: Any) -> RunRecord:
 
 
 CPU, CUDA = make_record(), cuda_record()
+HIGHEST = ("requested_peak_bytes", "allocated_peak_bytes", "active_peak_bytes")
 CLEAN = {
     "cpu": [CPU],
     "cuda": [CUDA],
@@ -120,9 +118,7 @@ CLEAN = {
     "traced in allocated bytes": [with_at_peak(CUDA, total_bytes=512, temporaries_bytes=512)],
     "a higher first step": [
         edited(
-            with_phase(
-                CUDA, "backward", 1, requested_peak_bytes=10**6, allocated_peak_bytes=10**6, active_peak_bytes=10**6
-            ),
+            with_phase(CUDA, "backward", 1, **dict.fromkeys(HIGHEST, 10**6)),
             peak=edited(CUDA.peak, step=1, allocated_bytes=CUDA.phases[2].allocated_peak_bytes + 10**6),
         )
     ],
@@ -132,10 +128,7 @@ CLEAN = {
     "an error repeated": [make_record(outcome=Error(error_type="OSError", message="boom")), again(CPU)],
     "replicates": [CPU, again(CPU)],
     "replicates a segment apart": [CUDA, again(cuda_record(reserved_bytes=84 * MIB))],
-    "replicates with other threads on a GPU": [
-        CUDA,
-        again(CUDA, environment=edited(CUDA.environment, num_threads=7)),
-    ],
+    "replicates with other threads on a GPU": [CUDA, again(CUDA, environment=edited(CUDA.environment, num_threads=7))],
     "a driver that a dead worker's record does not know": [
         CUDA,
         changed_machine(CUDA, driver_version=None, versions={"peft": None}),
@@ -217,59 +210,26 @@ CASES = [
 ]  # fmt: skip
 
 
-def broken_line(file: Path) -> None:
-    file.write_text('{"half": \n' + CPU.to_json_line() + "\n")
+LINE, EDITED = CPU.to_json_line(), edited(CPU, sweep="other").to_json_line()
 
 
-def a_start_without_an_end(file: Path) -> None:
-    writing.append(file, make_started(make_record(make_spec(seq_len=77))))
+def of_architecture(**architecture: Any) -> str:
+    changed = json.loads(LINE)
+    changed["spec"]["architecture"] = architecture
+    return json.dumps(changed)
 
 
-def a_torn_tail(file: Path) -> None:
-    file.write_text(CPU.to_json_line() + "\n" + again(CPU).to_json_line()[:99])
-
-
-def another_format(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(CPU.to_json_line()) | {"format": 99}) + "\n")
-
-
-def nothing(file: Path) -> None:
-    file.write_text("")
-
-
-def with_architecture(file: Path, **architecture: Any) -> None:
-    line = json.loads(CPU.to_json_line())
-    line["spec"]["architecture"] = architecture
-    file.write_text(json.dumps(line) + "\n")
-
-
-def no_architecture(file: Path) -> None:
-    with_architecture(file)
-
-
-def positions_in_words(file: Path) -> None:
-    with_architecture(file, model_type="gpt2", n_positions="many")
-
-
-def an_attempt_edited(file: Path) -> None:
-    file.write_text(CPU.to_json_line() + "\n" + edited(CPU, sweep="other").to_json_line() + "\n")
-
-
-def an_attempt_edited_elsewhere(file: Path) -> None:
-    writing.append(file, CPU)
-    writing.append(file.with_name("z.jsonl"), edited(CPU, sweep="other"))
-
-
-FILE_CASES: list[tuple[str, str, str, Callable[[Path], None]]] = [
-    ("readable", "error", "line 1 is not a record", broken_line),
-    ("readable", "error", "format 99", another_format),
-    ("readable", "error", "no record", nothing),
-    ("readable", "error", "must name its model_type", no_architecture),
-    ("identity", "error", "fingerprint", positions_in_words),
-    ("readable", "error", "a second time", an_attempt_edited),
-    ("readable", "warning", "half-written", a_torn_tail),
-    ("readable", "warning", "started, and no attempt has ended", a_start_without_an_end),
-    ("duplicates", "error", "other values", an_attempt_edited_elsewhere),
+#: The finding, and the lines of a file, or of two.
+FILE_CASES: list[tuple[str, str, str, list[str]]] = [
+    ("readable", "error", "line 1 is not a record", [f'{{"half": \n{LINE}\n']),
+    ("readable", "error", "format 99", [json.dumps(json.loads(LINE) | {"format": 99}) + "\n"]),
+    ("readable", "error", "no record", [""]),
+    ("readable", "error", "must name its model_type", [of_architecture() + "\n"]),
+    ("identity", "error", "fingerprint", [of_architecture(model_type="gpt2", n_positions="many") + "\n"]),
+    ("readable", "error", "a second time", [f"{LINE}\n{EDITED}\n"]),
+    ("readable", "warning", "half-written", [f"{LINE}\n{again(CPU).to_json_line()[:99]}"]),
+    ("readable", "warning", "started, and no attempt has ended", [make_started(CPU).to_json_line() + "\n"]),
+    ("duplicates", "error", "other values", [f"{LINE}\n", f"{EDITED}\n"]),
 ]
 
 
@@ -301,17 +261,17 @@ def test_a_record_broken_in_one_way_gives_that_one_finding(case: Case, tmp_path:
     assert not api.check(tmp_path, strict=True).ok
 
 
-@pytest.mark.parametrize(("rule", "severity", "said", "write"), FILE_CASES)
+@pytest.mark.parametrize(("rule", "severity", "said", "texts"), FILE_CASES, ids=[said for *_, said, _ in FILE_CASES])
 def test_a_broken_file_gives_one_finding_and_its_neighbours_are_checked(
-    rule: str, severity: str, said: str, write: Callable[[Path], None], tmp_path: Path
+    rule: str, severity: str, said: str, texts: list[str], tmp_path: Path
 ) -> None:
-    write(tmp_path / "broken.jsonl")
+    for number, text in enumerate(texts):
+        (tmp_path / f"broken{number}.jsonl").write_text(text)
     neighbour = edited(CUDA, attempt_id="neighbour", num_alloc_retries=1)
     writing.append(tmp_path / "other" / "records.jsonl", neighbour)
     report = api.check(tmp_path)
-    assert sorted((found.rule, found.severity) for found in report.findings) == sorted(
-        [(rule, severity), ("retries", "warning")]
-    )
+    found = {(found.rule, found.severity) for found in report.findings}
+    assert (found, len(report.findings)) == ({(rule, severity), ("retries", "warning")}, 2)
     found = next(found for found in report.findings if found.rule == rule)
     assert said in found.message
     assert str(tmp_path) in found.where
@@ -396,19 +356,15 @@ def test_json_is_the_report(tmp_path: Path) -> None:
 
 
 def test_findings_are_grouped_by_rule_errors_first_and_shortened(tmp_path: Path) -> None:
-    records = [
-        edited(CPU, attempt_id=f"attempt-{number:02}", environment=make_environment(dirty=True)) for number in range(12)
-    ]
-    records.append(edited(CPU, attempt_id="wrong", cell_id="gpt2_full"))
-    check_records(records, tmp_path)
+    names, dirty = [f"attempt-{number:02}" for number in range(12)], make_environment(dirty=True)
+    records = [edited(CPU, attempt_id=name, environment=dirty) for name in names]
+    check_records([*records, edited(CPU, attempt_id="wrong", cell_id="gpt2_full")], tmp_path)
     _, text = invoke(str(tmp_path))
     lines = text.splitlines()
     assert lines[0] == "error: identity, 1 found"
     assert lines[3] == "warning: code, 12 found"
     assert text.count("uncommitted changes") == 1  # said once for all of its places
-    assert [name for number in range(12) if (name := f"attempt-{number:02}") in text] == [
-        f"attempt-{number:02}" for number in range(10)
-    ]
+    assert [name for name in names if name in text] == names[:10]
     assert lines[-4].strip() == "and 2 more; --json lists all"
     assert lines[-3:] == [
         "13 records in 1 file: 13 ok",

@@ -1,21 +1,19 @@
 """Merging and contributing: each attempt once, nothing that cannot be, nothing that names a machine or a person."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import vramprobe
 from factories import make_environment, make_oom, make_record, make_spec, make_started
-from typer.testing import CliRunner
 
 from vramprobe import api
 from vramprobe.check.contribute import anonymous
-from vramprobe.cli import verbs
 from vramprobe.errors import IncomparableRecords, StoreError
 from vramprobe.records import store, writing
 from vramprobe.records.outcomes import Error
+from vramprobe.records.phase_memory import Peak
 from vramprobe.records.record import RunRecord, Timing
 
 
@@ -49,20 +47,17 @@ def test_shards_become_one_journal_with_each_attempt_once(tmp_path: Path) -> Non
         api.merge([first], merged.journal)
 
 
+def a_byte_more(record: RunRecord) -> Peak:
+    return record.peak.model_copy(update={"allocated_bytes": record.peak.allocated_bytes + 1})
+
+
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
         (lambda good: good.model_copy(update={"warnings": ["edited"]}), "the same attempt has other values"),
         (lambda good: good.model_copy(update={"attempt_id": "attempt-new"}), "so it is a copy under another name"),
         (lambda good: taken(2, fingerprint="0" * 16), "fingerprint is '0000000000000000'"),
-        (
-            lambda good: taken(
-                1,
-                attempt_id="again",
-                peak=good.peak.model_copy(update={"allocated_bytes": good.peak.allocated_bytes + 1}),
-            ),
-            "peak.allocated_bytes is",
-        ),
+        (lambda good: taken(1, attempt_id="again", peak=a_byte_more(good)), "peak.allocated_bytes is"),
     ],
     ids=["edited", "copied", "fingerprint", "peak"],
 )
@@ -76,15 +71,12 @@ def test_records_that_cannot_be_are_refused_and_nothing_is_written(bad: Any, sai
 
 def test_merge_and_contribute_say_what_they_did(tmp_path: Path) -> None:
     journal(tmp_path / "1" / "records.jsonl", taken(1), taken(2))
-    made = CliRunner().invoke(verbs.app, ["contribute", str(tmp_path / "1"), "-o", str(tmp_path / "mine.jsonl")])
-    assert made.exit_code == 0, made.output
-    assert "2 records (2 cpu) →" in made.output
-    assert "stripped in 2: platform" in made.output
-    merged = CliRunner().invoke(verbs.app, ["merge", str(tmp_path / "mine.jsonl"), "-o", str(tmp_path / "all.jsonl")])
-    assert "2 records →" in merged.output
-    told = json.loads(
-        CliRunner().invoke(verbs.app, ["merge", str(tmp_path / "1"), "-o", str(tmp_path / "b.jsonl"), "--json"]).stdout
-    )
+    made = vramprobe("contribute", "1", "-o", "mine.jsonl", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "2 records (2 cpu) →" in made.stdout
+    assert "stripped in 2: platform" in made.stdout
+    assert "2 records →" in vramprobe("merge", "mine.jsonl", "-o", "all.jsonl", cwd=tmp_path).stdout
+    told = json.loads(vramprobe("merge", "1", "-o", "b.jsonl", "--json", cwd=tmp_path).stdout)
     assert told["shares"][0]["num_cells"] == 2
 
 
@@ -93,12 +85,10 @@ def test_a_contribution_names_no_machine_and_no_person(tmp_path: Path) -> None:
         "/home/jane/work/train.py, line 3: jane@acme.example on 10.1.2.3 (host apollo-7): see https://a.example/b/c"
     )
     failed = Error(error_type="ValueError", message=message, traceback='File "/home/jane/work/train.py", line 3')
-    machine = make_environment(
-        device_uuid="GPU-1234", platform="Linux-6.1.0-apollo-x86_64", isolation_reason="/a/b/c no"
-    )
-    record = make_record(
-        make_spec(model="gpt2"), environment=machine, outcome=failed, warnings=["see /tmp/x/y.log"], sweep="secret-plan"
-    )
+    kernel = "Linux-6.1.0-apollo-x86_64"
+    machine = make_environment(device_uuid="GPU-1234", platform=kernel, isolation_reason="/a/b/c no")
+    said = {"outcome": failed, "warnings": ["see /tmp/x/y.log"], "sweep": "secret-plan"}
+    record = make_record(make_spec(model="gpt2"), environment=machine, **said)
     journal(tmp_path / "records.jsonl", record, taken(2))
     made = api.contribute(tmp_path / "records.jsonl", tmp_path / "out.jsonl", strip=["apollo-7", "secret"])
     text = made.file.read_text()

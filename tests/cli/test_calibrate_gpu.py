@@ -1,8 +1,5 @@
 """``vramprobe calibrate-gpu`` whole, on an emulated card where the GPU would be, with faults injected."""
 
-from __future__ import annotations
-
-import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +12,7 @@ import pytest
 from command_line import HERE, vramprobe
 from emulated import require_emulation
 from grids import exhaustive
+from processes import cell_of
 
 from vramprobe import api
 from vramprobe.records import store
@@ -39,30 +37,14 @@ def test_without_a_gpu_there_is_one_line_that_says_so(tmp_path: Path) -> None:
     assert "--minutes 0 given; allowed: 1 to 1440" in refused.stderr
 
 
-def cell_of(process: psutil.Process) -> psutil.Process | None:
-    """The process that runs a cell: the fork server's child that writes a cell's log (its canary does not)."""
-    with contextlib.suppress(psutil.Error):
-        for child in process.children(recursive=True):
-            with contextlib.suppress(OSError):  # it has ended
-                log = os.readlink(f"/proc/{child.pid}/fd/1")
-                if log.endswith(".log") and not log.endswith("forkserver.log"):
-                    return child
-    return None
-
-
 @exhaustive
 @pytest.mark.timeout(900)
 def test_it_goes_on_after_an_oom_a_killed_worker_and_an_interruption(tmp_path: Path) -> None:
     require_emulation()
     (tmp_path / "cells.yaml").write_text(SWEEP)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vramprobe", *WORDS],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": HERE},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command, env = [sys.executable, "-m", "vramprobe", *WORDS], os.environ | {"PYTHONPATH": HERE}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, **pipes)
     journal, killed = tmp_path / "out" / "measured" / "records.jsonl", False
     deadline = time.monotonic() + 300
     while not journal.exists() or len(store.read(journal, allow_empty=True).records) < 2:  # kill one, then interrupt

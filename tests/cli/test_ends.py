@@ -1,7 +1,5 @@
 """Odd terminals and pipes: a closed reader, no columns, and numbers that no machine holds."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

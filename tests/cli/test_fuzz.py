@@ -4,8 +4,6 @@ The verbs and their options are the command line's own list; verbs that start pr
 they do (``_STARTS``). Each example runs in this process, in a folder of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -46,56 +44,13 @@ _STARTS = {"measure", "profile", "run", "doctor", "calibrate-gpu", "launch", "co
            "evaluate", "fit", "report", "emulate setup", "emulate status", "emulate remove", "mcp"}  # fmt: skip
 LIGHT = sorted(set(VERBS) - _STARTS)
 #: Options that would load torch or the network, or take minutes.
-_NOT_TRIED = {
-    "--engine",
-    "--record",
-    "--push",
-    "--prices",
-    "--emulate",
-    "--from",
-    "--out",
-    "--help",
-    "--largest-model",
-    "--min-gpus",
-    "--num-gpus",
-    "--torch-compile",
-}
+_NOT_TRIED = {"--engine", "--record", "--push", "--prices", "--emulate", "--from", "--out", "--help", "--largest-model",
+              "--min-gpus", "--num-gpus", "--torch-compile"}  # fmt: skip
 _WITHOUT_AN_ENGINE = ("--min-gpus",)
-_NUMBERS = [
-    "0",
-    "1",
-    "-1",
-    "2",
-    "7",
-    "512",
-    "2k",
-    "99999999999",
-    "99999999999999999999",
-    "1e9",
-    "-0.5",
-    "nan",
-    "inf",
-    "x",
-]
-_JUNK = [
-    "",
-    " ",
-    "-",
-    "--",
-    "ä",
-    "none",
-    "null",
-    "all",
-    "1,2",
-    "a=b",
-    "*",
-    "x" * 300,
-    "50M",
-    "12GiB",
-    "$(id)",
-    "{}",
-    "\t",
-]
+_NUMBERS = ["0", "1", "-1", "2", "7", "512", "2k", "99999999999", "99999999999999999999", "1e9", "-0.5", "nan", "inf",
+            "x"]  # fmt: skip
+_JUNK = ["", " ", "-", "--", "ä", "none", "null", "all", "1,2", "a=b", "*", "x" * 300, "50M", "12GiB", "$(id)", "{}",
+         "\t"]  # fmt: skip
 _MODELS = ["gpt2", "pythia-70m", "smollm2-135m", "Qwen/Qwen2.5-0.5B-Instruct", "gpt-9", "no/such"]
 _GPUS = ["RTX-4090", "T4", "3g.40gb", "24GiB", "MI300X", "H100", "GH200-144GB", "GTX-9"]
 _FILES = ["empty", "empty.txt", "bytes.bin", "words.txt", "table.csv", "list.json", "nowhere", "."]
@@ -131,10 +86,9 @@ def values_of(parameter: Any) -> st.SearchStrategy[str]:
     if kind in ("int", "float"):
         return st.sampled_from(_NUMBERS)
     # No path outside the test's folder: what stands there differs from machine to machine, and changes meanwhile.
-    text = st.text(string.printable, max_size=8).filter(
-        lambda word: "/" not in word and not word.startswith((".", "~"))
-    )
-    return st.sampled_from([*_JUNK, *_NUMBERS, *_FILES]) | text
+    text = st.text(string.printable, max_size=8)
+    within = text.filter(lambda word: "/" not in word and not word.startswith((".", "~")))
+    return st.sampled_from([*_JUNK, *_NUMBERS, *_FILES]) | within
 
 
 @st.composite
@@ -159,19 +113,15 @@ def _flag(parameter: Any) -> str:
 
 
 _CELL = ["--model=llama-3.2-1b", "--method=lora", "--batch-size=1", "--seq-len=1024"]
+_GRPO = ["--model=qwen2.5-1.5b", "--gpu=RTX-4090", "--method=lora", "--gradient-checkpointing"]
+_GRPO += ["--num-generations=2", "--max-prompt-length=512", "--max-completion-length=512"]
 #: Right by itself, but for what is drawn beside it, so that the options beside it are read.
 PLAIN = {
     "predict": ("predict", _CELL),
     "techniques": ("techniques", [*_CELL, "--gpu=RTX-4090"]),
     "recommend": ("recommend", [*_CELL[:2], _CELL[3], "--tokens=1M", "--gpu=RTX-4090", "--max-gpus=1"]),
     "serve": ("serve", ["--model=smollm2-135m", "--gpu=T4", "--max-model-len=512"]),
-    "grpo": (
-        "grpo",
-        [
-            *("--model=qwen2.5-1.5b", "--gpu=RTX-4090", "--method=lora", "--gradient-checkpointing"),
-            *("--num-generations=2", "--max-prompt-length=512", "--max-completion-length=512"),
-        ],
-    ),
+    "grpo": ("grpo", _GRPO),
     "lengths": ("predict", [*_CELL, "--gpu=RTX-4090", "--lengths=p50=10 p99=20 max=30"]),
 }
 #: Tried of every numeric option beside a plain cell, in every run of the tests.
@@ -214,16 +164,13 @@ def ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 def fuzzed(ends: Any, verb: str, base: list[str], number: int) -> None:
     """``number`` command lines of the verb."""
 
-    @settings(
-        max_examples=number, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
-    )
+    always = {"deadline": None, "database": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+
+    @settings(max_examples=number, **always)
     @given(command_lines(verb))
     def each(words: list[str]) -> None:
-        name = verb.split()
-        drawn = [
-            word for word in words[len(name) :] if not any(word.startswith(one.split("=")[0] + "=") for one in base)
-        ]
-        ends([*name, *base, *drawn])
+        name, given_already = verb.split(), tuple(one.split("=")[0] + "=" for one in base)
+        ends([*name, *base, *(word for word in words[len(name) :] if not word.startswith(given_already))])
 
     each()
 

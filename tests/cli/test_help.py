@@ -1,7 +1,5 @@
 """The help: every verb in a group, every option in its verb's help, short enough to be read, examples that parse."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

@@ -1,7 +1,5 @@
 """A running sweep as it is shown: the live table, plain lines, JSON lines and the summary, from made-up events."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -106,9 +104,7 @@ def said(text: str) -> str:
 @pytest.fixture
 def busy(tmp_path: Path) -> tuple[Tally, Clock]:
     """One ok, one OOM, one failed, one running for 4 of 10 s in step 2; a budget of a dollar."""
-    plan = make_plan(
-        *(make_row(spec, off) for spec, off in zip(SPECS, (-0.02, 0.01, 0.0, 0.0), strict=True)), rate=RATE
-    )
+    plan = make_plan(*map(make_row, SPECS, (-0.02, 0.01, 0.0, 0.0)), rate=RATE)
     clock = Clock()
     tally = Tally(clock)
     (tmp_path / "status").write_text("backward 2".ljust(32))
@@ -158,17 +154,7 @@ def test_before_the_plan_and_between_cells_there_is_less_to_show() -> None:
 
 
 @pytest.mark.parametrize(
-    "left_behind",
-    [
-        None,
-        b"",
-        b"   ",
-        b"back",
-        b"backward two",
-        b"backward 2 3",
-        b"\xff\xfe\x00",
-        b"forward -1",
-    ],
+    "left_behind", [None, b"", b"   ", b"back", b"backward two", b"backward 2 3", b"\xff\xfe\x00", b"forward -1"]
 )
 def test_a_missing_or_torn_status_file_shows_nothing(left_behind: bytes | None, tmp_path: Path) -> None:
     status = tmp_path / "status"
@@ -238,7 +224,7 @@ def test_the_error_is_predicted_less_measured_over_measured() -> None:
 
 
 def test_the_worst_error_is_the_farthest_from_zero() -> None:
-    rows = [make_row(spec, off) for spec, off in zip(SPECS, (0.01, -0.03, 0.02, None), strict=True)]
+    rows = [*map(make_row, SPECS, (0.01, -0.03, 0.02, None))]
     error, cell = worst_error(rows, map(make_record, SPECS))
     assert error == pytest.approx(-0.03, abs=1e-5)
     assert cell == SPECS[1].cell_id
@@ -267,9 +253,8 @@ def test_ids_and_messages_are_shown_literally(monkeypatch: pytest.MonkeyPatch, t
     assert said(f"1/1 {literal}") in shown
     assert said(f"at worst, {literal}") in shown
     stderr = shown_on(Terminal(), [planned(plan), event(plan, "finished", 1, ERROR)], monkeypatch)
-    assert (
-        f"[1/1] {literal}  error  in load: ValueError: it broke [bold]here[/] and there  log: out/logs/1.log" in stderr
-    )
+    broke = "error  in load: ValueError: it broke [bold]here[/] and there"
+    assert f"[1/1] {literal}  {broke}  log: out/logs/1.log" in stderr
     assert "\x1b[2J" not in stderr
 
 
@@ -303,17 +288,9 @@ def test_elsewhere_there_is_one_plain_line_per_cell(
     stderr: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(make_row(SPECS[0], 0.003), *map(make_row, SPECS[1:]), rate=RATE)
-    shown = shown_on(
-        stderr,
-        [
-            planned(plan),
-            event(plan, "started", 1),
-            event(plan, "finished", 1, left_seconds=30.0, seconds=20.0),
-            *every_kind(plan),
-        ],
-        monkeypatch,
-        term,
-    )
+    ended = event(plan, "finished", 1, left_seconds=30.0, seconds=20.0)
+    events = [planned(plan), event(plan, "started", 1), ended, *every_kind(plan)]
+    shown = shown_on(stderr, events, monkeypatch, term)
     assert "\x1b" not in shown
     lines = shown.splitlines()
     peak = units.format_bytes(make_record(SPECS[0]).peak.allocated_bytes)
@@ -374,7 +351,7 @@ def make_summary(records: list[RunRecord], plan: Plan, **overrides: Any) -> RunS
 
 
 def test_the_summary_says_how_it_ended_and_how_to_go_on(capsys: pytest.CaptureFixture) -> None:
-    rows = [make_row(spec, off) for spec, off in zip(SPECS, (0.01, 0.0, 0.0, 0.0), strict=True)]
+    rows = map(make_row, SPECS, (0.01, 0.0, 0.0, 0.0))
     at_rest = [make_row(make_spec(seq_len=size), action=action) for size, action in ((20, "kept"), (24, "quarantined"))]
     plan = make_plan(*at_rest, *rows, rate=RATE)
     records = [make_record(SPECS[0]), make_record(SPECS[1], outcome=ERROR)]

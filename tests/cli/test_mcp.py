@@ -1,7 +1,5 @@
 """Interfaces for agents: SKILL.md, whose every command answers, and the tools of ``vramprobe mcp``."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import HERE, vramprobe
+from command_line import HERE, OUT_OF_MEMORY, flags, vramprobe
 from grids import grid
 
 import vramprobe as package
@@ -22,10 +20,6 @@ from vramprobe.errors import VramprobeError
 
 SKILL = (Path(package.__file__).parent / "data" / "SKILL.md").read_text()
 COMMANDS = re.findall(r"^vramprobe (.*)$", SKILL, re.MULTILINE)
-OUT_OF_MEMORY = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 23.64 GiB "
-    "of which 1.20 GiB is free."
-)
 CELL = {"model": "llama-3.1-8b", "method": "qlora", "batch_size": 1, "seq_len": 2048}
 TOOLS = {"predict", "explain", "recommend", "profile", "techniques"}
 
@@ -61,9 +55,7 @@ def test_an_option_is_a_flag_as_the_command_line_has_it() -> None:
 
 def test_a_tool_answers_what_the_command_prints() -> None:
     found = json.loads(served.predict_tool(**CELL, gpu="RTX-3060"))
-    done = vramprobe(
-        "predict", *[f"--{name.replace('_', '-')}={value}" for name, value in CELL.items()], "--gpu=RTX-3060", "--json"
-    )
+    done = vramprobe("predict", *flags(CELL), "--gpu=RTX-3060", "--json")
     assert (found["exit_code"], found["answer"]) == (done.returncode, json.loads(done.stdout))
     assert found["verdict"] == "does not fit"
     assert "verdict" not in json.loads(served.predict_tool(**CELL))

@@ -1,7 +1,5 @@
 """A GPU by its size, in every verb that takes a GPU: a verdict where memory decides, one clear line elsewhere."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

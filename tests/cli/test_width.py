@@ -1,7 +1,5 @@
 """Width of what the command prints: no line is wider than the terminal, and none is broken within a word that fits."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 
@@ -56,11 +54,8 @@ def test_tables_stay_within_40_columns_too(verb: str) -> None:
 
 
 def table(*rows: tuple[str, str, str]) -> Table:
-    headings = ("name", "error", "why")
-    columns = [
-        Column(heading, heading, lambda row, at=at: row[at], is_number=heading == "error")
-        for at, heading in enumerate(headings)
-    ]
+    headings = enumerate(("name", "error", "why"))
+    columns = [Column(name, name, lambda row, at=at: row[at], is_number=name == "error") for at, name in headings]
     return Table(title="Any", columns=columns, rows=rows)
 
 

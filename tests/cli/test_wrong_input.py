@@ -1,15 +1,13 @@
 """Results and fits that are not what they should be: one clear message, exit code 1, no traceback."""
 
-from __future__ import annotations
-
 import errno
 import json
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import vramprobe, within
 from factories import TRUE, make_environment, make_oom, make_record, make_spec, specs, synthetic
 
 from vramprobe.cli import verbs
@@ -19,26 +17,18 @@ from vramprobe.records import writing
 from vramprobe.records.record import RunRecord
 
 CELL = ["--method", "lora", "--batch-size", "1", "--seq-len", "64", "--device", "cpu"]
+PYTHIA = ["--model", "pythia-70m", *CELL[:-2]]
+QUICKSTART = str(Path(__file__).parents[2] / "configs" / "sweeps" / "quickstart.yaml")
 
 
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., str]:
+def refused(*words: str | Path) -> str:
     """The message with which the command line refuses these words."""
-    monkeypatch.setattr("vramprobe.sweep.signals.signals_that_end", list)
-
-    def run(*words: str | Path) -> str:
-        monkeypatch.setattr(sys, "argv", ["vramprobe", *map(str, words)])
-        with pytest.raises(SystemExit) as left:
-            verbs.main()
-        told = capsys.readouterr()
-        assert left.value.code == 1, told
-        assert told.out == ""
-        assert told.err.startswith("vramprobe: ")
-        assert told.err.count("\n") == 1
-        assert "Traceback" not in told.err
-        return told.err
-
-    return run
+    done = within(verbs.main, ["vramprobe", *map(str, words)], Path.cwd())
+    assert (done.returncode, done.stdout) == (1, ""), done
+    assert done.stderr.startswith("vramprobe: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
 
 
 def written(folder: Path, records: Iterable[RunRecord], change: Callable[[dict], None] | None = None) -> Path:
@@ -54,15 +44,11 @@ def made() -> list[RunRecord]:
     return [synthetic(spec, TRUE) for spec in specs()[:12]]
 
 
-def elsewhere(**overrides: Any) -> list[RunRecord]:
-    return [synthetic(spec, TRUE, **overrides) for spec in specs()[12:16]]
-
-
 VERBS = [["fit"], ["evaluate", "--leave-out", "length"]]
 
 
 @pytest.mark.parametrize("words", [*VERBS, ["report"], ["calibrate"]], ids=lambda words: words[0])
-def test_an_empty_folder(words: list[str], refused: Callable[..., str], tmp_path: Path) -> None:
+def test_an_empty_folder(words: list[str], tmp_path: Path) -> None:
     assert "no .jsonl file in" in refused(*words, tmp_path)
     (tmp_path / "records.jsonl").write_text("")
     assert "holds no record; run a sweep first" in refused(*words, tmp_path)
@@ -70,75 +56,45 @@ def test_an_empty_folder(words: list[str], refused: Callable[..., str], tmp_path
 
 @pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
 @pytest.mark.parametrize(
-    ("others", "message"),
+    ("others", "messages"),
     [
-        ({"environment": make_environment(device_name="Other CPU")}, "device_name is 'NVIDIA H100"),
-        (
-            {"environment": make_environment(device_name="NVIDIA H100 80GB HBM3", versions={"torch": "2.11.0"})},
-            "torch is '2.13'",
-        ),
+        ({"device_name": "NVIDIA A100"}, ("device_name is 'NVIDIA H100", "'NVIDIA A100'")),
+        ({"device_name": "NVIDIA H100 80GB HBM3", "versions": {"torch": "2.11.0"}}, ("torch is '2.13'",)),
     ],
     ids=["two devices", "two releases"],
 )
-def test_a_mixed_folder(
-    words: list[str], others: dict[str, Any], message: str, refused: Callable[..., str], tmp_path: Path
-) -> None:
-    told = refused(*words, written(tmp_path, [*made(), *elsewhere(**others)]))
-    assert "these records must not be mixed" in told
-    assert message in told
-    assert "keep them in folders of their own" in told
-
-
-def test_two_gpus(refused: Callable[..., str], tmp_path: Path) -> None:
-    def on(card: str, some: list) -> list[RunRecord]:
-        return [synthetic(one, TRUE, instrument="cuda", environment=make_environment(device_name=card)) for one in some]
-
-    cells = specs()
-    folder = written(tmp_path, [*on("NVIDIA A100", cells[:6]), *on("NVIDIA H200", cells[6:12])])
-    told = refused("fit", folder)
-    assert "'NVIDIA A100'" in told
-    assert "'NVIDIA H200'" in told
+def test_a_mixed_folder(words: list[str], others: dict[str, Any], messages: tuple[str, ...], tmp_path: Path) -> None:
+    elsewhere = [synthetic(spec, TRUE, environment=make_environment(**others)) for spec in specs()[12:16]]
+    told = refused(*words, written(tmp_path, [*made(), *elsewhere]))
+    for message in ("these records must not be mixed", *messages, "keep them in folders of their own"):
+        assert message in told
 
 
 @pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (float("nan"), "peak.allocated_bytes"),
-        (-5, "peak.allocated_bytes"),
-        ("many", "peak.allocated_bytes"),
-        (1.5, "peak.allocated_bytes"),
-        (None, "peak.allocated_bytes"),
-        (10**30, "peak.allocated_bytes"),
-    ],
-)
-def test_a_record_with_bytes_that_cannot_be(
-    words: list[str], value: Any, message: str, refused: Callable[..., str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("value", [float("nan"), -5, "many", 1.5, None, 10**30])
+def test_a_record_with_bytes_that_cannot_be(words: list[str], value: Any, tmp_path: Path) -> None:
     def spoil(content: dict) -> None:
         content["peak"]["allocated_bytes"] = value
 
     told = refused(*words, written(tmp_path, made(), spoil))
     assert "records.jsonl, line 12" in told
-    assert message in told
+    assert "peak.allocated_bytes" in told
 
 
-def test_peaks_of_no_bytes_are_left_out_by_name(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_peaks_of_no_bytes_are_left_out_by_name(tmp_path: Path) -> None:
     nothing = [one.model_copy(update={"peak": one.peak.model_copy(update={"allocated_bytes": 0})}) for one in made()]
     assert "of 12 given, 0 are; 12 left out: a peak of 0 bytes" in refused("fit", written(tmp_path, nothing))
 
 
-def test_records_that_all_ran_out_of_memory(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_records_that_all_ran_out_of_memory(tmp_path: Path) -> None:
     folder = written(tmp_path, [make_oom(make_spec(seq_len=length), instrument="cuda") for length in range(8, 16)])
-    told = refused("fit", folder)
-    assert (
-        "of 8 given, 0 are; 8 left out: ran out of memory, which only bounds its peak from below. Measure more" in told
-    )
+    said = "of 8 given, 0 are; 8 left out: ran out of memory, which only bounds its peak from below. Measure more"
+    assert said in refused("fit", folder)
     assert "needs at least 4 usable records" in refused("evaluate", folder, "--leave-out", "length")
     assert "nothing is held out" in refused("evaluate", folder)
 
 
-def test_one_record_alone(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_one_record_alone(tmp_path: Path) -> None:
     folder = written(tmp_path, made()[:1])
     assert "at least 4 usable records; of 1 given, 1 are" in refused("fit", folder)
     assert "every record is of one model" in refused("evaluate", folder, "--leave-out", "model")
@@ -154,9 +110,9 @@ def fitted(tmp_path: Path) -> Path:
     return tmp_path / "fit.json"
 
 
-def test_a_fit_of_another_format(refused: Callable[..., str], fitted: Path) -> None:
+def test_a_fit_of_another_format(fitted: Path) -> None:
     fitted.write_text(json.dumps(json.loads(fitted.read_text()) | {"format": 1}))
-    told = refused("predict", "--model", "pythia-70m", *CELL[:-1], "cuda", "--fit", fitted)
+    told = refused("predict", *PYTHIA, "--fit", fitted)
     assert "has format 1, this vramprobe reads 4; fit again: vramprobe fit RESULTS" in told
 
 
@@ -170,20 +126,18 @@ def test_a_fit_of_another_format(refused: Callable[..., str], fitted: Path) -> N
     ],
     ids=["half", "no fit", "a missing field", "a number out of range"],
 )
-def test_a_damaged_fit(
-    spoilt: Callable[[str], str], message: str, refused: Callable[..., str], fitted: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_fit(spoilt: Callable[[str], str], message: str, fitted: Path, tmp_path: Path) -> None:
     fitted.write_text(spoilt(fitted.read_text()))
-    assert message in refused("predict", "--model", "pythia-70m", *CELL[:-1], "cuda", "--fit", fitted)
+    assert message in refused("predict", *PYTHIA, "--fit", fitted)
     folder = written(tmp_path, made())
     assert message in refused("evaluate", folder, "--fit", fitted)
 
 
-def test_a_folder_where_a_fit_is_asked_for(refused: Callable[..., str], tmp_path: Path) -> None:
-    assert "cannot read the fit" in refused("predict", "--model", "pythia-70m", *CELL[:-1], "cuda", "--fit", tmp_path)
+def test_a_folder_where_a_fit_is_asked_for(tmp_path: Path) -> None:
+    assert "cannot read the fit" in refused("predict", *PYTHIA, "--fit", tmp_path)
 
 
-def test_a_fit_that_has_seen_every_record(refused: Callable[..., str], fitted: Path, tmp_path: Path) -> None:
+def test_a_fit_that_has_seen_every_record(fitted: Path, tmp_path: Path) -> None:
     told = refused("evaluate", written(tmp_path, made()), "--fit", fitted)
     assert "the fit has seen every record" in told
 
@@ -191,32 +145,26 @@ def test_a_fit_that_has_seen_every_record(refused: Callable[..., str], fitted: P
 # -- files and options that cannot be meant ----------------------------------------------------------------------------
 
 
-def test_a_model_with_a_name_that_no_path_has(refused: Callable[..., str]) -> None:
+def test_a_model_with_a_name_that_no_path_has() -> None:
     told = refused("predict", "--model", "x" * 5000, *CELL)
     assert "no path is so long: xxx" in told
     assert len(told) < 200
 
 
-@pytest.mark.parametrize("words", [["predict"], ["plan", "nosuch.yaml"]], ids=lambda words: words[0])
-def test_a_gpu_without_a_name(words: list[str], refused: Callable[..., str]) -> None:
-    if words[0] == "plan":
-        words = ["plan", str(Path(__file__).parents[2] / "configs" / "sweeps" / "quickstart.yaml")]
-    cell = [] if words[0] == "plan" else ["--model", "pythia-70m", *CELL[:-2]]
-    assert "unknown GPU ''. `vramprobe gpus` lists them" in refused(*words, *cell, "--gpu", "")
+@pytest.mark.parametrize("words", [["predict", *PYTHIA], ["plan", QUICKSTART]], ids=lambda words: words[0])
+def test_a_gpu_without_a_name(words: list[str]) -> None:
+    assert "unknown GPU ''. `vramprobe gpus` lists them" in refused(*words, "--gpu", "")
 
 
 @pytest.mark.parametrize("words", [["evaluate", "results"], ["claims"]], ids=lambda words: words[0])
-def test_a_check_of_no_folder(words: list[str], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vramprobe.sweep.signals.signals_that_end", list)
-    monkeypatch.setattr(sys, "argv", ["vramprobe", *words, "--check"])
-    with pytest.raises(SystemExit) as left:
-        verbs.main()
-    assert left.value.code == 2
-    assert "--check compares the files of a folder: name it with -o" in " ".join(capsys.readouterr().err.split())
+def test_a_check_of_no_folder(words: list[str]) -> None:
+    done = vramprobe(*words, "--check")
+    assert done.returncode == 2
+    assert "--check compares the files of a folder: name it with -o" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("content", [b"my notes\nwithout an end", b'{\n  "format": 2\n}\n', b"\xff\xfe"])
-def test_a_file_of_something_else_takes_no_record(content: bytes, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_a_file_of_something_else_takes_no_record(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(content)
     told = refused("measure", "--model", "pythia-70m", *CELL, "--save", tmp_path / "mine.txt")
     assert "mine.txt is no file of records: it begins with" in told
@@ -232,7 +180,7 @@ def test_a_journal_takes_another_record_however_it_ends(content: str, tmp_path: 
 
 
 def test_a_fit_that_cannot_be_written_leaves_the_old_one(
-    refused: Callable[..., str], fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, results = fitted.read_text(), tmp_path / "results"
     results.mkdir()

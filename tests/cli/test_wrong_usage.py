@@ -1,7 +1,5 @@
 """A mistake in the command line's words: one line and exit code 2, with the word that was meant."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

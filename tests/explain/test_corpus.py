@@ -1,7 +1,5 @@
 """Texts of failed runs of many programs, each with its known answer: ``corpus.toml``."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import tomllib
@@ -16,22 +14,15 @@ from vramprobe.explain.log import read
 from vramprobe.explain.messages import forms
 from vramprobe.explain.report import report_of
 
-REPORTS: list[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "corpus.toml").read_text(encoding="utf-8"))[
-    "report"
-]
+CORPUS = (Path(__file__).parent / "corpus.toml").read_text(encoding="utf-8")
+REPORTS: list[dict[str, Any]] = tomllib.loads(CORPUS)["report"]
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: f"{report['program']}: {report['source']}")
 def test_what_is_said_of_each(report: dict[str, Any]) -> None:
     found = report_of(io.BytesIO(report["text"].encode()))
-    assert found.oom is not None
-    assert found.explanation is not None
-    said = {
-        "phase": found.phase.name,
-        "detail": found.phase.detail,
-        "cause": found.explanation.cause,
-        "owner": found.oom.owner,
-    }
+    said = {"phase": found.phase.name, "detail": found.phase.detail}
+    said |= {"cause": found.explanation.cause, "owner": found.oom.owner}
     assert said == {"detail": "", **{name: report[name] for name in said if name in report}}
     assert report["first"] in found.explanation.changes[0].text
     assert len(found.explanation.changes) <= 3

@@ -1,7 +1,5 @@
 """``vramprobe explain`` from its input to its words: snapshots, logs, wrong input, and what it does not repeat."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -38,6 +36,11 @@ LOG = """\
 79.19 GiB of which 3.06 GiB is free. Including non-PyTorch memory, this process has 76.12 GiB memory in use. Of the \
 allocated memory 74.10 GiB is allocated by PyTorch, and 503.92 MiB is reserved by PyTorch but unallocated. If
 """
+
+
+def failing_in(path: str, function: str) -> str:
+    """LOG, with the error in this function."""
+    return LOG.replace("transformers/loss/loss_utils.py", path).replace("ForCausalLMLoss", function)
 
 
 def explained(text: str | bytes, **options: Any) -> list[str]:
@@ -80,7 +83,6 @@ def test_tensors_of_known_sizes() -> None:
     names = tensors_of_size(14336 * 4096 * 2, 0, factors, UNKNOWN)
     assert [name.partition(" ")[0] for name in names] == ["gate_proj", "up_proj", "down_proj"]
     assert all("14336" in name and "4096" in name and "bf16" in name for name in names)
-    assert factors.architecture is not None
     (share,) = tensors_of_size(-(-factors.architecture.num_params // 8) * 4, MIB, factors, UNKNOWN)
     assert share == "all 8,030,261,248 parameters / 8 GPUs in fp32"
     assert tensors_of_size(123 * MIB + 1, 1000, factors, UNKNOWN) == []
@@ -142,23 +144,15 @@ def block(size: int, state: str, line: int) -> dict[str, Any]:
     return {"size": size, "requested_size": size, "state": state, "frames": frames}
 
 
+def segment(address: int, size: int, *blocks: dict[str, Any]) -> dict[str, Any]:
+    own = {"device": 0, "address": address, "total_size": size, "stream": 0, "segment_type": "large"}
+    return own | {"blocks": list(blocks)}
+
+
 def snapshot(**changes: Any) -> dict[str, Any]:
-    blocks = [
-        block(5 * MIB, "active_allocated", 3),
-        block(7 * MIB, "inactive", 4),
-        block(8 * MIB, "active_allocated", 3),
-    ]
-    segments = [
-        {"device": 0, "address": 0, "total_size": 20 * MIB, "stream": 0, "segment_type": "large", "blocks": blocks},
-        {
-            "device": 0,
-            "address": 64 * MIB,
-            "total_size": 4 * MIB,
-            "stream": 0,
-            "segment_type": "large",
-            "blocks": [block(4 * MIB, "inactive", 5)],
-        },
-    ]
+    blocks = [block(5 * MIB, "active_allocated", 3), block(7 * MIB, "inactive", 4)]
+    used = segment(0, 20 * MIB, *blocks, block(8 * MIB, "active_allocated", 3))
+    segments = [used, segment(64 * MIB, 4 * MIB, block(4 * MIB, "inactive", 5))]
     frames = [{"filename": "/env/site-packages/torch/optim/adam.py", "line": 9, "name": "_init_group"}]
     oom = {"action": "oom", "size": 10 * MIB, "device_free": 1 * MIB, "stream": 0, "frames": frames}
     return {"segments": segments, "device_traces": [[oom]]} | changes
@@ -204,9 +198,7 @@ def test_a_snapshot_without_an_error_shows_the_highest_moment_of_its_history() -
         block(5 * MIB, "active_allocated", 7) | {"address": 5},  # since before the history
         block(2 * MIB, "inactive", 8) | {"address": 6},
     ]
-    segment = {"device": 0, "address": 3, "total_size": 11 * MIB, "stream": 0, "segment_type": "large"}
-    idle = {"device": 0, "address": 90, "total_size": 4 * MIB, "stream": 0, "segment_type": "large"}
-    segments = [segment | {"blocks": blocks}, idle | {"blocks": [block(4 * MIB, "inactive", 9)]}]
+    segments = [segment(3, 11 * MIB, *blocks), segment(90, 4 * MIB, block(4 * MIB, "inactive", 9))]
     lines = explained(pickle.dumps(snapshot(segments=segments, device_traces=[trace])))
     assert lines == [
         "GPU 0 at the snapshot, which records no out-of-memory error",
@@ -227,11 +219,9 @@ def test_a_snapshot_without_an_error_shows_the_highest_moment_of_its_history() -
 
 
 def test_a_block_of_autograds_thread_is_named() -> None:
-    of_backward = block(5 * MIB, "active_allocated", 3) | {
-        "frames": [{"filename": "??", "line": 0, "name": "torch::autograd::Engine::evaluate_function"}]
-    }
     given = snapshot(device_traces=[])
-    given["segments"][0]["blocks"][0] = of_backward
+    frames = [{"filename": "??", "line": 0, "name": "torch::autograd::Engine::evaluate_function"}]
+    given["segments"][0]["blocks"][0]["frames"] = frames
     assert "      5.00 MiB  autograd's thread, in backward" in explained(pickle.dumps(given))
 
 
@@ -339,9 +329,7 @@ def test_a_step_that_fails_after_others_points_to_its_batch() -> None:
     bar = " 18%|##    | {}/494 [04:04<18:48,  2.78s/it]\n"
     assert any(line.startswith("note: 88 steps went well before") for line in explained(bar.format(88) + LOG))
     assert not any("steps went well" in line for line in explained(bar.format(0) + LOG))
-    loading = LOG.replace("transformers/loss/loss_utils.py", "transformers/modeling_utils.py").replace(
-        "ForCausalLMLoss", "from_pretrained"
-    )
+    loading = failing_in("transformers/modeling_utils.py", "from_pretrained")
     assert not any("steps went well" in line for line in explained(bar.format(88) + loading))
 
 
@@ -350,11 +338,8 @@ def test_expandable_segments_are_no_advice_where_the_log_has_them() -> None:
     assert any("expandable_segments:True (" in line for line in explained(text))
     command = "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64,expandable_segments:True python train.py\n"
     assert not any("expandable_segments:True (" in line for line in explained(command + text))
-    hint = (
-        text.rstrip()
-        + " reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True\n"
-    )
-    assert any("expandable_segments:True (" in line for line in explained(hint))
+    hint = " reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True\n"
+    assert any("expandable_segments:True (" in line for line in explained(text.rstrip() + hint))
 
 
 def test_a_model_that_cannot_be_used_is_a_note_and_never_the_end() -> None:
@@ -378,14 +363,11 @@ def test_logits_of_a_model_without_arithmetic() -> None:
 
 
 def test_logits_in_backward_are_cured_by_the_loss_first() -> None:
-    backward = LOG.replace("transformers/loss/loss_utils.py", "torch/autograd/graph.py").replace(
-        "ForCausalLMLoss", "_engine_run_backward"
-    )
+    backward = failing_in("torch/autograd/graph.py", "_engine_run_backward")
     assert any(line.startswith("the request has the size of logits") for line in explained(backward))
     assert any(line.startswith("try: 1. a chunked or fused loss") for line in explained(backward))
-    assert any(
-        line.startswith("try: 1. gradient checkpointing") for line in explained(backward.replace("3.91", "3.81"))
-    )
+    other = explained(backward.replace("3.91", "3.81"))
+    assert any(line.startswith("try: 1. gradient checkpointing") for line in other)
 
 
 def test_an_engine_adds_its_own_advice_to_the_message_of_pytorch() -> None:
@@ -421,8 +403,7 @@ def test_a_gpu_error_counts_before_the_kills_that_follow_it() -> None:
 def test_memory_beyond_the_card_is_the_windows_driver() -> None:
     text = (
         "CUDA out of memory. Tried to allocate 172.00 MiB (GPU 0; 8.00 GiB total capacity; 22.35 GiB already "
-        "allocated; "
-        "0 bytes free; 22.35 GiB reserved in total by PyTorch)"
+        "allocated; 0 bytes free; 22.35 GiB reserved in total by PyTorch)"
     )
     assert any("Windows" in line for line in explained(text))
 

@@ -1,7 +1,5 @@
 """Whole logs: mixed ranks, wrapped and cut messages, progress bars, nvidia-smi, encodings, and any size."""
 
-from __future__ import annotations
-
 import io
 import json
 import tracemalloc
@@ -15,9 +13,8 @@ from vramprobe.units import GIB, MIB
 SITE = "/home/joe/env/lib/python3.10/site-packages/"
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.07 GiB. GPU {gpu} has a total capacity of "
-    "23.68 GiB "
-    "of which 609.80 MiB is free. Including non-PyTorch memory, this process has 23.08 GiB memory in use. Of the "
-    "allocated memory 20.90 GiB is allocated by PyTorch, and 1.87 GiB is reserved by PyTorch but unallocated. If"
+    "23.68 GiB of which 609.80 MiB is free. Including non-PyTorch memory, this process has 23.08 GiB memory in use. Of "
+    "the allocated memory 20.90 GiB is allocated by PyTorch, and 1.87 GiB is reserved by PyTorch but unallocated. If"
 )
 FORWARD = ("transformers/trainer.py", "compute_loss"), ("transformers/loss/loss_utils.py", "ForCausalLMLoss")
 BACKWARD = ("accelerate/accelerator.py", "backward"), ("torch/_tensor.py", "backward")
@@ -26,6 +23,11 @@ BACKWARD = ("accelerate/accelerator.py", "backward"), ("torch/_tensor.py", "back
 def traceback(frames: tuple[tuple[str, str], ...], gpu: int = 0) -> list[str]:
     lines = [line for path, name in frames for line in (f'  File "{SITE}{path}", line 7, in {name}', "    x = y(z)")]
     return ["Traceback (most recent call last):", *lines, MESSAGE.format(gpu=gpu)]
+
+
+def mixed(first: list[str], second: list[str], prefix: str) -> list[str]:
+    """Lines of two ranks in turn."""
+    return [prefix.format(rank) + line for pair in zip(first, second, strict=True) for rank, line in enumerate(pair)]
 
 
 def read_text(*lines: str) -> LogFacts:
@@ -45,9 +47,7 @@ def test_a_traceback_and_its_message() -> None:
 
 @pytest.mark.parametrize("prefix", ["[rank{}]: ", "[default{}]:", "{}: ", "[{}]:"])
 def test_ranks_that_write_at_once_are_told_apart(prefix: str) -> None:
-    first, second = traceback(FORWARD, 0), traceback(BACKWARD, 1)
-    mixed = [prefix.format(rank) + line for pair in zip(first, second, strict=True) for rank, line in enumerate(pair)]
-    log = read_text(*mixed)
+    log = read_text(*mixed(traceback(FORWARD, 0), traceback(BACKWARD, 1), prefix))
     assert functions(log) == [["compute_loss", "ForCausalLMLoss"], ["backward", "backward"]]
     assert [failure.rank for failure in log.failures] == ["0", "1"]
     assert not any(failure.is_mixed for failure in log.failures)
@@ -61,8 +61,7 @@ def test_workers_of_ray_and_colors_are_taken_off() -> None:
 
 
 def test_ranks_without_a_prefix_are_said_to_be_mixed() -> None:
-    first, second = traceback(FORWARD, 0), traceback(BACKWARD, 1)
-    log = read_text(*(line for pair in zip(first, second, strict=True) for line in pair))
+    log = read_text(*mixed(traceback(FORWARD, 0), traceback(BACKWARD, 1), ""))
     assert log.failures[0].is_mixed
 
 
@@ -75,9 +74,8 @@ def test_an_earlier_handled_error_lends_no_frames() -> None:
 
 def test_a_wrapped_message_is_joined_and_a_repeated_one_counts_once() -> None:
     whole = MESSAGE.format(gpu=0)
-    wrapped = [whole[:60], *(whole[start : start + 90].strip() for start in range(60, len(whole), 90))]
-    cut_at = [part for part in whole.split(" ") if part]
-    wrapped = [" ".join(cut_at[start : start + 12]) for start in range(0, len(cut_at), 12)]
+    words = whole.split()
+    wrapped = [" ".join(words[start : start + 12]) for start in range(0, len(words), 12)]
     log = read_text(*traceback(FORWARD)[:-1], *wrapped, "the launcher repeats:", whole)
     (failure,) = log.failures
     (same,) = read(io.BytesIO("\r\n".join(wrapped).encode())).failures
@@ -122,15 +120,9 @@ def test_lines_of_containers_and_loggers() -> None:
 def test_the_source_line_of_a_frame_is_kept_per_rank() -> None:
     first, second = traceback(FORWARD), traceback(BACKWARD)
     second[2] = "    loss.backward()"
-    log = read_text(
-        *(f"[rank{rank}]: {line}" for pair in zip(first, second, strict=True) for rank, line in enumerate(pair))
-    )
-    assert [frame.source for failure in log.failures for frame in failure.frames] == [
-        "x = y(z)",
-        "x = y(z)",
-        "loss.backward()",
-        "x = y(z)",
-    ]
+    log = read_text(*mixed(first, second, "[rank{}]: "))
+    sources = [frame.source for failure in log.failures for frame in failure.frames]
+    assert sources == ["x = y(z)", "x = y(z)", "loss.backward()", "x = y(z)"]
     assert read_text('  File "a.py", line 3, in f', MESSAGE.format(gpu=0)).failures[0].frames[0].source == ""
 
 
@@ -167,16 +159,9 @@ def test_tables_of_memory_summary() -> None:
     assert not log.summaries.is_open
     first, second = log.summaries.tables.values()
     assert (first.device, second.device, first.num_ooms, first.num_retries) == (0, 1, 1, 3)
-    assert (
-        first.peak
-        == second.peak
-        == {
-            "Allocated memory": 49319 * MIB,
-            "Allocated memory from large pool": 49262 * MIB,
-            "Allocated memory from small pool": 156 * 1024,
-            "GPU reserved memory": 60 * GIB,
-        }
-    )
+    peak = {"Allocated memory": 49319 * MIB, "GPU reserved memory": 60 * GIB}
+    pools = {"Allocated memory from large pool": 49262 * MIB, "Allocated memory from small pool": 156 * 1024}
+    assert first.peak == second.peak == peak | pools
     assert first.now["GPU reserved memory"] == 50 * GIB
     assert log.readings.used == {}
 

@@ -4,8 +4,6 @@
 facts, which no license covers. ``derived_non_torch_gib`` was worked out by hand from them.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -96,23 +94,11 @@ def test_each_form_is_looked_for_and_its_sentences_can_be_filled(form: messages.
     named = {name for text in (*form.why, *form.changes) for name in re.findall(r"\{([a-z_]+)\}", text)}
     groups = {name for pattern in form.fields for name in re.findall(r"\(\?P<([a-z_]+?)(?:__\w+)?>", pattern)}
     assert named <= groups
-    assert not form.why or not re.search(r"\{[a-z_]+\}", form.why[-1]) or form.program in ALWAYS_WITH_FIGURES
+    assert not form.why or not re.search(r"\{[a-z_]+\}", form.why[-1]) or form.program in WITH_FIGURES
 
 
 #: Programs whose messages always have the figures that their sentence names.
-ALWAYS_WITH_FIGURES = {
-    "ONNX Runtime",
-    "DirectML",
-    "PyTorch",
-    "MLX",
-    "vLLM",
-    "TensorFlow",
-    "Ray",
-    "safetensors",
-    "NumPy",
-}
-
-
+WITH_FIGURES = {"ONNX Runtime", "DirectML", "PyTorch", "MLX", "vLLM", "TensorFlow", "Ray", "safetensors", "NumPy"}
 ROWS = list(csv.DictReader((Path(__file__).parent / "published_oom.csv").read_text(encoding="utf-8").splitlines()))
 
 
@@ -132,8 +118,7 @@ def message_of(row: dict[str, str]) -> str:
         of = f"{total} total capacity; " if total else ""
         return (
             f"CUDA out of memory. Tried to allocate {row['tried_as_printed']} (GPU 0; {of}{allocated} already "
-            f"allocated; "
-            f"{free} free; {printed(row['reserved_total_gib'])} reserved in total by PyTorch)"
+            f"allocated; {free} free; {printed(row['reserved_total_gib'])} reserved in total by PyTorch)"
         )
     of = f"GPU 0 has a total capacity of {total} of which {free} is free. " if total else f"of which {free} is free. "
     process = row["process_in_use_gib"]
@@ -202,7 +187,6 @@ def test_a_request_that_no_gpu_could_hold_is_a_bug() -> None:
         assert found.cause == "bug"
         assert not any("batch" in change.text for change in found.changes)
     form = form_of("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.")
-    assert form is not None
     assert form.cause == "bug"
 
 

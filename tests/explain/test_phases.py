@@ -1,7 +1,5 @@
 """The phase that a traceback tells of, by frames of the libraries."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -53,12 +51,8 @@ def test_a_frame_is_shown_without_folders_and_control_characters() -> None:
 
 def test_every_row_of_advice_is_of_a_phase_and_a_detail_that_rules_name() -> None:
     phases = {rule.name for rules in (AROUND, STEP, FORWARD, OTHERS) for rule in rules} | {"unknown"}
-    details = {rule.name for rules in DETAILS.values() for rule in rules} | {
-        "logits",
-        "embedding or head",
-        "load",
-        "outside",
-    }
+    details = {rule.name for rules in DETAILS.values() for rule in rules}
+    details |= {"logits", "embedding or head", "load", "outside"}
     beside = {"larger than the GPU", "bug", "host", "pinned memory", "driver", "MPS"}
     for key, changes in ADVICE.items():
         phase, _, detail = key.partition(": ")
@@ -68,7 +62,5 @@ def test_every_row_of_advice_is_of_a_phase_and_a_detail_that_rules_name() -> Non
         assert len(set(changes)) == len(changes), key
     assert set(DETAILS) <= phases
     assert phases - set(ADVICE) == {"forward or backward"}  # that of forward or of backward
-    assert {f"{phase}: {rule.name}" for phase in ("generation", "prepare") for rule in DETAILS[phase]} <= {
-        *ADVICE,
-        "prepare: creating the optimizer state",
-    }
+    named = {f"{phase}: {rule.name}" for phase in ("generation", "prepare") for rule in DETAILS[phase]}
+    assert named <= {*ADVICE, "prepare: creating the optimizer state"}

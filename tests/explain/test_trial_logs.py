@@ -1,7 +1,5 @@
 """Reports of users' trials, verbatim in ``inputs/``, each with what the command has to say of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``watch()`` and VramprobeCallback in processes of their own: on the CPU, and on an emulated GPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -26,9 +24,7 @@ def ran(what: str, folder: Path, *, is_emulated: bool) -> dict[str, Any]:
         require_emulation()
         way = entrance("RTX-4090")
         python, environment = way.python, way.environment | {"TMPDIR": str(folder)}
-    done = subprocess.run(
-        [str(python), str(SCRIPT), what], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([python, SCRIPT, what], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not list(folder.glob("vramprobe-profile-*"))
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,24 +1,20 @@
 """Reserved memory over batches of varied shapes: the replay against torch's own allocator on an emulated GPU."""
 
-from __future__ import annotations
-
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import vramprobe
 from emulated import require_emulation
 from grids import exhaustive
 
-import vramprobe
+import vramprobe as package
 from vramprobe.lengths.batches import make_batches
 from vramprobe.lengths.fragmentation import reserved_over_steps
 from vramprobe.lengths.reading import read_lengths
 
-MODEL = Path(vramprobe.__file__).parent / "data" / "models" / "smollm2-135m.json"
+MODEL = Path(package.__file__).parent / "data" / "models" / "smollm2-135m.json"
 SCRIPT = Path(__file__).parent / "varied_training.py"
 NUM_STEPS = 40
 #: With room for all that is reserved: near a limit the replay stops at what a verdict allows, which a run may exceed.
@@ -43,13 +39,9 @@ def test_each_step_reserves_what_torch_reserves(alloc_conf: str, loop: str, tmp_
     shapes = [one.shape for one in make_batches(lengths, batch_size=4, max_length=1024)][:NUM_STEPS]
     shutil.copy(MODEL, tmp_path / "config.json")
     out = tmp_path / "out.json"
-    words = ["profile", "--emulate", CARD, "--whole", "--trace", "none", "--", "python", str(SCRIPT)]
-    done = subprocess.run(
-        [sys.executable, "-m", "vramprobe", *words, str(tmp_path), json.dumps(shapes), str(out), loop],
-        env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    words = ("profile", "--emulate", CARD, "--whole", "--trace", "none", "--", "python", str(SCRIPT))
+    env = {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf, "OMP_NUM_THREADS": "1"}
+    done = vramprobe(*words, str(tmp_path), json.dumps(shapes), str(out), loop, env=env)
     assert done.returncode == 0, done.stderr
     emulated = json.loads(out.read_text())
     cell = {"model": "smollm2-135m", "method": "full", "batch_size": 4, "seq_len": 1024, "loop": loop}

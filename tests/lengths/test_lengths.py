@@ -1,7 +1,5 @@
 """Lengths of a data set: files and quantiles as read, batches counted by hand, the replay against predict's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -82,19 +80,16 @@ def test_batches_are_padded_to_their_longest_row_and_truncated() -> None:
 @pytest.mark.parametrize("sampler", ["random", "group_by_length"])
 def test_a_seed_repeats_its_order_and_every_row_comes_once(sampler: str) -> None:
     lengths = list(range(1, 102))
-    first, again, other = (
-        make_batches(lengths, batch_size=4, max_length=500, sampler=sampler, seed=seed) for seed in (7, 7, 8)
-    )
+    words = {"batch_size": 4, "max_length": 500, "sampler": sampler}
+    first, again, other = (make_batches(lengths, **words, seed=seed) for seed in (7, 7, 8))
     assert first == again != other
     assert sorted(row for batch in first for row in batch.rows) == list(range(101))
 
 
 def test_grouping_by_length_pads_less_and_begins_with_the_longest() -> None:
     lengths = [1 + (37 * row) % 1000 for row in range(1000)]
-    grouped, at_random = (
-        make_batches(lengths, batch_size=8, max_length=1000, sampler=sampler)
-        for sampler in ("group_by_length", "random")
-    )
+    samplers = ("group_by_length", "random")
+    grouped, at_random = (make_batches(lengths, batch_size=8, max_length=1000, sampler=one) for one in samplers)
     padded = [sum(batch.shape.num_tokens for batch in batches) for batches in (grouped, at_random)]
     assert padded[0] < padded[1] / 1.3
     assert grouped[0].shape.seq_len == 1000
@@ -115,7 +110,6 @@ def test_the_worst_batch_is_the_longest_and_predicted_as_predict_does() -> None:
     assert worst.allocated_bytes == predict(gpu="RTX-4090", **CELL | {"seq_len": 1500}).peak_allocated_bytes.value
     assert [one.seq_len for one in found.peaks[:2]] == [600, 600]
     assert found.padding_share == pytest.approx(900 / (49 * 1200 + 3000))
-    assert found.max_length is not None
     assert found.max_length.rows_cut_share == 0
 
 
@@ -123,7 +117,6 @@ def test_a_cut_counts_rows_and_tokens() -> None:
     long = 8000
     found, _ = answer([600] * 99 + [long], gpu="RTX-3060", pad_to_multiple_of=64, **CELL | {"seq_len": long})
     limit = found.max_length
-    assert limit is not None
     assert limit.value is not None
     assert 600 < limit.value < long
     assert limit.value % 64 == 0
@@ -134,7 +127,6 @@ def test_a_cut_counts_rows_and_tokens() -> None:
 def test_the_replay_of_one_shape_is_that_of_predict() -> None:
     (course,), notes = reserved_over_steps([Shape(2, 512)], 3, settings=[("", 0)], **CELL)
     played = at_hand.replay_at_hand(cell(device="cuda", **CELL))
-    assert played is not None
     assert course.peak_allocated_bytes == played.peak.allocated_bytes
     assert course.peak_reserved_bytes == played.peak.reserved_bytes
     assert notes == []
@@ -171,13 +163,7 @@ def test_predict_shows_the_data_the_worst_batch_and_the_replay() -> None:
     assert len(found["replay"]) == 6
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--replay-steps", "5"],
-        ["--lengths", "max=9", "--python", "python"],
-    ],
-)
+@pytest.mark.parametrize("words", [["--replay-steps", "5"], ["--lengths", "max=9", "--python", "python"]])
 def test_options_that_do_not_go_together_are_wrong_usage(words: list[str]) -> None:
     done = CliRunner().invoke(app, [*WORDS, *words])
     assert done.exit_code == 2

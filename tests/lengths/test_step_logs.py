@@ -1,7 +1,5 @@
 """Recordings that give the steps of a run's batches: a recipe that ships, one of a few lengths, or each of four."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

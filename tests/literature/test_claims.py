@@ -1,7 +1,5 @@
 """Published claims: each has one verdict, worked out by one rule, from figures that the printed commands reproduce."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -11,7 +9,7 @@ import shlex
 import tomllib
 from contextlib import suppress
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +116,6 @@ def test_verdicts_worked_out_by_hand(name: str) -> None:
     one, by_hand = judged()[name], HAND["verdicts"][name]
     assert one.verdict == by_hand["verdict"]
     if "figure" in by_hand:
-        assert one.figure is not None
         assert one.figure.value == pytest.approx(evaluate(by_hand["figure"]), rel=1e-3, abs=1e-9)
 
 
@@ -147,11 +144,9 @@ def test_figures_by_hand() -> None:
 
 def test_rates_are_estimates_of_the_speed_room() -> None:
     one = judged()["G4-32"]
-    spec = resolve(
-        model="llama-2-7b", method="lora", device="cuda", batch_size=4, seq_len=2048, gradient_checkpointing=True
-    )
+    words = {"model": "llama-2-7b", "method": "lora", "batch_size": 4, "seq_len": 2048, "gradient_checkpointing": True}
+    spec = resolve(device="cuda", **words)
     ours = speed_at_hand(spec, catalog.find_gpu("RTX-4090"))
-    assert ours is not None
     assert one.figure.engine == "estimate"
     assert one.figure.value == pytest.approx(ours.tokens_per_second.value, rel=1e-3)
     assert (one.figure.low, one.figure.high) == (ours.tokens_per_second.low, ours.tokens_per_second.high)
@@ -203,10 +198,8 @@ def test_a_changed_figure_changes_the_verdict(row: dict[str, Any]) -> None:
 
 
 def test_a_changed_rate_changes_the_time_that_is_multiplied_from_it() -> None:
-    claims = [
-        dataclasses.replace(claim, low=480e3, high=480e3) if claim.id == "G4-32" else claim for claim in CLAIMS.values()
-    ]
-    one = judge(CLAIMS["G4-33"], reading_of(CLAIMS["G4-33"], claims, Cells()))
+    claims = CLAIMS | {"G4-32": dataclasses.replace(CLAIMS["G4-32"], low=480e3, high=480e3)}
+    one = judge(CLAIMS["G4-33"], reading_of(CLAIMS["G4-33"], list(claims.values()), Cells()))
     assert one.figure.value == pytest.approx(10e9 / 480e3 / 3600)
 
 
@@ -271,56 +264,33 @@ def test_bounds_take_gb_as_either_and_round_nothing_that_is_counted() -> None:
     ],
 )
 def test_the_conditions_that_decide_come_from_changing_one_alone(value_of, decisive: tuple[str, ...]) -> None:
-    grid = tuple(
-        ClaimCase(
-            {"length": f"{length} tokens", "recipe": recipe, "seed": seed}, figure("x", f"{value_of(length, recipe)}")
-        )
-        for seed in ("one", "two")
-        for recipe in ("a", "b")
-        for length in (1, 2, 3)
-    )
-    found = judge(a_claim(10, 10), Reading(cases=grid, note="Why."))
+    cases = [
+        ClaimCase({"length": f"{length} tokens", "recipe": recipe, "seed": seed}, figure("x", str(value)))
+        for seed, recipe, length in product(("one", "two"), ("a", "b"), (1, 2, 3))
+        for value in [value_of(length, recipe)]
+    ]
+    found = judge(a_claim(10, 10), Reading(cases=tuple(cases), note="Why."))
     assert tuple(sorted(found.depends_on)) == decisive
     assert found.reason.startswith("Agrees with ")
 
 
 def test_a_measured_record_goes_before_a_prediction() -> None:
-    options = {
-        "model": "llama-2-70b",
-        "method": "qlora",
-        "batch_size": 2,
-        "seq_len": 2048,
-        "gradient_checkpointing": True,
-        "lora_r": 8,
-        "kbit_prep": "peft",
-    }
-    spec = resolve(device="cuda", seed=7, steps=4, **options)
-    peak = Peak(
-        allocated_bytes=18 * 10**9,
-        reserved_bytes=19 * 10**9,
-        device_bytes=20 * 10**9,
-        load_allocated_bytes=10**9,
-        phase="backward",
-        step=2,
-    )
+    options = {"model": "llama-2-70b", "method": "qlora", "batch_size": 2, "seq_len": 2048, "device": "cuda"}
+    options |= {"gradient_checkpointing": True, "lora_r": 8, "kbit_prep": "peft"}
+    spec = resolve(seed=7, steps=4, **options)
+    sizes = {"allocated_bytes": 18, "reserved_bytes": 19, "device_bytes": 20, "load_allocated_bytes": 1}
+    peak = Peak(**{name: size * 10**9 for name, size in sizes.items()}, phase="backward", step=2)
     environment = make_environment(device_name="Test GPU")
     changes = {"instrument": "cuda", "peak": peak, "environment": environment}
-    record = make_record(resolve(**(options | {"device": "cuda"}))).model_copy(update=changes | {"spec": spec})
+    record = make_record(resolve(**options)).model_copy(update=changes | {"spec": spec})
     (one,) = judge_claims(["G4-20"], records=[record])
     assert (one.figure.engine, one.figure.value) == ("cuda on Test GPU", 18.0)
     assert one.sources[0].command.startswith("vramprobe measure --model llama-2-70b")
     assert (one.figure.low, one.figure.high) == (18.0, 20.0)
-    other = [
-        record.model_copy(update={"instrument": "cpu"}),
-        record.model_copy(update={"outcome": an_oom()}),
-        record.model_copy(update={"spec": spec.model_copy(update={"seq_len": 1024})}),
-    ]
-    for unfit in other:
-        assert judge_claims(["G4-20"], records=[unfit])[0].figure.engine == "recipe"
-
-
-def an_oom() -> Oom:
-    return Oom(phase="backward", step=1, requested_bytes=1, allocated_bytes=1, message="CUDA out of memory")
+    oom = Oom(phase="backward", step=1, requested_bytes=1, allocated_bytes=1, message="CUDA out of memory")
+    for unfit in ({"instrument": "cpu"}, {"outcome": oom}, {"spec": spec.model_copy(update={"seq_len": 1024})}):
+        other = record.model_copy(update=unfit)
+        assert judge_claims(["G4-20"], records=[other])[0].figure.engine == "recipe"
 
 
 def test_each_number_of_the_arithmetic_that_has_a_command_stands_in_it() -> None:
@@ -416,9 +386,8 @@ def test_the_command_line_prints_a_table_json_and_files(tmp_path: Path) -> None:
     assert (found[0]["id"], found[0]["verdict"], found[0]["figure"]) == ("L1-06", "understates", 0.515869)
     done = CliRunner().invoke(verbs.app, ["claims", "--topic", "cost", "-o", str(tmp_path)])
     assert done.exit_code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"claims.{kind}" for kind in ("csv", "html", "json", "md", "tex")
-    ]
+    kinds = sorted(path.name.removeprefix("claims.") for path in tmp_path.iterdir())
+    assert kinds == ["csv", "html", "json", "md", "tex"]
     assert f"vramprobe claims --topic cost -o {tmp_path}" in (tmp_path / "claims.md").read_text()
 
 
@@ -429,14 +398,6 @@ def test_files_are_the_same_each_time_and_json_is_strict() -> None:
 
 
 def test_says_writes_a_claims_figure() -> None:
-    names = ("L1-06", "L3-05", "L1-10", "L1-25", "L1-12", "L3-10", "L1-21")
-    written = {name: says(CLAIMS[name]) for name in names}
-    assert list(written.values()) == [
-        "0.5 B/param",
-        "160 GB to 200 GB",
-        "over 1,100 GB",
-        "up to 1",
-        "fits",
-        "does not fit",
-        "a definition",
-    ]
+    written = {"L1-06": "0.5 B/param", "L3-05": "160 GB to 200 GB", "L1-10": "over 1,100 GB", "L1-25": "up to 1"}
+    written |= {"L1-12": "fits", "L3-10": "does not fit", "L1-21": "a definition"}
+    assert {name: says(CLAIMS[name]) for name in written} == written

@@ -1,7 +1,5 @@
 """Every formula against its figure worked out by hand on tiny numbers, and every one complete: source, recipe, gaps."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import tomllib
@@ -38,29 +36,15 @@ def facts(**words: Any) -> Facts:
     By hand: s·b·h·L = 32·4·2 = 256, and b·s²·a·L = 2·256·2·2 = 2,048 attention scores.
     """
     spec = make_spec(**words)
-    numbers = {
-        "num_params": 1000,
-        "num_trained": 1000 if spec.method == "full" else 50,
-        "num_linear_params": 900,
-        "num_quantised": 900 if spec.method == "qlora" else 0,
-        "num_head_params": 40,
-        "num_output_params": 40,
-        "largest_module_params": 64,
-        "num_layers": 2,
-        "num_tokens": spec.num_tokens,
-        "hidden": 4,
-        "mlp": 16,
-        "num_heads": 2,
-        "num_kv_heads": 1,
-        "head_size": 2,
-        "vocab": 10,
-        "activation": "silu",
-        "is_gated": True,
-        "norms_have_bias": False,
-        "optimizer_class": OPTIMIZERS[spec.optim].made_by,
-        "optimizer_bits": OPTIMIZERS[spec.optim].state,
-    }
-    return Facts(spec, numbers)
+    params = {"num_params": 1000, "num_linear_params": 900, "num_head_params": 40, "num_output_params": 40}
+    params |= {"num_trained": 1000 if spec.method == "full" else 50, "largest_module_params": 64}
+    params |= {"num_quantised": 900 if spec.method == "qlora" else 0}
+    sizes = {"num_layers": 2, "num_tokens": spec.num_tokens, "hidden": 4, "mlp": 16, "num_heads": 2, "num_kv_heads": 1}
+    sizes |= {"head_size": 2, "vocab": 10}
+    kinds = {"activation": "silu", "is_gated": True, "norms_have_bias": False}
+    optimizer = OPTIMIZERS[spec.optim]
+    made_by = {"optimizer_class": optimizer.made_by, "optimizer_bits": optimizer.state}
+    return Facts(spec, params | sizes | kinds | made_by)
 
 
 def of_size(found: Facts, num_params: int) -> Facts:
@@ -197,13 +181,10 @@ def answers(name: str) -> list[Any]:
     return [answer for answer in found if not isinstance(answer, str)]
 
 
-def test_names_are_different() -> None:
-    assert len(BY_NAME) == len(FORMULAS)
-
-
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_formula_is_complete_counts_what_it_says_and_misses_the_rest(name: str) -> None:
-    """In whole bytes, of constants that are known."""
+    """In whole bytes, of constants that are known; each has a name of its own."""
+    assert len(BY_NAME) == len(FORMULAS)
     formula, found = BY_NAME[name], answers(name)
     assert re.search(r"github:[\w./-]+ [\w./]+|https://|arXiv:\d{4}\.\d{5}|claims\.csv \w\d-\d\d|hf:", formula.source)
     assert formula.says

@@ -1,7 +1,5 @@
 """Logs of shallow models extended in depth, held against the log that the same generator writes for the deep one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A log in a file: read back as it was written, or one clear line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

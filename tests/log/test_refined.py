@@ -1,7 +1,5 @@
 """Finer causes: a step written down by hand, each block with its place, for a batch whose tokens equal the width."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,8 @@ _HIDDEN = 2 * _WIDTH * _WIDTH
 
 
 def a_cell(**words: Any) -> CellSpec:
-    return resolve(
-        device="cuda", model="smollm2-135m", batch_size=1, seq_len=_WIDTH, gradient_checkpointing=True, **words
-    )
+    usual = {"model": "smollm2-135m", "device": "cuda", "batch_size": 1, "gradient_checkpointing": True}
+    return resolve(seq_len=_WIDTH, **usual, **words)
 
 
 def a_step(blocks: list[tuple[str, str, str, int, str | None]]) -> Log:

@@ -1,7 +1,5 @@
 """The tiers of a log, by hand on a history of nine blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,6 +29,12 @@ PHASES: list[tuple[str, int | None, list[tuple[int, int]]]] = [
 ]
 
 
+def log_of(events: list[tuple[int, int]], marks: list[PhaseMark], **more: np.ndarray) -> Log:
+    """A log of blocks and their bytes, in order."""
+    blocks, sizes = (np.array(column) for column in zip(*events, strict=True))
+    return Log(sizes, blocks, np.zeros(len(events), dtype=np.int8), marks, **more)
+
+
 def a_history() -> tuple[Log, list[PhaseMemory]]:
     """:data:`PHASES`, and the phases of a record of three steps, which hold nothing yet."""
     sizes: dict[int, int] = {}
@@ -42,15 +46,9 @@ def a_history() -> tuple[Log, list[PhaseMemory]]:
             events.append((block, size or -sizes[block]))
             sizes[block] = size
         marks.append(PhaseMark(name, step, None, range(start, len(events))))
-    history = Log(
-        size_bytes=np.array([size for _, size in events]),
-        blocks=np.array([block for block, _ in events]),
-        causes=np.zeros(len(events), dtype=np.int8),
-        marks=marks,
-    )
     steps = [(name, step) for name, step, _ in PHASES] + [(name, 3) for name, step, _ in PHASES if step == 2]
     empty = [PhaseMemory(name=name, step=step, allocated_end_bytes=0, allocated_peak_bytes=0) for name, step in steps]
-    return history, empty
+    return log_of(events, marks), empty
 
 
 def reserved(conf: str = "") -> list[PhaseMemory]:
@@ -78,9 +76,7 @@ def test_tiers_by_hand() -> None:
     assert in_mib(one, "reserved", "end") == [50, 52, 48, *[68] * 8]
     assert in_mib(one, "reserved", "peak") == [50, 52, 48, *[68] * 8]
     assert order_of_tiers(one) == []
-    assert [(phase.name, phase.step) for phase in one][-3:] == [
-        (name, 3) for name in ("forward", "backward", "zero_grad")
-    ]
+    assert [(phase.name, phase.step) for phase in one][-3:] == [(name, 3) for name in STEP]
 
 
 def test_expandable_segments_by_hand() -> None:
@@ -96,13 +92,9 @@ def test_expandable_segments_by_hand() -> None:
 @pytest.mark.parametrize(("stream", "reserved_mib"), [(0, 20), (1, 40)])
 def test_a_cached_block_serves_its_own_stream_alone(stream: int, reserved_mib: int) -> None:
     """6 MiB freed on one stream are there for 6 MiB on the same, and not for those on another."""
-    log = Log(
-        size_bytes=np.array([6 * MIB, -6 * MIB, 6 * MIB, -6 * MIB]),
-        blocks=np.array([1, 1, 2, 2]),
-        causes=np.zeros(4, dtype=np.int8),
-        marks=[PhaseMark("forward", 2, 1, range(4))],
-        streams=np.array([0, 0, stream, stream], dtype=np.int8),
-    )
+    events = [(block, sign * 6 * MIB) for block in (1, 2) for sign in (1, -1)]
+    streams = np.array([0, 0, stream, stream], dtype=np.int8)
+    log = log_of(events, [PhaseMark("forward", 2, 1, range(4))], streams=streams)
     again = log_from(scripts_of([log])[0], log.marks)
     phase = PhaseMemory(name="forward", step=2, allocated_end_bytes=0, allocated_peak_bytes=6 * MIB)
     for one in (log, again):
@@ -119,11 +111,7 @@ def test_a_cached_block_serves_its_own_stream_alone(stream: int, reserved_mib: i
     ],
 )
 def test_an_event_of_no_bytes(events: list[tuple[int, int]], reserved_mib: int) -> None:
-    log = Log(
-        size_bytes=np.array([size * MIB for _, size in events]),
-        blocks=np.array([block for block, _ in events]),
-        causes=np.zeros(len(events), dtype=np.int8),
-        marks=[PhaseMark("forward", 2, 1, range(len(events)))],
-    )
+    mark = PhaseMark("forward", 2, 1, range(len(events)))
+    log = log_of([(block, size * MIB) for block, size in events], [mark])
     phase = PhaseMemory(name="forward", step=2, allocated_end_bytes=0, allocated_peak_bytes=40 * MIB)
     assert reserve([phase], log, empties_cache=False)[0].reserved_peak_bytes == reserved_mib * MIB

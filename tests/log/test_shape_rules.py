@@ -1,7 +1,5 @@
 """Sizes as exact functions of rows and length."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cells that stand for every way to use several GPUs, run once on emulated cards for all tests, also other workers'."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """A smaller card on a larger one: the ballast's arithmetic with a made-up driver, and its place in the cuda tiers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -59,19 +57,14 @@ def test_the_cell_finds_what_an_empty_card_of_that_size_would_have(limited: int)
     assert card.refused == 0
 
 
-def test_by_hand() -> None:
-    """24 GiB of 140: 500 MiB are the context, 23.5 GiB and 12 MiB stay free, so 116 GiB are held, in 29 pieces of 4."""
-    card = FakeCard()
+@pytest.mark.parametrize(("others", "num_pieces"), [(0, 29), (60, 14)])
+def test_by_hand(others: int, num_pieces: int) -> None:
+    """24 GiB of 140: 500 MiB are the context, 23.5 GiB and 12 MiB stay free, so 116 GiB are held, in 29 pieces of 4;
+    others' 60 GiB are in nobody's way."""
+    card = FakeCard(others=others * GIB)
     held = hold_the_rest(card, limit_bytes=24 * GIB, own_bytes=CONTEXT)
-    assert (held.held_bytes, held.num_pieces) == (116 * GIB, 29)
-    assert held.free_bytes == 24 * GIB - 500 * MIB
-
-
-def test_others_on_the_card_are_not_in_the_way_while_there_is_room() -> None:
-    card = FakeCard(others=60 * GIB)
-    held = hold_the_rest(card, limit_bytes=24 * GIB, own_bytes=CONTEXT)
-    assert held.held_bytes == 56 * GIB
-    assert card.free_bytes() == 24 * GIB - CONTEXT
+    assert (held.held_bytes, held.num_pieces) == (num_pieces * 4 * GIB, num_pieces)
+    assert held.free_bytes == card.free_bytes() == 24 * GIB - 500 * MIB
 
 
 @pytest.mark.parametrize("largest", [3 * GIB, 100 * MIB, 5 * MIB, PAGE])
@@ -90,28 +83,21 @@ def test_what_allocations_take_besides_is_made_up_for() -> None:
     assert abs(card.free_bytes() - (24 * GIB - CONTEXT)) <= PAGE
 
 
-def test_a_size_that_others_leave_no_room_for_is_refused_with_the_largest_possible() -> None:
-    card = FakeCard(others=120 * GIB)
-    with pytest.raises(VramprobeError, match=r"24\.00 GiB.*19\.51 GiB free.*allow at most 20\.00 GiB"):
-        hold_the_rest(card, limit_bytes=24 * GIB, own_bytes=CONTEXT)
+@pytest.mark.parametrize(
+    ("card", "limited", "said"),
+    [
+        (FakeCard(others=120 * GIB), 24 * GIB, r"24\.00 GiB.*19\.51 GiB free.*allow at most 20\.00 GiB"),
+        (FakeCard(), 141 * GIB, r"allow at most 140\.00 GiB"),
+        (FakeCard(), CONTEXT, "context of this process alone takes 500"),
+        (FakeCard(), 100 * MIB, "context of this process alone takes 500"),
+        (FakeCard(largest=0), 24 * GIB, "the driver refuses to give it"),  # and no endless loop
+    ],
+    ids=["others", "larger than the card", "only the context", "less than the context", "a driver that gives nothing"],
+)
+def test_a_size_that_cannot_be_had_is_refused(card: FakeCard, limited: int, said: str) -> None:
+    with pytest.raises(VramprobeError, match=said):
+        hold_the_rest(card, limit_bytes=limited, own_bytes=CONTEXT)
     assert card.pieces == []
-
-
-def test_a_larger_card_than_this_one_is_refused() -> None:
-    with pytest.raises(VramprobeError, match=r"allow at most 140\.00 GiB"):
-        hold_the_rest(FakeCard(), limit_bytes=141 * GIB, own_bytes=CONTEXT)
-
-
-@pytest.mark.parametrize("limited", [CONTEXT, 100 * MIB])
-def test_a_card_without_room_for_the_context_is_refused(limited: int) -> None:
-    with pytest.raises(VramprobeError, match="context of this process alone takes 500"):
-        hold_the_rest(FakeCard(), limit_bytes=limited, own_bytes=CONTEXT)
-
-
-def test_a_driver_that_gives_nothing_is_an_error_and_no_endless_loop() -> None:
-    card = FakeCard(largest=0)
-    with pytest.raises(VramprobeError, match="the driver refuses to give it"):
-        hold_the_rest(card, limit_bytes=24 * GIB, own_bytes=CONTEXT)
 
 
 def test_a_refusal_is_no_out_of_memory() -> None:

@@ -1,9 +1,5 @@
 """Several cards of one process: their entries in a record, and what the terminal says of them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from factories import make_record, make_spec
@@ -14,7 +10,7 @@ from vramprobe.measure.cards import with_cards
 from vramprobe.measure.observation import Observation
 from vramprobe.records.outcomes import Error, Invalid, Ok
 from vramprobe.records.phase_memory import PhaseMemory
-from vramprobe.records.record import RunRecord, record_from_json
+from vramprobe.records.record import record_from_json
 from vramprobe.workload.storages import Storages, storages_of
 
 SPEC = make_spec(device="cuda", num_gpus=2, sharding="device-map")
@@ -34,12 +30,8 @@ def seen(more_bytes: int = 0, **held: int) -> Observation:
     return Observation(phases, {"weights": WEIGHTS, "batch": 0} | held)
 
 
-def recorded(**overrides: Any) -> RunRecord:
-    return make_record(SPEC, **overrides)
-
-
 def test_every_card_has_its_own_peak_and_what_lies_on_it() -> None:
-    record = with_cards(recorded(), [seen(), seen(512)], MODULES)
+    record = with_cards(make_record(SPEC), [seen(), seen(512)], MODULES)
     assert isinstance(record.outcome, Ok)
     assert [(card.rank, card.modules) for card in record.ranks] == list(enumerate(MODULES))
     assert [card.peak.allocated_bytes for card in record.ranks] == [6 * WEIGHTS, 6 * WEIGHTS + 512]
@@ -48,7 +40,7 @@ def test_every_card_has_its_own_peak_and_what_lies_on_it() -> None:
 
 def test_doubts_name_their_card() -> None:
     """One that holds less between steps than its tensors add up to."""
-    record = with_cards(recorded(), [seen(), seen(weights=2 * WEIGHTS)], MODULES)
+    record = with_cards(make_record(SPEC), [seen(), seen(weights=2 * WEIGHTS)], MODULES)
     assert isinstance(record.outcome, Invalid)
     assert record.outcome.reasons == [
         f"card 1: the allocator holds {WEIGHTS} B less between steps than the live tensors add up to"
@@ -56,7 +48,7 @@ def test_doubts_name_their_card() -> None:
 
 
 def test_a_cell_that_failed_keeps_what_its_cards_saw_and_its_outcome() -> None:
-    failed = recorded(outcome=Error(error_type="Broken", message="broke")).model_copy(update={"peak": None})
+    failed = make_record(SPEC, outcome=Error(error_type="Broken", message="broke")).model_copy(update={"peak": None})
     record = with_cards(failed, [seen(), seen()], None)
     assert (record.outcome.kind, len(record.ranks)) == ("error", 2)
     assert all(card.phases and card.peak is None and card.modules is None for card in record.ranks)
@@ -74,7 +66,7 @@ def test_storages_know_their_card() -> None:
 
 
 def test_the_terminal_says_which_layers_lie_where(capsys: pytest.CaptureFixture[str]) -> None:
-    record = with_cards(recorded(), [seen(), seen(512)], MODULES)
+    record = with_cards(make_record(SPEC), [seen(), seen(512)], MODULES)
     display_record.print_record(record)
     said = capsys.readouterr().out
     assert 'one process over 2 cards (device_map="auto"), the highest is shown above:' in said

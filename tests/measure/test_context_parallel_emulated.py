@@ -1,11 +1,9 @@
 """Context parallelism on emulated cards, beside Trainer with accelerate's ParallelismConfig, unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
-from emulated import counted, swept
+from emulated import assert_alone_as_among_all, swept
 from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 from grids import exhaustive
 
@@ -54,12 +52,8 @@ def moved(rank: RankRecord) -> dict[tuple[str, str], int]:
 
 
 @exhaustive
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(index: int, all_records: list[RunRecord]) -> None:
-    (alone,) = one(all_records, only_rank=index).ranks
-    same = one(all_records).ranks[index]
-    assert counted(alone) == counted(same)
-    assert (alone.ledger, alone.traffic) == (same.ledger, same.traffic)
+def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(all_records: list[RunRecord]) -> None:
+    assert_alone_as_among_all([record for record in all_records if record.spec.num_gpus == 2], num_alone=2)
 
 
 def test_the_model_is_shared_out_and_so_is_each_sequence(records: list[RunRecord]) -> None:

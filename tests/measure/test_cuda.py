@@ -1,7 +1,5 @@
 """The cuda instrument on a real GPU: ``pytest -m gpu``. What cannot be checked without one is checked here."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +75,10 @@ def test_torch_and_nvml_mean_the_same_gpu() -> None:
     assert torch.cuda.get_device_properties(0).name in name
 
 
+#: Large enough to page.
+PAGED = {"method": "full", "optim": "paged_adamw_8bit", "model": "smollm2-135m", "num_layers": 2}
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -84,12 +86,7 @@ def test_torch_and_nvml_mean_the_same_gpu() -> None:
         {"method": "full", "optim": "adamw_torch"},
         {"method": "full", "dtype": "fp32", "autocast": "bf16", "optim": "adamw_bnb_8bit"},
         {"method": "full", "optim": "paged_adamw_8bit"},
-        {
-            "method": "full",
-            "optim": "paged_adamw_8bit",
-            "model": "smollm2-135m",
-            "num_layers": 2,
-        },  # large enough to page
+        PAGED,
         {"method": "lora", "gradient_checkpointing": True, "grad_accum": 2},
         {"method": "qlora"},
         {"method": "qlora", "quant": "int8", "kbit_prep": "none"},
@@ -208,6 +205,7 @@ def forked(server: Server, tmp_path: Path, **options: Any) -> RunRecord:
 
 
 def test_the_proof_passes(server: Server) -> None:
+    """So cells of ``measured`` are forked, and NVML answers in them."""
     assert (server.isolation, server.isolation_reason) == ("forkserver", None), _log_of(server)
 
 
@@ -244,14 +242,6 @@ def test_forked_and_spawned_cells_measure_the_same_bytes(
     by_phase = [[phase.allocated_peak_bytes for phase in record.phases] for record in (one, other)]
     assert by_phase[0] == by_phase[1]
     assert one.ledger == other.ledger
-
-
-def test_nvml_answers_in_a_forked_cell(server: Server, tmp_path: Path) -> None:
-    """Its state does not cross a fork: the cell initialises it anew."""
-    record = forked(server, tmp_path, method="lora")
-    assert record.environment.nvml_memory_info in ("v2", "v1")
-    assert record.peak.reserved_bytes <= record.peak.device_bytes
-    assert 50 * MIB < record.context_bytes < 2 * GIB
 
 
 def test_the_allocators_setting_reaches_the_child(server: Server, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Layers on several emulated cards, beside from_pretrained(device_map="auto") and Trainer, which know nothing of us."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

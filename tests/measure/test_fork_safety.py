@@ -1,7 +1,5 @@
 """The fork server for CUDA, as far as a machine without a GPU can tell: what it loads, and what its proof asks."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

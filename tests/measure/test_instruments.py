@@ -1,7 +1,5 @@
 """Observation of a cell: the trace, the cpu instrument against known allocations, and the reasons to disbelieve."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest
@@ -187,16 +185,8 @@ def test_a_quantisation_that_hardly_reached_the_model_is_remarked() -> None:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_family_with_linear_layers_of_its_own_is_not_quantised_and_its_record_says_so() -> None:
-    falcon = {
-        "model_type": "falcon",
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 1,
-        "vocab_size": 256,
-        "multi_query": True,
-        "parallel_attn": True,
-        "bias": False,
-    }
+    falcon = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+    falcon |= {"vocab_size": 256, "multi_query": True, "parallel_attn": True, "bias": False}
     spec = CellSpec(**(make_spec(method="qlora", quant="nf4", attn="eager").model_dump() | {"architecture": falcon}))
     record = run_cell(spec, isolation="spawn")
     assert record.outcome.kind == "ok", record.outcome

@@ -1,7 +1,5 @@
 """A measured cell's snapshot for memory_viz: its way from the command line to the instrument, without a GPU."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path
@@ -54,12 +52,7 @@ def test_one_step_is_recorded_with_stacks_and_dumped(instrument: tuple[Any, Fake
     made, memory = instrument
     made.snapshot_step(lambda: memory.calls.append("step"), tmp_path / "step.pickle")
     began, *during, ended = memory.calls
-    assert (began["enabled"], began["context"], began["stacks"], began["clear_history"]) == (
-        "all",
-        "all",
-        "python",
-        True,
-    )
+    assert began.items() >= {"enabled": "all", "context": "all", "stacks": "python", "clear_history": True}.items()
     assert during == ["step", "synchronize"]
     assert ended == {"enabled": None}
     assert pickle.loads((tmp_path / "step.pickle").read_bytes())["device_traces"] == [memory.calls[:-1]]

@@ -1,7 +1,5 @@
 """NVML as it answers on older drivers and in containers; what it says of a card is read on an emulated one."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ranks of a cell: one process each, their records as one; a rank that fails or dies ends the others."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -62,12 +60,19 @@ def test_the_highest_rank_speaks_for_all_and_each_is_kept(tmp_path: Path) -> Non
     assert not (tmp_path / "ranks").exists()
 
 
-def test_each_rank_is_told_who_it_is(tmp_path: Path) -> None:
-    def run(seat: Seat) -> RunRecord:
-        told = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
-        return seen(seat, warnings=[" ".join(told)] if seat.index == 2 else [], more_bytes=seat.index)
+def told_the_last(folder: Path, *names: str, cell: CellSpec = SPEC) -> list[str]:
+    """Values of these variables in the last rank."""
 
-    assert led(tmp_path, run)[1].warnings == ["2 3 2 3"]
+    def run(seat: Seat) -> RunRecord:
+        is_last = seat.index == cell.num_gpus - 1
+        return seen(seat, warnings=[os.environ[name] for name in names] if is_last else [], more_bytes=seat.index)
+
+    return led(folder, run, cell)[1].warnings
+
+
+def test_each_rank_is_told_who_it_is(tmp_path: Path) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert told_the_last(tmp_path, *names) == ["2", "3", "2", "3"]
 
 
 def test_a_rank_of_fsdp1_s_hybrid_sees_its_machine_s_cards_alone(
@@ -77,14 +82,10 @@ def test_a_rank_of_fsdp1_s_hybrid_sees_its_machine_s_cards_alone(
     monkeypatch.setattr("vramprobe.measure.nvml.visible_gpus", lambda: [(f"GPU-{card}", "card") for card in range(4)])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2,0")
     cell = make_spec(device="cuda", num_gpus=4, sharding="fsdp1-hybrid", shard_size=2)
-
-    def run(seat: Seat) -> RunRecord:
-        told = [os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")]
-        return seen(seat, warnings=[" ".join(told)] if seat.index == 3 else [], more_bytes=seat.index)
-
-    assert led(tmp_path, run, cell)[1].warnings == ["1 2 GPU-2,GPU-0"]
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+    assert told_the_last(tmp_path, *names, cell=cell) == ["1", "2", "GPU-2,GPU-0"]
     alike = cell.model_copy(update={"sharding": "fsdp-hybrid"})  # which its mesh divides
-    assert led(tmp_path, run, alike)[1].warnings == ["3 4 3,1,2,0"]
+    assert told_the_last(tmp_path, *names, cell=alike) == ["3", "4", "3,1,2,0"]
 
 
 def test_a_rank_that_fails_ends_those_that_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,9 @@
 """Ranks on emulated cards: each way of sharding, and one rank by itself against the same rank among all of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from emulated import counted, measured, require_emulation, swept
+from emulated import assert_alone_as_among_all, measured, require_emulation, swept
 from factories import TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 from grids import exhaustive, grid
 
@@ -61,26 +59,19 @@ def test_one_rank_alone_counts_the_bytes_of_that_rank_among_all(records: list[Ru
     assert_alone_as_among_all(records, num_alone={NUM_FEW: 1, 31: 13}[len(records)])
 
 
-def assert_alone_as_among_all(records: list[RunRecord], *, num_alone: int) -> None:
-    """Those of one rank have what that rank has in the same cell of all of them."""
-    together = {record.cell_id: record for record in records if record.spec.only_rank is None}
-    alone = [record for record in records if record.spec.only_rank is not None]
-    assert len(alone) == num_alone
-    for record in alone:
-        (rank,) = record.ranks
-        same = together[record.cell_id.removesuffix(f"_rank{rank.rank}")].ranks[rank.rank]
-        assert counted(rank) == counted(same), record.cell_id
-        assert (rank.ledger, rank.host_tensors_bytes) == (same.ledger, same.host_tensors_bytes), record.cell_id
-        assert rank.traffic == same.traffic, record.cell_id
+def fully_trained(records: list[RunRecord], num_gpus: int) -> dict[str, RunRecord]:
+    """Sharding → the cell of all parameters on so many cards, of which all ran and nothing is offloaded."""
+    wanted = ("full", num_gpus, None, "none")
+    found = [(one.spec, one) for one in records]
+    return {
+        spec.sharding: one
+        for spec, one in found
+        if (spec.method, spec.num_gpus, spec.only_rank, spec.offload) == wanted
+    }
 
 
 def test_shards_are_smaller_than_replicas_and_rank_0_loads_for_all(records: list[RunRecord]) -> None:
-    full = {
-        record.spec.sharding: record
-        for record in records
-        if (record.spec.method, record.spec.num_gpus, record.spec.only_rank) == ("full", 2, None)
-        and record.spec.offload == "none"
-    }
+    full = fully_trained(records, 2)
     for sharding in {"fsdp", "fsdp1"} & set(full):
         assert full[sharding].ledger.weights_bytes < 0.51 * full["ddp"].ledger.weights_bytes
         first, second = full[sharding].ranks
@@ -116,12 +107,7 @@ def test_what_a_step_moves(records: list[RunRecord], num_gpus: int) -> None:
     """
     weights = gradients = 2 * TINY_LLAMA_PARAMS  # bf16; no dimension needs padding
     root = 2 * (64 + 256 * 64)  # norm and head
-    full = {
-        record.spec.sharding: record.ranks
-        for record in records
-        if (record.spec.method, record.spec.num_gpus, record.spec.only_rank) == ("full", num_gpus, None)
-        and record.spec.offload == "none"
-    }
+    full = {sharding: record.ranks for sharding, record in fully_trained(records, num_gpus).items()}
     for rank in full.get("ddp", []):
         assert asked(rank) == {("backward", "all_reduce"): gradients}
     if num_gpus > 2 and len(records) == NUM_FEW:

@@ -1,13 +1,11 @@
 """Tensor parallelism on emulated cards, beside from_pretrained(tp_plan="auto") and Trainer, unchanged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from emulated import counted, swept
+from emulated import assert_alone_as_among_all, swept
 from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, TINY_LLAMA_PATH
 from grids import exhaustive
 
@@ -64,19 +62,11 @@ def by_kind(found: list[RunRecord]) -> dict[tuple[str, bool], RunRecord]:
 
 
 @exhaustive
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(
-    method: str, all_records: dict[tuple[str, bool], RunRecord]
-) -> None:
-    (alone,) = all_records[method, True].ranks
-    same = all_records[method, False].ranks[alone.rank]
-    assert counted(alone) == counted(same)
-    assert (alone.ledger, alone.traffic) == (same.ledger, same.traffic)
+def test_a_rank_alone_counts_the_bytes_of_that_rank_among_all(all_records: dict[tuple[str, bool], RunRecord]) -> None:
+    assert_alone_as_among_all([record for (kind, _), record in all_records.items() if kind != TIED], num_alone=2)
 
 
-def test_each_rank_has_its_part_of_every_layer_and_norms_are_whole(
-    records: dict[tuple[str, bool], RunRecord],
-) -> None:
+def test_each_rank_has_its_part_of_every_layer_and_norms_are_whole(records: dict[tuple[str, bool], RunRecord]) -> None:
     record = records["full", False]
     assert record.facts.num_params == record.facts.num_trainable_params == TINY_LLAMA_PARAMS
     part = 2 * ((TINY_LLAMA_PARAMS - WHOLE) // 2 + WHOLE)

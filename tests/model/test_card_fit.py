@@ -1,9 +1,10 @@
 """CardFit: what is outside of it, and its file."""
 
-from __future__ import annotations
-
+import copy
 import json
 import re
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,7 @@ def model() -> CardFit:
         ({}, 99_000_000, "H100-SXM", ["99M parameters (fitted: 100M to 1B)"]),
         ({}, 2 * 10**9, "H100-SXM", ["2B parameters (fitted: 100M to 1B)"]),
         ({}, 10**8, "T4", ["card T4"]),
-        (
-            {"method": "lora", "optim": "adafactor"},
-            10**8,
-            "H100-SXM",
-            ["method lora", "optim adafactor"],
-        ),
+        ({"method": "lora", "optim": "adafactor"}, 10**8, "H100-SXM", ["method lora", "optim adafactor"]),
     ],
 )
 def test_what_no_record_is_like_is_named(
@@ -103,11 +99,8 @@ def test_a_bad_fit_file_is_a_clear_error(content: str | None, message: str, tmp_
 def test_a_damaged_fit_is_refused_when_it_is_read(
     keys: tuple[str, ...], value: Any, message: str, tmp_path: Path
 ) -> None:
-    data = json.loads(json.dumps(WHOLE | {"format": card_fit.FORMAT}))
-    place = data
-    for key in keys[:-1]:
-        place = place[key]
-    place[keys[-1]] = value
+    data = copy.deepcopy(WHOLE | {"format": card_fit.FORMAT})
+    reduce(getitem, keys[:-1], data)[keys[-1]] = value
     path = tmp_path / "fit.json"
     path.write_text(json.dumps(data))
     with pytest.raises(FitError, match=f"is damaged.*{re.escape(message)}.*fit again"):

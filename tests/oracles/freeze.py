@@ -4,8 +4,6 @@ It asks on a machine that has recorded nothing and writes questions.jsonl.xz. ``
 is answered otherwise now. The cells' rows are not asked again: their runs are the yardstick. Loads no torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

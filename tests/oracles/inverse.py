@@ -4,8 +4,6 @@ In: a name of ``vramprobe.api`` and its words. Out: the answer as JSON, cut to w
 freeze.py and the test.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -76,10 +74,8 @@ def _largest(found: Any) -> Any:
 
 def _of_answer(one: Any) -> Any:
     reserved = one.prediction.reserved_bytes
-    sizes = {
-        "allocated_bytes": one.prediction.peak_allocated_bytes.value,
-        "reserved_bytes": reserved and reserved.value,
-    }
+    allocated = one.prediction.peak_allocated_bytes.value
+    sizes = {"allocated_bytes": allocated, "reserved_bytes": reserved and reserved.value}
     return {"value": one.value, **sizes, "verdict": one.verdict.verdict}
 
 

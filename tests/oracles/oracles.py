@@ -4,8 +4,6 @@ In: cells.jsonl.xz and questions.jsonl.xz, which freeze.py writes. Out: frozen r
 Imports nothing of benchmarks/ and needs no torch.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The oracles: questions are answered as they were, runs have the origin that they name, the gate's page is current."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -96,13 +94,8 @@ def test_each_cell_reads_back_with_every_option_and_is_there_once(cells: list[or
 
 
 def test_every_sharding_trainer_loss_optimizer_and_format_is_among_them(cells: list[oracles.Oracle]) -> None:
-    for name, kind in (
-        ("sharding", Sharding),
-        ("trainer", Trainer),
-        ("loss", Loss),
-        ("optim", Optim),
-        ("quant", Quant),
-    ):
+    kinds = {"sharding": Sharding, "trainer": Trainer, "loss": Loss, "optim": Optim, "quant": Quant}
+    for name, kind in kinds.items():
         frozen = {one.cell[name] for one in cells if one.today.engine == "formula"}
         assert set(get_args(kind)) - {"grpo"} <= frozen, "a step of GRPO is younger, and recorded alone"
 

@@ -1,7 +1,5 @@
 """Bisection: the last number that fits, whatever the limit."""
 
-from __future__ import annotations
-
 from vramprobe.predict.bisection import bisected
 
 

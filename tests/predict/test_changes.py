@@ -1,12 +1,11 @@
 """Savings by another option: the same as predicting the other cell, the mildest first where several are needed."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any
 
 import pytest
+from command_line import flags
 from factories import on_ranks
 from predictions import some_prediction
 from typer.testing import CliRunner
@@ -27,15 +26,6 @@ from vramprobe.units import GIB
 
 LARGE = {"model": "llama-3.1-8b", "method": "lora", "batch_size": 4, "seq_len": 2048}
 SMALL = {"model": "smollm2-135m", "method": "lora", "batch_size": 2, "seq_len": 512}
-
-
-def words_of(cell: dict[str, Any]) -> list[str]:
-    """The cell on the command line."""
-    return [
-        word
-        for name, value in cell.items()
-        for word in ([f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)]))
-    ]
 
 
 def needed_bytes(found: Prediction) -> int:
@@ -67,13 +57,8 @@ def test_every_change_is_what_predict_says_of_the_other_cell(cell: dict[str, Any
     assert len(found) - len(alone) <= 1
 
 
-@pytest.mark.parametrize(
-    ("cell", "gpu"),
-    [
-        (LARGE | {"seq_len": 8192, "batch_size": 8}, "H100-SXM"),
-    ],
-)
-def test_several_changes_that_are_together_enough_come_first_and_each_is_needed(cell: dict[str, Any], gpu: str) -> None:
+def test_several_changes_that_are_together_enough_come_first_and_each_is_needed() -> None:
+    cell, gpu = LARGE | {"seq_len": 8192, "batch_size": 8}, "H100-SXM"
     first, *others = api.changes(gpu=gpu, **cell)
     assert first.verdict == "fits"
     assert len(first.options) > 1
@@ -122,27 +107,26 @@ def cannot(*words: Any, **more: Any) -> Prediction:
 
 def test_the_command_shows_changes_where_a_cell_does_not_fit_or_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vramprobe.predict.recorded.predict", cannot)
-    shown = run(*words_of(LARGE), "--gpu", "RTX-4090")
+    shown = run(*flags(LARGE), "--gpu", "RTX-4090")
     assert "what other options would save, each line by itself (" in shown
     assert "--gradient-checkpointing" in shown
-    told = json.loads(run(*words_of(LARGE), "--gpu", "RTX-4090", "--json"))["changes"]
+    told = json.loads(run(*flags(LARGE), "--gpu", "RTX-4090", "--json"))["changes"]
     assert [Change(**one) for one in told] == api.changes(gpu="RTX-4090", **LARGE)
-    assert "what other options" not in run(*words_of(SMALL), "--gpu", "H200")
-    assert "changes" not in json.loads(run(*words_of(SMALL), "--gpu", "H200", "--json"))
-    asked = run(*words_of(SMALL), "--gpu", "H200", "--changes")
+    assert "what other options" not in run(*flags(SMALL), "--gpu", "H200")
+    assert "changes" not in json.loads(run(*flags(SMALL), "--gpu", "H200", "--json"))
+    asked = run(*flags(SMALL), "--gpu", "H200", "--changes")
     assert "fits" in asked.split("what other options")[1]
-    assert "--gradient-checkpointing" in run(*words_of(SMALL), "--changes").split("what other options")[1]
+    assert "--gradient-checkpointing" in run(*flags(SMALL), "--changes").split("what other options")[1]
 
 
 @pytest.mark.parametrize("columns", [80, 40])
 def test_a_change_is_not_broken_within_a_word(columns: int) -> None:
-    shown = run(*words_of(LARGE), "--gpu", "RTX-4090", columns=columns).splitlines()
+    shown = run(*flags(LARGE), "--gpu", "RTX-4090", columns=columns).splitlines()
     start = next(number for number, line in enumerate(shown) if line.startswith("what other"))
     end = next(number for number, line in enumerate(shown) if line.startswith("How many"))
     lines = shown[start + 1 : end]
     assert max(map(len, lines)) <= columns
-    flags = " ".join(word for line in lines for word in line.split())
-    assert "--gradient-checkpointing" in flags
+    assert "--gradient-checkpointing" in " ".join(lines).split()
 
 
 def test_changes_that_are_asked_to_be_recorded_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +156,7 @@ def test_what_would_take_a_recording_is_left_out_and_counted(monkeypatch: pytest
     assert {"seq_len": 1024} in [one.options for one in found]
     assert {"optim": "adafactor"} in left_out
     assert {"attn": "sdpa"} not in left_out, "it has that"
-    shown = run(*words_of(cell), "--gpu", "RTX-5090")
+    shown = run(*flags(cell), "--gpu", "RTX-5090")
     assert f"{len(left_out)} other options would each take a recording: --changes makes them" in shown
 
 
@@ -183,7 +167,6 @@ def test_a_change_says_how_much_longer_a_token_takes_and_what_trl_calls_it() -> 
 
     def token_seconds(**options: Any) -> float:
         step = step_cost(api.cell(device="cuda", **cell | options), catalog.find_gpu(gpu))
-        assert step is not None
         return 1 / step.tokens_per_second.value
 
     for name, value in (("gradient_checkpointing", True), ("batch_size", 2), ("seq_len", 1024)):
@@ -196,7 +179,7 @@ def test_a_change_says_how_much_longer_a_token_takes_and_what_trl_calls_it() -> 
     }
     assert {one.slower_share for one in api.changes(**cell)} == {None}
     assert {one.slower_share for one in api.changes(gpu="24GiB", **cell)} == {None}
-    shown = run(*words_of(cell), "--gpu", gpu, columns=110)
+    shown = run(*flags(cell), "--gpu", gpu, columns=110)
     assert "each line by itself (%: how much longer a token takes, predicted):" in shown
     assert re.search(r"less +--batch-size 2 \(TRL --per_device_train_batch_size 2\)\n", shown)
     assert re.search(r"less +\+\d\d%  --gradient-checkpointing\n", shown), "TRL reads it so, too"
@@ -226,5 +209,5 @@ def test_trl_s_words_for_training_arguments_are_fields_that_interop_reads_so() -
 def test_what_has_no_recipe_gets_no_changes_unasked() -> None:
     with pytest.raises(NotAtHand):
         api.changes(gpu="T4", padding=True, **SMALL)
-    done = CliRunner().invoke(app, ["predict", *words_of(SMALL), "--changes", "--max-batch", "--gpu", "T4"])
+    done = CliRunner().invoke(app, ["predict", *flags(SMALL), "--changes", "--max-batch", "--gpu", "T4"])
     assert done.exit_code == 2

@@ -1,7 +1,5 @@
 """Evaluation: what is held out, the scores, the verdicts, and the errors that say what to do."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import TRUE, make_oom, make_record, make_spec, specs, synthetic
+from factories import TRUE, make_environment, make_oom, make_record, make_spec, specs, synthetic
 from typer.testing import CliRunner
 
 from vramprobe import api
@@ -96,9 +94,8 @@ def test_conditions_that_make_no_sense_say_what_does(text: str, word: str) -> No
 
 def test_what_the_sweep_held_out_is_held_out(records: list[RunRecord]) -> None:
     found = evaluate(records)
-    assert {score.record.fingerprint for score in found.scores} == {
-        record.fingerprint for record in records if record.held_out
-    }
+    held_out = {record.fingerprint for record in records if record.held_out}
+    assert {score.record.fingerprint for score in found.scores} == held_out
     assert found.summaries[0].num_records == 12
     assert 1e-4 < found.summaries[0].worst_absolute < 0.01
 
@@ -114,10 +111,8 @@ def test_a_condition_holds_out_by_itself(records: list[RunRecord]) -> None:
 def test_each_is_left_out_in_turn(leave_out: Any, num_folds: int, records: list[RunRecord]) -> None:
     found = evaluate(records, leave_out=leave_out)
     assert len(found.folds) == num_folds
-    of_tier = [score for score in found.scores if score.tier == "allocated"]
-    assert sorted(score.record.fingerprint for score in of_tier) == sorted(
-        record.fingerprint for record in store.latest_by_fingerprint(records).values()
-    )
+    judged = [score.record.fingerprint for score in found.scores if score.tier == "allocated"]
+    assert sorted(judged) == sorted(store.latest_by_fingerprint(records))
 
 
 def test_a_given_fit_is_judged_by_what_it_has_not_seen(records: list[RunRecord]) -> None:
@@ -166,13 +161,8 @@ def test_a_fit_that_has_seen_everything_cannot_be_judged(records: list[RunRecord
 
 
 def test_records_of_two_devices_are_not_mixed(records: list[RunRecord]) -> None:
-    other = records[0].model_copy(
-        update={
-            "environment": records[0].environment.model_copy(update={"device_name": "another"}),
-            "spec": make_spec(device="cuda", seq_len=77),
-        }
-    )
-    other = other.model_copy(update={"fingerprint": other.spec.fingerprint})
+    spec, machine = make_spec(device="cuda", seq_len=77), make_environment(device_name="another")
+    other = make_record(spec, instrument="cuda", environment=machine)
     with pytest.raises(IncomparableRecords, match="device_name"):
         evaluate([*records, other])
 

@@ -1,7 +1,5 @@
 """Predictions by recipes beside which a fit learns, recorded where they are missing and the caller says so."""
 
-from __future__ import annotations
-
 import pytest
 from factories import make_environment, make_record, make_spec
 
@@ -37,7 +35,6 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_recipe_at_hand_answers_for_the_record_s_own_card() -> None:
     card = at_hand.catalog.find_gpu("H100-SXM")
     replay, elsewhere = replay_at_hand(SHIPPED, gpu=card), replay_at_hand(SHIPPED)
-    assert replay is not None
     found = expected(on_a_gpu(SHIPPED))
     assert (found.engine, found.fit) == ("recipe", None)
     assert found.peak_allocated_bytes.value == replay.peak.allocated_bytes != elsewhere.peak.allocated_bytes

@@ -1,10 +1,9 @@
 """The fewest GPUs, by recordings of a few numbers of them: which are recorded, which kinds are left out, and why."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
+from factories import on_ranks
 from predictions import some_prediction
 
 from vramprobe import api
@@ -65,15 +64,9 @@ def test_by_recordings_the_least_power_of_two_in_few_of_them(
     assert recordings == len(set(asked)) <= 6
     card = find_gpu("RTX-4090")
     words = {"model": "pythia-70m", "method": "lora", "device": "cuda", "batch_size": 1, "seq_len": 8}
-    each = {
-        number: verdict(
-            recorded.predict(
-                resolve(**words).model_copy(update={"num_gpus": number, "sharding": "fsdp" if number > 1 else None})
-            ),
-            card,
-        ).verdict
-        for number in RECORDED_NUMBERS
-    }
+    one = resolve(**words)
+    cells = {number: on_ranks(one, number, "fsdp") if number > 1 else one for number in RECORDED_NUMBERS}
+    each = {number: verdict(recorded.predict(cell), card).verdict for number, cell in cells.items()}
     fits = next((number for number in each if each[number] == "fits"), None)
     tight = next((number for number in each if each[number] != "does not fit"), None)
     assert (found.num_gpus, found.tight_num_gpus) == (fits, None if tight == fits else tight)

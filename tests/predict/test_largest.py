@@ -1,8 +1,6 @@
 """Inverse questions: the answer fits and the next larger does not, whatever bounds it is named, and errors say what to
 do."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any
@@ -122,9 +120,8 @@ def test_a_length_beyond_what_the_model_was_made_for_is_named() -> None:
     words = {"model": "pythia-70m", "method": "lora", "gradient_checkpointing": True, "batch_size": 2}
     found = api.max_seq_len(gpu="A100-80GB", **words)
     assert found.fits.value > 2048
-    assert found.notes == [
-        "pythia-70m was made for 2048 positions; what is beyond would fit, whether or not it is of use"
-    ]
+    [note] = found.notes
+    assert note == "pythia-70m was made for 2048 positions; what is beyond would fit, whether or not it is of use"
 
 
 def test_not_even_one_is_an_error_with_advice() -> None:
@@ -145,9 +142,7 @@ def test_the_largest_model_is_the_largest_that_fits() -> None:
     assert "is at hand" in found.not_judged["nemotron-3-nano-30b-a3b"]
 
 
-def test_of_models_without_a_recipe_those_that_may_be_the_answer_are_recorded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_models_without_a_recipe_those_that_may_be_the_answer_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest first, until one fits: of those whose weights the GPU holds."""
     words = {"gpu": "RTX-4090", "method": "lora", "batch_size": 2, "seq_len": 1024, "gradient_checkpointing": True}
     sizes = {entry.name: entry.n_params for entry in api.models()}
@@ -191,9 +186,8 @@ def test_without_a_recipe_few_counts_are_recorded(monkeypatch: pytest.MonkeyPatc
 
     def known(one: CellSpec, more: int) -> Prediction:
         size = 4 * GIB + one.batch_size * GIB // 7 + more
-        return some_prediction(
-            peak_allocated_bytes=Interval(value=size, low=size, high=round(size * 1.005)), reserved_bytes=None
-        )
+        peak = Interval(value=size, low=size, high=round(size * 1.005))
+        return some_prediction(peak_allocated_bytes=peak, reserved_bytes=None)
 
     def record(one: CellSpec, **_: Any) -> Prediction:
         recordings.append(one.batch_size)
@@ -216,7 +210,7 @@ def other_branch(*words: Any, **options: Any) -> Any:
 
 
 CELL = ["--model", "llama-3.1-8b", "--method", "qlora"]
-CARD = ["--gpu", "RTX-4090"]
+CARD, ONE = ["--gpu", "RTX-4090"], ["--seq-len", "8", "--batch-size", "1"]
 
 
 def test_the_command_line_asks_and_answers() -> None:
@@ -255,19 +249,15 @@ def test_a_verdict_of_does_not_fit_says_how_to_ask_for_the_fewest_gpus() -> None
     ("words", "code", "message"),
     [
         (["--seq-len", "8"], 2, "Missing option '--batch-size'; or ask for it: --max-batch"),
-        (["--seq-len", "8", "--batch-size", "1", "--max-batch", *CARD], 2, "so drop --batch-size"),
+        ([*ONE, "--max-batch", *CARD], 2, "so drop --batch-size"),
         (["--max-batch", "--largest-model", *CARD], 2, "different questions; ask one at a time"),
         (["--seq-len", "8", "--max-batch"], 2, "name it: --gpu RTX-4090"),
-        (["--seq-len", "8", "--batch-size", "1", "--largest-model", *CARD], 2, "so drop --model"),
-        (
-            ["--seq-len", "8", "--batch-size", "1", "--min-gpus", "--num-gpus", "2", *CARD],
-            2,
-            "--num-gpus 2: not an option of --min-gpus",
-        ),
-        (["--seq-len", "8", "--batch-size", "1", "--sharding", "zero3"], 1, "give both or neither"),
-        (["--seq-len", "8", "--batch-size", "1", "--sharding", "zero9", "--num-gpus", "2"], 1, "allowed: ddp, zero1"),
-        (["--seq-len", "8", "--batch-size", "1", "--sharding", "fsdp", "--num-gpus", "0"], 1, "must be from 1 to"),
-        (["--seq-len", "8", "--batch-size", "1", "--min-gpus", "--sharding", "ddp", *CARD], 1, "ddp divides nothing"),
+        ([*ONE, "--largest-model", *CARD], 2, "so drop --model"),
+        ([*ONE, "--min-gpus", "--num-gpus", "2", *CARD], 2, "--num-gpus 2: not an option of --min-gpus"),
+        ([*ONE, "--sharding", "zero3"], 1, "give both or neither"),
+        ([*ONE, "--sharding", "zero9", "--num-gpus", "2"], 1, "allowed: ddp, zero1"),
+        ([*ONE, "--sharding", "fsdp", "--num-gpus", "0"], 1, "must be from 1 to"),
+        ([*ONE, "--min-gpus", "--sharding", "ddp", *CARD], 1, "ddp divides nothing"),
         (["--seq-len", "900000", "--max-batch", *CARD], 1, "not even batch_size 1 with seq_len 900000 fits"),
     ],
 )
@@ -288,7 +278,6 @@ def test_the_recipes_that_ship_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "find_recipe", None)
     words = {"model": "qwen3.5-2b", "method": "lora", "gradient_checkpointing": True, "seq_len": 2048}
     found = api.max_batch_size(gpu="L4", **words)
-    assert found.fits is not None
     again = api.predict(gpu="L4", batch_size=found.fits.value, **words)
     assert found.fits.prediction.peak_allocated_bytes == again.peak_allocated_bytes
     larger = api.max_batch_size(gpu="B200", **words)

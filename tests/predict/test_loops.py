@@ -1,7 +1,5 @@
 """The loop around a step: what predict says of each is what the loops of examples/loops.py took."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json
@@ -79,19 +77,17 @@ def test_a_loop_needs_what_its_example_took():
 
 @pytest.mark.parametrize(
     ("more", "size", "raised"),
-    [
+    grid(
+        [
+            ({}, 2, 4),
+            ({"method": "full"}, 2, 2),
+            ({"method": "full", "dtype": "fp32"}, 4, 4),
+            ({"method": "qlora"}, 2, 4),
+            ({"method": "qlora", "autocast": "none"}, 4, 4),  # whose head peft has raised
+            ({"grad_accum": 7}, 2, 4),
+        ],
         ({}, 2, 4),
-        *(
-            pytest.param(*one, marks=exhaustive)
-            for one in (
-                ({"method": "full"}, 2, 2),
-                ({"method": "full", "dtype": "fp32"}, 4, 4),
-                ({"method": "qlora"}, 2, 4),
-                ({"method": "qlora", "autocast": "none"}, 4, 4),  # whose head peft has raised
-                ({"grad_accum": 7}, 2, 4),
-            )
-        ),
-    ],
+    ),
 )
 def test_kept_logits_stand_at_every_moment(more, size, raised):
     """The peak is a Trainer's and the logits, ``size`` bytes each; a real T4's agree (benchmarks/truth/t4.md)."""
@@ -174,19 +170,9 @@ def test_recipes_from_before_there_were_loops_are_found():
 @pytest.mark.parametrize("name", grid(NAMES))
 def test_an_example_takes_what_is_recorded_at_a_shape_that_never_ran(name, tmp_path):
     require_emulation()
-    words = ("--empty-weights", "--no-speed", "--steps-only", "--json", "--", "python", str(EXAMPLE), name)
-    done = vramprobe(
-        "profile",
-        "--emulate",
-        CARD,
-        *words,
-        "HuggingFaceTB/SmolLM2-135M",
-        "--rows",
-        "3",
-        "--length",
-        "320",
-        cwd=tmp_path,
-    )
+    words = ("profile", "--emulate", CARD, "--empty-weights", "--no-speed", "--steps-only", "--json")
+    command = ("python", str(EXAMPLE), name, "HuggingFaceTB/SmolLM2-135M", "--rows", "3", "--length", "320")
+    done = vramprobe(*words, "--", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     [rank] = json.loads(done.stdout.splitlines()[-1])["ranks"]  # after what the loop itself prints
     given = SMALL | {"batch_size": 3, "seq_len": 320, "gpu": CARD, "loop": NAMES[name]}

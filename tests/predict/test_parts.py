@@ -1,11 +1,9 @@
 """The largest part in words: its factors give its bytes, and what is called no help saves next to nothing of it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
-from command_line import vramprobe
+from command_line import flags, vramprobe
 from factories import on_ranks
 
 from vramprobe import api
@@ -49,20 +47,19 @@ def test_each_part_is_said_with_its_product() -> None:
     found = api.predict(**LORA, widen=True)
     assert list(found.parts) == sorted(found.terms, key=lambda name: -found.terms[name])
     assert found.parts["weights"] == "1.236 billion parameters × 2.04 bytes; parameters, buffers, quantization state"
-    assert re.fullmatch(
-        r"2,048 tokens × 16 layers × [\d.,]+ KiB; made in forward, .*", found.parts["saved_activations"]
-    )
+    product = r"2,048 tokens × 16 layers × [\d.,]+ KiB; made in forward, .*"
+    assert re.fullmatch(product, found.parts["saved_activations"])
     assert all(found.parts.values())
     rank = on_ranks(api.cell(device="cuda", **LORA), 2, "fsdp")
     assert parts(rank, near(rank))["weights"] == "parameters, buffers, quantization state"
 
 
 def test_explain_prints_the_parts_and_is_of_one_prediction() -> None:
-    words = ["predict", *(f"--{name.replace('_', '-')}={value}" for name, value in LORA.items()), "--explain"]
-    printed = " ".join(vramprobe(*words).stdout.split())
+    printed = " ".join(vramprobe("predict", *flags(LORA), "--explain").stdout.split())
     for name, said in api.predict(**LORA, widen=True).parts.items():
         assert f"{name}: {said}" in printed
-    refused = vramprobe(*[word for word in words if "batch" not in word], "--max-batch", "--gpu", "T4")
+    one_less = {name: value for name, value in LORA.items() if name != "batch_size"}
+    refused = vramprobe("predict", *flags(one_less), "--explain", "--max-batch", "--gpu", "T4")
     assert refused.returncode == 2
     assert "--explain" in refused.stderr
 

@@ -1,7 +1,5 @@
 """Predictions: they add up, say what they rest on and which libraries they hold for; verdicts say what they compare."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Choice of a recording: one at hand, or one that is made now; and what is said where none can be made."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,7 +78,6 @@ def test_what_no_recording_holds_is_extended_from_smaller_shapes(
         if getattr(spec, by) in branches:
             raise NotOneBranch("the events are not those at 8 x 2048")
         shipped = shipped_recipe(recorded_as(spec), gpu)
-        assert shipped is not None
         return shipped.recipe
 
     monkeypatch.setattr(recorded, "find_recipe", record)

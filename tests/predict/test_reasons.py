@@ -1,7 +1,5 @@
 """Reasons: each unexpected size is explained, with its bytes and a cure; what is expected is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

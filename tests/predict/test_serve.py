@@ -141,8 +141,8 @@ def test_the_command_line() -> None:
     assert json.loads(done.stdout)["max_model_len"] == 8192
     wrong = vramprobe(*engine, "--method", "lora")
     assert (wrong.returncode, "serve has no option --method" in wrong.stderr) == (2, True)
-    other = vramprobe("predict", "--model", "llama-3.1-8b", "--method", "lora", "--batch-size", "1", "--seq-len", "64",
-                    "--quantization", "fp8")  # fmt: skip
+    cell = ("--model", "llama-3.1-8b", "--method", "lora", "--batch-size", "1", "--seq-len", "64")
+    other = vramprobe("predict", *cell, "--quantization", "fp8")
     assert (other.returncode, "has no option --quantization" in other.stderr) == (2, True)
 
 

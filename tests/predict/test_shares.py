@@ -1,7 +1,5 @@
 """Shares of one GPU's recorded step: states divided by hand, activations whole, near to emulated ranks as is said."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -33,6 +31,7 @@ from vramprobe.spec import CellSpec
 LARGEST, COUNTERS, BUFFERS = 256 * 64, 4 * 21, 2 * 8 * 4
 BUCKET = 500_000_000
 ASKED = {"model": str(TINY_LLAMA_PATH), "method": "full", "batch_size": 1, "seq_len": 8}
+SINGLE = "offload on a single GPU is not predicted: vramprobe profile --emulate"
 #: A cell whose step on one GPU ships.
 WORDS = {"model": "smollm2-135m", "method": "full", "batch_size": 2, "seq_len": 1024}
 SHIPPED = resolve(**WORDS, device="cuda")
@@ -106,8 +105,7 @@ def test_deepspeed_steps_a_flat_copy_in_fp32_by_hand() -> None:
 @pytest.mark.parametrize("sharding", ONE_GROUP)
 def test_activations_are_not_divided(sharding: Sharding) -> None:
     def highest(num_gpus: int) -> Moment:
-        found = moments_of(on_ranks(tiny(), num_gpus, sharding))
-        return next(one for one in found if (one.phase, one.label) == ("backward", "loss"))
+        return next(one for one in moments_of(on_ranks(tiny(), num_gpus, sharding)) if one.label == "loss")
 
     few, many = highest(2), highest(64)
     for cause, size in (("saved_activations", 1000), ("logits", 512)):
@@ -284,41 +282,24 @@ def test_a_machine_holds_its_ranks_or_what_rank_0_loads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharding", "offload", "message"),
+    ("words", "message"),
     [
-        ("fsdp", "optimizer", "FSDP keeps parameters, gradients and state on the host, or none of them"),
-        ("zero2", "params", "DeepSpeed keeps parameters on the host under zero3 alone"),
-        ("ddp", "params", "DistributedDataParallel keeps all on the GPU"),
-        ("zero3", "weights", "offload: 'weights' given; allowed: none, optimizer, params"),
+        ({"sharding": "ddp", "num_gpus": 2, "offload": "params"}, "DistributedDataParallel keeps all on the GPU"),
+        (
+            {"sharding": "zero3", "num_gpus": 2, "offload": "weights"},
+            "'weights' given; allowed: none, optimizer, params",
+        ),
+        ({"sharding": "fsdp", "num_gpus": 1, "offload": "params"}, "is for several GPUs; set num_gpus to 2 or more"),
+        ({"offload": "params"}, "offload params is for several GPUs; give sharding and num_gpus"),
+        ({"sharding": "zero3", "num_gpus": 1, "offload": "params"}, SINGLE),
+        ({"offload": "params"}, SINGLE),
+        ({"num_gpus": 0, "sharding": "zero1"}, "num_gpus: 0 given; must be from 1 to"),
+        ({"num_gpus": -3, "sharding": "ddp"}, "num_gpus: -3 given; must be from 1 to"),
+        ({"num_gpus": 2, "sharding": "zero4"}, "'zero4' given; allowed: ddp, zero1, zero2, zero3"),
+        ({"num_gpus": 2, "sharding": "FSDPX"}, "'FSDPX' given; allowed: .* fsdp, fsdp-shard-grad-op"),
     ],
 )
-def test_what_no_library_offloads_is_refused(sharding: str, offload: str, message: str) -> None:
+def test_ranks_and_offloads_that_cannot_be_are_a_clear_error(words: dict[str, Any], message: str) -> None:
+    """As a cell refuses them (tests/data/cells.toml), or a question of one GPU."""
     with pytest.raises(SpecError, match=message):
-        predict(**ASKED, sharding=sharding, num_gpus=2, offload=offload)
-
-
-def test_nothing_is_offloaded_from_one_gpu() -> None:
-    with pytest.raises(SpecError, match="offload params is for several GPUs; set num_gpus to 2 or more"):
-        predict(**ASKED, sharding="fsdp", num_gpus=1, offload="params")
-    with pytest.raises(SpecError, match="offload params is for several GPUs; give sharding and num_gpus"):
-        predict(**ASKED, offload="params")
-
-
-def test_deepspeeds_offload_on_one_gpu_says_what_runs_it() -> None:
-    for given in ({"sharding": "zero3", "num_gpus": 1}, {}):
-        with pytest.raises(SpecError, match="offload on a single GPU is not predicted: vramprobe profile --emulate"):
-            predict(**ASKED, **given, offload="params")
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "sharding", "message"),
-    [
-        (0, "zero1", "num_gpus: 0 given; must be from 1 to"),
-        (-3, "ddp", "num_gpus: -3 given; must be from 1 to"),
-        (2, "zero4", "'zero4' given; allowed: ddp, zero1, zero2, zero3"),
-        (2, "FSDPX", "'FSDPX' given; allowed: .* fsdp, fsdp-shard-grad-op"),
-    ],
-)
-def test_ranks_that_cannot_be_are_a_clear_error(num_gpus: int, sharding: Any, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        predict(**ASKED, num_gpus=num_gpus, sharding=sharding)
+        predict(**ASKED, **words)

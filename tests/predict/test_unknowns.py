@@ -1,20 +1,11 @@
 """Unknowns: what nobody said widens an answer by its own bytes, and what was said does not."""
 
-from __future__ import annotations
-
 from factories import on_ranks
 
 from vramprobe import api, catalog
-from vramprobe.predict.prediction import Interval, Prediction
+from vramprobe.predict.prediction import Interval
 from vramprobe.predict.shares import near
-from vramprobe.predict.unknowns import (
-    FRAGMENTATION,
-    VERSIONS,
-    in_words,
-    unknowns,
-    wide_verdict,
-    with_unknowns,
-)
+from vramprobe.predict.unknowns import FRAGMENTATION, VERSIONS, in_words, unknowns, wide_verdict, with_unknowns
 
 #: A recipe of it ships.
 CELL = {"model": "llama-3.2-1b", "method": "lora", "batch_size": 2, "seq_len": 1024}
@@ -83,9 +74,5 @@ def test_of_several_gpus_no_option_is_named_that_they_do_not_take() -> None:
 
 def test_lower_end_is_no_less_than_nothing() -> None:
     found = api.predict(**CELL)
-    many = unknowns_of(found) * 100
+    many = unknowns(api.cell(**CELL, device="cuda"), found, ()) * 100
     assert with_unknowns(found, many).peak_allocated_bytes.low == 0
-
-
-def unknowns_of(found: Prediction) -> list:
-    return unknowns(api.cell(**CELL, device="cuda"), found, ())

@@ -1,7 +1,5 @@
 """A vision-language model's questions: an answer by a recording, or a refusal that says what to do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -21,16 +19,12 @@ CELL = {"model": "qwen3-vl-8b", "method": "lora", "batch_size": 1, "seq_len": 51
 
 
 def test_ranks_are_refused_whichever_way_they_are_asked_for() -> None:
-    with pytest.raises(SpecError, match="has a vision tower, which is predicted on one GPU; leave sharding, num_gpus"):
+    said = "has a vision tower, which is predicted on one GPU"
+    with pytest.raises(SpecError, match=f"{said}; leave sharding, num_gpus"):
         api.predict(sharding="fsdp", num_gpus=4, **CELL)
-    with pytest.raises(
-        UnsupportedArchitecture, match="has a vision tower, which is predicted on one GPU, so no number"
-    ):
-        api.min_gpus(gpu="RTX-4090", sharding="fsdp", **CELL)
-    with pytest.raises(
-        UnsupportedArchitecture, match="has a vision tower, which is predicted on one GPU, so no number"
-    ):
-        api.min_gpus_by_sharding(gpu="RTX-4090", **CELL)
+    for question, more in ((api.min_gpus, {"sharding": "fsdp"}), (api.min_gpus_by_sharding, {})):
+        with pytest.raises(UnsupportedArchitecture, match=f"{said}, so no number"):
+            question(gpu="RTX-4090", **more, **CELL)
 
 
 @exhaustive

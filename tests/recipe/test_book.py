@@ -1,7 +1,5 @@
 """The cache and the recording process: what ends early leaves one clear line and nothing behind."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

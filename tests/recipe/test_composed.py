@@ -1,13 +1,11 @@
 """Recordings that answer for what was not recorded: a second micro-step, and a card with other workspaces."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from emulated import require_emulation
+from emulated import recorded_recipe
 from grids import grid
 
 from vramprobe import api, catalog
@@ -21,8 +19,7 @@ from vramprobe.log.shapes import Shape
 from vramprobe.predict import recorded
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.launches import Launches
-from vramprobe.recipe.recipe import Recipe, unpack
-from vramprobe.recipe.recorder import record_packed
+from vramprobe.recipe.recipe import Recipe
 from vramprobe.recipe.shipped import shipped_recipe
 from vramprobe.spec import CellSpec
 
@@ -49,7 +46,7 @@ A100, H100 = catalog.find_gpu("A100-80GB-SXM"), catalog.find_gpu("H100-SXM")
 
 def recorded_cell(model: str, gpu: catalog.Gpu, **options: Any) -> Recipe:
     spec = recorded_as(api.cell(model=model, device="cuda", **{"batch_size": 2, "seq_len": 64} | options))
-    return unpack(record_packed(spec, gpu, lambda words: None), "test")
+    return recorded_recipe(spec, gpu)
 
 
 def peaks(deep: Deep) -> list[tuple[int, ...]]:
@@ -62,7 +59,6 @@ def peaks(deep: Deep) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(("model", "options"), grid(ACCUMULATING, *ACCUMULATING[:1]))
 def test_two_micro_steps_are_those_that_were_recorded(model: str, options: dict[str, Any]) -> None:
     """All phases' peaks, but for the bytes of the divided loss: a block of 512, and what rounds up by it."""
-    require_emulation()
     one, two = (recorded_cell(model, H100, grad_accum=count, **options) for count in (1, 2))
     made, seen = peaks(one.deep(accumulates=True)), peaks(two.deep())
     assert len(made) == len(seen)
@@ -141,7 +137,6 @@ def require_alike(a100: Recipe, other: Recipe, gpu: catalog.Gpu) -> None:
 
 @pytest.mark.parametrize(("name", "method"), grid(OTHER_CARDS, ("H100-SXM", "lora")))
 def test_an_a100s_recording_is_another_cards_but_for_the_workspaces(name: str, method: str) -> None:
-    require_emulation()
     gpu = catalog.find_gpu(name)
     options = {"method": method, "seq_len": 1024, "gradient_checkpointing": method != "full"}
     a100, other = (recorded_cell("smollm2-135m", one, **options) for one in (A100, gpu))

@@ -1,24 +1,23 @@
 """Launches of a step, extended: linear in depth, checked on another depth, the same as the whole model's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
-from emulated import require_emulation
+from emulated import recorded_recipe
 from grids import exhaustive
 
 from vramprobe import api, catalog
 from vramprobe.log.shapes import Shape
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.launches import launch_rules, launches_at, launches_of
-from vramprobe.recipe.recipe import at_shape, unpack
-from vramprobe.recipe.recorder import record_packed
+from vramprobe.recipe.recipe import at_shape
 from vramprobe.recipe.recording import adds_apart
 from vramprobe.speed.counted import time_of
 from vramprobe.speed.raw_count import count_of
 
 WIDTH, TOKENS, VOCABULARY = 64, 128, 1000
+CELL = {"model": "smollm2-135m", "device": "cuda", "gradient_checkpointing": True}
+A100 = catalog.find_gpu("A100-80GB-SXM")
 
 
 def row(name: str, what: str, calls: int, flops: int, shapes: str, phase: str = "forward") -> dict[str, Any]:
@@ -50,7 +49,7 @@ def test_the_whole_models_count_follows_from_three_depths() -> None:
     assert rows["aten::mm"]["flops"] == 64 * 2 * TOKENS * WIDTH * WIDTH
     assert made["moved"] == [[1, 8, 32, 3200]]
     assert made["num_launches"] - made["num_claimed"] == 32
-    time = time_of(count_of(made), catalog.find_gpu("A100-80GB-SXM"))
+    time = time_of(count_of(made), A100)
     assert time.tokens == TOKENS
 
 
@@ -157,14 +156,9 @@ RANKED = (*((*shape, 16) for shape in SHAPES[:4]), (*SHAPES[0], 64), (*SHAPES[0]
 )
 def test_a_recorded_count_at_another_shape_is_the_one_recorded_there(shapes: tuple[Shape, ...], asked: Shape) -> None:
     """Peaks, too."""
-    require_emulation()
-    words = {"model": "smollm2-135m", "method": "lora", "device": "cuda", "gradient_checkpointing": True}
-    spec, gpu = (
-        at_shape(recorded_as(api.cell(**words, batch_size=1, seq_len=8)), shapes[0]),
-        catalog.find_gpu("A100-80GB-SXM"),
-    )
-    made = unpack(record_packed(spec, gpu, lambda words: None, shapes=shapes[1:]), "x")
-    seen = unpack(record_packed(at_shape(spec, asked), gpu, lambda words: None), "x")
+    spec = at_shape(recorded_as(api.cell(**CELL, method="lora", batch_size=1, seq_len=8)), shapes[0])
+    made = recorded_recipe(spec, A100, shapes=shapes[1:])
+    seen = recorded_recipe(at_shape(spec, asked), A100)
     assert made.deep(asked).phases == seen.deep().phases
     found, expected = made.launches_at(asked), seen.launches
     assert sorted(map(str, found.pop("rows"))) == sorted(map(str, expected.pop("rows")))
@@ -175,14 +169,8 @@ def test_a_recorded_count_at_another_shape_is_the_one_recorded_there(shapes: tup
 @pytest.mark.parametrize("method", ["lora", "qlora", "full"])
 def test_a_recorded_count_is_the_whole_runs(method: str) -> None:
     """All but the launches of the fused optimizer, which takes so many tensors at a time."""
-    require_emulation()
-    spec = recorded_as(
-        api.cell(
-            model="smollm2-135m", method=method, device="cuda", batch_size=2, seq_len=512, gradient_checkpointing=True
-        )
-    )
-    gpu = catalog.find_gpu("A100-80GB-SXM")
-    made, seen = (unpack(record_packed(spec, gpu, lambda words: None, whole=whole), "x") for whole in (False, True))
+    spec = recorded_as(api.cell(**CELL, method=method, batch_size=2, seq_len=512))
+    made, seen = (recorded_recipe(spec, A100, whole=whole) for whole in (False, True))
     assert made.checked is not None
     assert seen.checked is None
     for one in (made.launches, seen.launches):

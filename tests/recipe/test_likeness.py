@@ -1,7 +1,5 @@
 """A configuration in anybody's spelling finds the recipes of the catalog's model that has its shape."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path
@@ -52,16 +50,7 @@ def test_a_tuned_model_has_its_base_s_shape() -> None:
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
         {"architectures": ["LlamaForSequenceClassification"]},
         {"layer_types": ["sliding_attention"] * 32},
-    ],
-    ids=lambda other: next(iter(other)),
-)
-def test_what_allocates_otherwise_stays_as_it_is(other: dict[str, Any]) -> None:
-    assert as_in_catalog(HUB | other) == HUB | other
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
+        # what nobody would write
         {"num_attention_heads": "32"},
         {"num_attention_heads": [32, 32]},
         {"hidden_size": None},
@@ -74,8 +63,8 @@ def test_what_allocates_otherwise_stays_as_it_is(other: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_what_nobody_would_write_is_no_model_of_the_catalog_s(odd: dict[str, Any]) -> None:
-    assert as_in_catalog(HUB | odd) == HUB | odd
+def test_what_allocates_otherwise_stays_as_it_is(other: dict[str, Any]) -> None:
+    assert as_in_catalog(HUB | other) == HUB | other
 
 
 def test_the_catalog_s_own_configurations_are_all_apart() -> None:

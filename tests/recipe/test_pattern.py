@@ -1,7 +1,5 @@
 """Layers that are alike, and depths that show it: over the configs that ship, and by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranks that were emulated before: recorded anew, allocated and reserved memory to the byte."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,11 +1,10 @@
 """Cells recorded on the emulated GPU: extended event for event, answered from the cache, refused with one line."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import vramprobe
-from emulated import require_emulation
+from emulated import recorded_recipe, require_emulation
 from grids import exhaustive, grid
 
 from vramprobe import api, catalog
@@ -30,9 +29,9 @@ from vramprobe.predict.verdict import verdict
 from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.launch import HOOK
 from vramprobe.recipe import recorder, recording
-from vramprobe.recipe.book import recorded_as
+from vramprobe.recipe.book import find_recipe, recorded_as
 from vramprobe.recipe.recipe import NotOneBranch, recorded_words, unpack, without_values
-from vramprobe.recipe.recorder import close_recorders, record_packed
+from vramprobe.recipe.recorder import close_recorders
 from vramprobe.recipe.shipped import BOOK, read_book
 
 #: The cells that are recorded whole as well: a family, its options.
@@ -53,16 +52,11 @@ CELLS = [
 ]
 
 
-def silent(words: str) -> None:
-    """Nobody listens."""
-
-
 @pytest.mark.parametrize(("model", "options"), grid(CELLS, *CELLS[:1]))
 def test_the_extended_log_is_the_recorded_one(model: str, options: dict[str, Any]) -> None:
-    require_emulation()
     spec = recorded_as(api.cell(model=model, device="cuda", batch_size=2, seq_len=64, **options))
     gpu = catalog.find_gpu("H100-SXM")
-    made, seen = (unpack(record_packed(spec, gpu, silent, whole=whole), "test") for whole in (False, True))
+    made, seen = (recorded_recipe(spec, gpu, whole=whole) for whole in (False, True))
     assert made.checked is not None, "its layers did not repeat"
     assert seen.checked is None
     extended, whole = made.deep(), seen.deep()
@@ -80,14 +74,14 @@ def test_nobody_who_watches_this_process_watches_a_recording(tmp_path: Path, mon
     monkeypatch.setenv("PYTHONPATH", hook.site_folder(str(tmp_path), also=[HOOK]))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     spec = recorded_as(api.cell(model="smollm2-135m", device="cuda", batch_size=2, seq_len=64, method="lora"))
-    made = unpack(record_packed(spec, catalog.find_gpu("T4"), silent), "test")
+    made = recorded_recipe(spec, catalog.find_gpu("T4"))
     assert made.checked is not None
     close_recorders()
 
 
 def test_predict_records_once_and_answers_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_emulation()  # on the GPU of the tests around it, whose recording process has loaded its libraries
-    monkeypatch.setattr(recorded, "find_recipe", _with_cache(tmp_path))
+    monkeypatch.setattr(recorded, "find_recipe", partial(find_recipe, folder=tmp_path))
     options = {"model": "smollm2-135m", "method": "lora", "batch_size": 1, "seq_len": 64, "engine": "recipe"}
     said: list[str] = []
     first = api.predict(gpu="H100-SXM", say=said.append, **options)
@@ -105,18 +99,12 @@ def test_predict_records_once_and_answers_from_the_cache(tmp_path: Path, monkeyp
 
 def test_models_that_differ_in_values_alone_share_a_recipe() -> None:
     """Their recordings are equal to the event; a table of positions, and a rope that depends on the length, stay."""
-    require_emulation()
     gpu = catalog.find_gpu("H100-SXM")
     spec = recorded_as(api.cell(model="smollm2-135m", method="lora", device="cuda", batch_size=1, seq_len=64))
-    values = {
-        "rope_theta": 1e6,
-        "rms_norm_eps": 1e-3,
-        "eos_token_id": 7,
-        "max_position_embeddings": 131072,
-    }
+    values = {"rope_theta": 1e6, "rms_norm_eps": 1e-3, "eos_token_id": 7, "max_position_embeddings": 131072}
     other = spec.model_copy(update={"architecture": spec.architecture | values})
     assert recorded_words(other) == recorded_words(spec)
-    one, same = (unpack(record_packed(cell, gpu, silent), "test").deep() for cell in (spec, other))
+    one, same = (recorded_recipe(cell, gpu).deep() for cell in (spec, other))
     assert one.phases == same.phases
     assert np.array_equal(one.log.size_bytes, same.log.size_bytes)
     for name, value in (("hidden_size", 640), ("rope_scaling", {"rope_type": "yarn", "factor": 2.0})):
@@ -131,7 +119,7 @@ def test_models_that_differ_in_values_alone_share_a_recipe() -> None:
 def test_the_largest_batch_is_found_by_few_recordings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The answer's verdict is its own recording's; the recipe that ships finds the same batch."""
     require_emulation()
-    monkeypatch.setattr(recorded, "find_recipe", _with_cache(tmp_path))
+    monkeypatch.setattr(recorded, "find_recipe", partial(find_recipe, folder=tmp_path))
     options = {"model": "smollm2-135m", "method": "lora", "seq_len": 512, "gpu": "RTX-4090"}
     said: list[str] = []
     by_recipe = api.max_batch_size(engine="recipe", say=said.append, **options)
@@ -144,12 +132,11 @@ def test_the_largest_batch_is_found_by_few_recordings(monkeypatch: pytest.Monkey
 @exhaustive
 def test_sizes_over_shapes_are_those_of_a_recording() -> None:
     """Rules from four batches of one length give the fifth's log to the byte."""
-    require_emulation()
     gpu = catalog.find_gpu("H100-SXM")
     options = {"model": "smollm2-135m", "method": "lora", "seq_len": 256, "gradient_checkpointing": True}
     base, other = (recorded_as(api.cell(device="cuda", batch_size=rows, **options)) for rows in (2, 11))
-    recipe = unpack(record_packed(base, gpu, silent, shapes=[(3, 256), (5, 256), (8, 256)]), "test")
-    seen = unpack(record_packed(other, gpu, silent), "test")
+    recipe = recorded_recipe(base, gpu, shapes=[(3, 256), (5, 256), (8, 256)])
+    seen = recorded_recipe(other, gpu)
     assert recipe.rules.num_unexplained == 0
     extended, whole = recipe.deep((11, 256)), seen.deep()
     assert extended.phases == whole.phases
@@ -160,7 +147,7 @@ def test_sizes_over_shapes_are_those_of_a_recording() -> None:
 @exhaustive
 def test_ones_own_interpreter_records_with_its_own_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     require_emulation()
-    monkeypatch.setattr(recorded, "find_recipe", _with_cache(tmp_path))
+    monkeypatch.setattr(recorded, "find_recipe", partial(find_recipe, folder=tmp_path))
     options = {"model": "smollm2-135m", "method": "lora", "batch_size": 1, "seq_len": 64, "gpu": "RTX-4090"}
     usual = api.predict(engine="recipe", **options)
     own = api.predict(python=installation_to_use().python, **options)
@@ -175,13 +162,8 @@ def test_a_gpu_of_this_machine_records_shallow_models(tmp_path: Path) -> None:
     way = entrance("RTX-4090")
     words = ["--model", "smollm2-135m", "--method", "lora", "--batch-size", "1", "--seq-len", "64", "--json"]
     environment = way.environment | {"VRAMPROBE_CACHE_DIR": str(cache_folder())}
-    run = subprocess.run(
-        [str(way.python), "-m", "vramprobe", "predict", *words, "--engine", "measured", "--gpu", "A100-80GB"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [way.python, "-m", "vramprobe", "predict", *words, "--engine", "measured", "--gpu", "A100-80GB"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     rmtree(way.machine)
     found = json.loads(run.stdout)
     usual = api.predict(model="smollm2-135m", method="lora", batch_size=1, seq_len=64, gpu="RTX-4090", engine="recipe")
@@ -232,29 +214,17 @@ def test_an_interpreter_that_lacks_a_package_is_told_all_that_a_recording_needs(
     assert said.endswith(f"which a recording needs: python -m pip install {packages}")
 
 
-def _with_cache(folder: Path) -> Any:
-    from vramprobe.recipe import book
-
-    def find(spec: Any, gpu: Any, say: Any, **options: Any) -> Any:
-        return book.find_recipe(spec, gpu, say, folder=folder, **options)
-
-    return find
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"device": "cpu"}, "vramprobe measure --device cpu"),
         ({"sharding": "device-map", "num_gpus": 2}, "device-map has one process for all GPUs"),
-        ({"sharding": "fsdp", "num_gpus": 1, "only_rank": 0}, "set num_gpus to 2 or more"),
         ({"sharding": "fsdp", "num_gpus": 2, "only_rank": 2}, "numbered from 0 to 1"),
     ],
 )
 def test_what_is_not_recorded_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        api.predict(
-            **{"engine": "recipe", "model": "smollm2-135m", "method": "lora", "batch_size": 1, "seq_len": 64, **options}
-        )
+        api.predict(engine="recipe", model="smollm2-135m", method="lora", batch_size=1, seq_len=64, **options)
 
 
 def test_without_an_emulated_gpu_one_line_says_what_to_do(tmp_path: Path) -> None:
@@ -270,7 +240,7 @@ def test_without_an_emulated_gpu_one_line_says_what_to_do(tmp_path: Path) -> Non
 def test_a_rank_of_a_model_without_arithmetic_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds half of the weights, and NCCL has its share of the GPU."""
     require_emulation()
-    monkeypatch.setattr(recorded, "find_recipe", _with_cache(tmp_path))
+    monkeypatch.setattr(recorded, "find_recipe", partial(find_recipe, folder=tmp_path))
     options = {"model": "qwen3.5-0.8b", "method": "full", "batch_size": 1, "seq_len": 64, "num_layers": 4}
     one = api.predict(gpu="H100-SXM", **options)
     rank = api.predict(gpu="H100-SXM", **options, sharding="fsdp", num_gpus=2)
@@ -307,16 +277,15 @@ def test_experts_that_stay_in_16_bits_are_said(num_quantized: int, said: int) ->
 
 def test_lengths_in_other_branches_are_left_out_where_near_is_enough() -> None:
     """A step of few tokens sums the norms' gradients at once: a request less than a step of many."""
-    require_emulation()
     gpu, options = catalog.find_gpu("H100-SXM"), {"model": "smollm2-135m", "method": "full", "device": "cuda"}
     spec = recorded_as(api.cell(batch_size=4, seq_len=600, **options))
     shapes = [(4, 19), (4, 435)]
     with pytest.raises(NotOneBranch, match="at 4 x 19 the events are not those at 4 x 600"):
-        record_packed(spec, gpu, silent, shapes=shapes)
-    near = unpack(record_packed(spec, gpu, silent, shapes=shapes, near=True), "test")
-    exact = unpack(record_packed(recorded_as(api.cell(batch_size=4, seq_len=500, **options)), gpu, silent), "test")
+        recorded_recipe(spec, gpu, shapes=shapes)
+    near = recorded_recipe(spec, gpu, shapes=shapes, near=True)
+    exact = recorded_recipe(recorded_as(api.cell(batch_size=4, seq_len=500, **options)), gpu)
     found, own = near.deep((4, 500)).log, exact.deep().log
     assert np.array_equal(found.size_bytes, own.size_bytes)
     assert np.array_equal(found.blocks, own.blocks)
     with pytest.raises(NotOneBranch, match="others at each of these lengths"):
-        record_packed(spec, gpu, silent, shapes=shapes[:1], near=True)
+        recorded_recipe(spec, gpu, shapes=shapes[:1], near=True)

@@ -1,7 +1,5 @@
 """The book that ships: which entry answers a shape, what it says of it, and who reads it where nothing is recorded."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import vramprobe
-from emulated import require_emulation
+from emulated import recorded_recipe
 from grids import exhaustive
 
 from vramprobe import api, catalog
@@ -25,7 +23,7 @@ from vramprobe.recipe import book as kept_recipes
 from vramprobe.recipe import sharing, shipped
 from vramprobe.recipe.book import find_recipe, recorded_as
 from vramprobe.recipe.recipe import NotOneBranch, Recipe, pack, recipe_of, rules_over, shape_of, unpack
-from vramprobe.recipe.recorder import Surroundings, record_packed
+from vramprobe.recipe.recorder import Surroundings
 from vramprobe.recipe.shipped import entry_name, labels_of, read_book, shipped_recipe, write_book
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
@@ -55,12 +53,8 @@ def log_at(rows: int, length: int, rank: int = 0) -> Log:
 def recipe(shapes: tuple[Shape, ...]) -> Recipe:
     logs = {shape: log_at(*shape) for shape in shapes}
     first = logs[shapes[0]]
-    made = Recipe(
-        marks=first.marks,
-        depths=(4,),
-        stack={"torch": "2.13.0"},
-        **recipe_of([first], None, [4], [{}], [{}]),
-    )
+    own = recipe_of([first], None, [4], [{}], [{}])
+    made = Recipe(marks=first.marks, depths=(4,), stack={"torch": "2.13.0"}, **own)
     return replace(made, rules=rules_over(logs, made.growths, None, 0))
 
 
@@ -83,7 +77,6 @@ def test_an_entry_answers_the_shapes_of_its_branch(book: Path) -> None:
         ((4, 2048), SEVERAL), ((2, 16384), SEVERAL), ((1, 4096), ONE), ((1, 512), ((1, 512),)), ((1, 600), ONE),
     ):  # fmt: skip
         found = shipped_recipe(cell(*shape), gpu, book)
-        assert found is not None
         assert found.shapes == shapes
         peak = max(phase.allocated_peak_bytes for phase in found.recipe.deep(shape).phases)
         assert peak == WEIGHTS_BYTES + shape[0] * shape[1] * TOKEN_BYTES
@@ -99,7 +92,6 @@ def test_an_entry_of_several_ranks_answers_for_any(tmp_path: Path) -> None:
     gpu = catalog.find_gpu("RTX-4090")
     for rank in (8, 16, 256):
         found = shipped_recipe(cell(4, 2048, lora_r=rank), gpu, path)
-        assert found is not None
         peak = max(phase.allocated_peak_bytes for phase in found.recipe.deep((4, 2048, rank)).phases)
         assert peak == WEIGHTS_BYTES + 4 * 2048 * (TOKEN_BYTES + rank)
         assert not any("near, not exact" in note for note in found.notes((4, 2048, rank)))
@@ -157,9 +149,8 @@ def test_where_nothing_is_recorded_the_book_answers(book: Path, monkeypatch: pyt
     batch = largest.tight.value
     usable = largest.tight.verdict.usable_bytes
     assert WEIGHTS_BYTES + batch * 2048 * TOKEN_BYTES <= usable < WEIGHTS_BYTES + (batch + 1) * 2048 * TOKEN_BYTES
-    with pytest.raises(
-        Exception, match=r"^this is macOS on arm64\. Of glm-4-9b these .* for any batch and length, .*: glm"
-    ):
+    said = r"^this is macOS on arm64\. Of glm-4-9b these .* for any batch and length, .*: glm"
+    with pytest.raises(Exception, match=said):
         api.predict(gpu="RTX-4090", batch_size=4, dora=True, **words)
     write_book({name: packed for name, packed in read_book(book).items() if " 2x512," in name}, book)
     assert api.max_batch_size(gpu="RTX-4090", **words).tight == largest.tight
@@ -188,11 +179,9 @@ HELD_OUT = [("ernie-4.5-0.3b", (4, 2560)), ("ernie-4.5-0.3b", (1, 2000))]
 @pytest.mark.parametrize(("model", "shape"), HELD_OUT)
 def test_a_shipped_recipe_is_the_whole_emulated_run(model: str, shape: tuple[int, int]) -> None:
     """Recorded whole here, and from the book: allocated and reserved memory are equal to the byte."""
-    require_emulation()
     spec, card = cell(*shape, model=model, gradient_checkpointing=True), catalog.find_gpu("A100-80GB-SXM")
     entry = shipped_recipe(spec, card)
-    assert entry is not None
-    whole = unpack(record_packed(spec, card, lambda words: None, whole=True), "test")
+    whole = recorded_recipe(spec, card, whole=True)
     assert whole.checked is None
     made, seen = at_hand.replayed(entry.recipe, spec, shape_of(spec)), at_hand.replayed(whole, spec)
     assert made.peak == seen.peak
@@ -227,7 +216,6 @@ def test_a_recording_answers_on_a_machine_that_cannot_emulate(
     assert sharing.merge_recipes(tmp_path / "recipes.zip").num_new == 1
     assert sharing.merge_recipes(tmp_path / "recipes.zip").num_new == 0
     found = shipped_recipe(cell(4, 2048), card)
-    assert found is not None
     assert "that was merged here" in found.notes((4, 2048))[0]
     assert shipped_recipe(cell(4, 4096), card) is None, "a recording of one shape answers for that alone"
     assert shipped_recipe(cell(4, 2048), catalog.find_gpu("A10")) is None

@@ -1,7 +1,5 @@
 """Recommend: what fits is predict's word, money is hours times an offer, the answers are what they say."""
 
-from __future__ import annotations
-
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -75,12 +73,9 @@ def test_the_best_setting_is_the_best_of_all(method: str, gpu: str, num_gpus: in
             every.append(one)
     ranked = {word: [one for one in every if one.verdict.verdict == word] for word in ("fits", "tight")}
     able = ranked["fits"] or ranked["tight"]
-    wanted = (
-        max(able, key=lambda one: one.estimate.tokens_per_second.value)
-        if able
-        else min(every, key=lambda one: one.verdict.needed_bytes.value)
-    )
-    assert search.best(card, num_gpus) == wanted
+    fastest = max(able, key=lambda one: one.estimate.tokens_per_second.value, default=None)
+    least = min(every, key=lambda one: one.verdict.needed_bytes.value)
+    assert search.best(card, num_gpus) == (fastest or least)
 
 
 @pytest.fixture(scope="module")
@@ -89,19 +84,16 @@ def found() -> Recommendation:
 
 
 def answer(found: Recommendation, question: str) -> Option:
-    option = next(one.option for one in found.answers if one.question == question)
-    assert option is not None
-    return option
+    return next(one.option for one in found.answers if one.question == question)
 
 
 def test_every_verdict_is_predicts(found: Recommendation) -> None:
     """Under a Trainer's loop, with room for other releases; of several GPUs near."""
     for one in found.options[:8]:
         words = {"model": "llama-3.1-8b", "seq_len": 2048, "method": one.method, **one.setting.words()}
+        card = catalog.find_gpu(one.gpu)
         if one.num_gpus > 1:
-            said = verdict(
-                near(cell_on_ranks(device="cuda", **words), catalog.find_gpu(one.gpu)), catalog.find_gpu(one.gpu)
-            )
+            said = verdict(near(cell_on_ranks(device="cuda", **words), card), card)
         else:
             said = api.predict(widen=True, gpu=one.gpu, loop="trainer", **words).verdict
         assert said == one.setting.verdict
@@ -134,8 +126,6 @@ def test_time_is_tokens_over_speed_and_money_is_time_times_the_offer(found: Reco
             continue
         setting = one.setting
         assert one.hours.value == pytest.approx(50e6 / setting.estimate.tokens_per_second.value / 3600)
-        assert one.offer is not None
-        assert one.usd is not None
         disk = one.host.disk_bytes / 1e9 * (one.offer.usd_per_gb_month or 0) / 730
         sent = one.host.checkpoint_bytes / 1e9 * (one.offer.usd_per_gb_egress or 0)
         assert one.usd.value == pytest.approx(one.hours.value * (one.offer.hourly(one.num_gpus) + disk) + sent)
@@ -226,7 +216,6 @@ def test_changes_add_up_and_are_the_estimates_of_their_own_cells() -> None:
     """Those of a recipe at hand; what would be recorded is counted."""
     found = asked(method="lora", gpus=["H100-SXM", "RTX-A5000"])
     now = found.changes_of
-    assert now is not None
     own = {"model": "llama-3.1-8b", "seq_len": 2048, "method": "lora", "device": "cuda"} | now.setting.words()
     for one in found.changes:
         assert one.hours + one.saved_hours == pytest.approx(now.hours.value)
@@ -242,9 +231,8 @@ def test_of_several_gpus_it_is_said_that_predict_records_them() -> None:
     found = asked(model="llama-3.1-70b", gpus=["A100-80GB-SXM"])
     several = [one for one in found.options if one.num_gpus > 1]
     assert all("near, " in one.setting.verdict.reason for one in several)
-    assert any(
-        "vramprobe predict --num-gpus N --sharding KIND --gpu GPU records one rank" in one for one in found.notes
-    )
+    said = "vramprobe predict --num-gpus N --sharding KIND --gpu GPU records one rank"
+    assert any(said in one for one in found.notes)
     assert not any(note.startswith("one rank of") for note in found.notes)
 
 
@@ -351,22 +339,12 @@ def record_of(gpu: str, seconds: float, **changes: Any) -> Any:
 def test_records_of_a_card_replace_its_estimate(tmp_path: Path) -> None:
     one = record_of("NVIDIA A100-SXM4-80GB", 1.0)
     made = speed_at_hand(one.spec, catalog.find_gpu("A100-80GB-SXM"))
-    assert made is not None
     told = made.seconds
     known = measured_speeds([record_of("NVIDIA A100-SXM4-80GB", told / 1.5)], speed_at_hand)
     assert known["A100-80GB-SXM"].factor == pytest.approx(1.5)
     assert known["A100-80GB-SXM"].half_width == max(0.1, shipped_counted().half_widths["usual"])
-    assert (
-        measured_speeds(
-            [
-                record_of("Some CPU", 1.0),
-                record_of("NVIDIA A100-SXM4-80GB", 1.0, instrument="emulated"),
-                record_of("NVIDIA A100-SXM4-80GB", 1.0, timing=None),
-            ],
-            speed_at_hand,
-        )
-        == {}
-    )
+    others = [record_of("NVIDIA A100-SXM4-80GB", 1.0, **own) for own in ({"instrument": "emulated"}, {"timing": None})]
+    assert measured_speeds([record_of("Some CPU", 1.0), *others], speed_at_hand) == {}
     file = tmp_path / "mine.jsonl"
     file.write_text(record_of("NVIDIA A100-SXM4-80GB", told / 1.5).to_json_line() + "\n")
     plain, mine = (asked(gpus=["A100-80GB-SXM"], max_gpus=1, records=records) for records in (None, file))

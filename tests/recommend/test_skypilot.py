@@ -4,8 +4,6 @@ It wants an environment of its own: VRAMPROBE_SKYPILOT_PYTHON names its interpre
 made up in the format of SkyPilot 0.14.1's fetchers (catalog schema v8); nothing is fetched.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,13 +1,11 @@
 """The time and cost of a cell's step beside its memory: recommend's own figures, and nothing where none are at hand."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_line import vramprobe
+from command_line import flags, vramprobe
 from factories import on_ranks
 
 from vramprobe import api
@@ -41,7 +39,6 @@ def recommended(gpu: str, num_gpus: int, words: dict[str, Any]) -> tuple[Any, ..
 
 
 def same_figures(cost: StepCost | None) -> tuple[Any, ...]:
-    assert cost is not None
     rate = cost.tokens_per_second
     return cost.step_seconds.value, rate, cost.million_tokens_usd, cost.provider, cost.condition
 
@@ -61,9 +58,8 @@ def test_the_figures_are_recommend_s(gpu: str, num_gpus: int, sharding: str | No
 
 
 def test_eight_micro_steps_take_seven_more_than_one() -> None:
-    one, two, eight = (
-        step_cost(cell(**QLORA | {"grad_accum": accum}), find_gpu("L40S")).step_seconds.value for accum in (1, 2, 8)
-    )
+    costs = (step_cost(cell(**QLORA | {"grad_accum": accum}), find_gpu("L40S")) for accum in (1, 2, 8))
+    one, two, eight = (cost.step_seconds.value for cost in costs)
     assert eight - two == pytest.approx(6 * (two - one), rel=0.02)
 
 
@@ -76,17 +72,14 @@ def test_a_million_tokens_cost_their_hours_at_the_cheapest_price() -> None:
         Offer(provider="two", num_gpus=2, usd_per_hour=3.6, **words),
     ]
     cost = step_cost(cell(**QLORA | {"grad_accum": 4}), find_gpu("RTX-4090"), offers)
-    assert cost is not None
     assert cost.million_tokens_usd is not None
     assert (cost.provider, cost.hourly_usd, cost.price_date) == ("two", 3.6, "2026-11")
     rate, usd, seconds = cost.tokens_per_second, cost.million_tokens_usd, cost.step_seconds
     assert [usd.value, usd.low, usd.high] == pytest.approx([1000 / one for one in (rate.value, rate.high, rate.low)])
     tokens = 4 * 2048
-    assert [seconds.value, seconds.low, seconds.high] == pytest.approx(
-        [tokens / one for one in (rate.value, rate.high, rate.low)]
-    )
+    times = [tokens / one for one in (rate.value, rate.high, rate.low)]
+    assert [seconds.value, seconds.low, seconds.high] == pytest.approx(times)
     unpriced = step_cost(cell(**QLORA), find_gpu("RTX-4090"), [])
-    assert unpriced is not None
     assert (unpriced.million_tokens_usd, unpriced.provider, unpriced.hourly_usd) == (None, None, None)
 
 
@@ -117,20 +110,14 @@ def test_what_recommend_does_not_answer_has_no_cost(gpu: str, words: dict[str, A
     assert step_cost(cell(**QLORA | words), gpu_or_size(gpu)) is None
 
 
-def words_of(question: dict[str, Any], *more: str) -> list[str]:
-    flags = {f"--{name.replace('_', '-')}": value for name, value in question.items()}
-    return [one for name, value in flags.items() for one in ([name] if value is True else [name, str(value)])] + [*more]
-
-
 def test_predict_prints_one_line_and_has_it_in_json() -> None:
-    done = vramprobe("predict", *words_of(QLORA, "--gpu", "RTX-4090", "--json"))
+    done = vramprobe("predict", *flags(QLORA), "--gpu", "RTX-4090", "--json")
     step = json.loads(done.stdout)["step"]
     cost = step_cost(cell(**QLORA), find_gpu("RTX-4090"))
-    assert cost is not None
     seconds = cost.step_seconds.value
     assert step["step_seconds"]["value"] == pytest.approx(seconds)
     assert api.predict(**QLORA, gpu="RTX-4090").step == StepCost(**step)
-    said = " ".join(vramprobe("predict", *words_of(QLORA, "--gpu", "RTX-4090")).stdout.split())
+    said = " ".join(vramprobe("predict", *flags(QLORA), "--gpu", "RTX-4090").stdout.split())
     assert f"{seconds:.2f} s (" in said
     assert said.count(" a step, ") == 1
     assert said.endswith("): predicted, 80 % intervals")
@@ -147,4 +134,4 @@ def test_predict_prints_one_line_and_has_it_in_json() -> None:
     ],
 )
 def test_predict_has_no_step_where_it_would_be_another_s(question: dict[str, Any], more: list[str]) -> None:
-    assert json.loads(vramprobe("predict", *words_of(question, *more, "--json")).stdout).get("step") is None
+    assert json.loads(vramprobe("predict", *flags(question), *more, "--json").stdout).get("step") is None

@@ -1,7 +1,5 @@
 """DataFrames: one row per record, phase or rank; every column is documented, typed, and NA where nothing is known."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -36,33 +34,18 @@ def profile() -> ProfileRecord:
     peak = ProfilePeak(phase="backward", step=2, allocated_bytes=9, requested_bytes=8, reserved_bytes=10)
     phase = PhaseHighest(name="backward", num_phases=3, allocated_bytes=9, reserved_bytes=10)
     ranks = [RankProfile(rank=rank, pid=1, device=rank, phases=[phase], peak=peak, num_steps=3) for rank in (0, 1)]
-    return ProfileRecord(
-        attempt_id="x",
-        name="train.py",
-        command=["python", "train.py"],
-        started_at="2026-03-01T00:00:00Z",
-        instrument="emulated",
-        outcome=ProfileOk(),
-        environment=ProfileEnvironment(device_name="NVIDIA H100 80GB HBM3"),
-        ranks=ranks,
-    )
+    run = {"attempt_id": "x", "name": "train.py", "command": ["python", "train.py"], "outcome": ProfileOk()}
+    run |= {"started_at": "2026-03-01T00:00:00Z", "instrument": "emulated"}
+    return ProfileRecord(**run, environment=ProfileEnvironment(device_name="NVIDIA H100 80GB HBM3"), ranks=ranks)
 
 
 def two_ranks() -> RunRecord:
     """A cell of two GPUs, whose ranks keep their own phases; the second sends 5 and 7 bytes."""
     record = make_record()
-    moved = [
-        CollectiveTraffic(
-            phase="backward", kind="all_reduce", num_ranks=2, num_calls=1, payload_bytes=5, link_bytes=sent
-        )
-        for sent in (5, 7)
-    ]
-    ranks = [
-        RankRecord(
-            rank=rank, peak=record.peak, ledger=record.ledger, phases=record.phases[:2], traffic=moved[: rank * 2]
-        )
-        for rank in (0, 1)
-    ]
+    call = {"phase": "backward", "kind": "all_reduce", "num_ranks": 2, "num_calls": 1, "payload_bytes": 5}
+    moved = [CollectiveTraffic(**call, link_bytes=sent) for sent in (5, 7)]
+    own = {"peak": record.peak, "ledger": record.ledger, "phases": record.phases[:2]}
+    ranks = [RankRecord(rank=rank, **own, traffic=moved[: rank * 2]) for rank in (0, 1)]
     return record.model_copy(update={"ranks": ranks})
 
 

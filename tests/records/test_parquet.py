@@ -1,7 +1,5 @@
 """Records as one Parquet file: the rows of load, a batch at a time, whatever the journals hold."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The journal: what was written survives a kill, a full disk and a torn line; a resume trusts only what finished."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -300,9 +298,7 @@ def test_writers_at_the_same_time_keep_their_lines_whole(file: Path) -> None:
 def test_the_lock_is_held_once_and_freed(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     with writing.lock(folder):
-        message = (
-            rf"another sweep writes to .*folder \(process {os.getpid()}\); wait for it, stop it, or choose another"
-        )
+        message = rf"another sweep writes to .*folder \(process {os.getpid()}\); wait for it, stop it, or choose"
         with pytest.raises(StoreError, match=message), writing.lock(folder):
             pytest.fail("held twice")
     with writing.lock(folder):

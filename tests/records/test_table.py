@@ -1,7 +1,5 @@
 """Rows: every value of a record has its column, nothing is invented, and what differs in kind is not mixed."""
 
-from __future__ import annotations
-
 import pytest
 from factories import TINY_LLAMA_PARAMS, make_environment, make_record, make_spec
 
@@ -69,14 +67,15 @@ def test_a_patch_release_or_another_cell_is_comparable() -> None:
     require_comparable([])
 
 
+OOM = outcomes.Oom(phase="backward", step=2, requested_bytes=2**30, allocated_bytes=5 * 2**29, message="CUDA…")
+CONTAMINATED = outcomes.Contaminated(baseline_before_bytes=2**20, baseline_after_bytes=2**30 + 2**20)
+
+
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
         (outcomes.Ok(), ""),
-        (
-            outcomes.Oom(phase="backward", step=2, requested_bytes=2**30, allocated_bytes=5 * 2**29, message="CUDA…"),
-            "in backward of step 2: 1.00 GiB requested, 2.50 GiB allocated",
-        ),
+        (OOM, "in backward of step 2: 1.00 GiB requested, 2.50 GiB allocated"),
         (outcomes.Oom(phase="load", message="no amounts"), "in load: no amounts"),
         (outcomes.OomHost(phase="load", message="killed by signal 9"), "in load: killed by signal 9"),
         (outcomes.Error(error_type="ValueError", message="boom"), "ValueError: boom"),
@@ -84,10 +83,7 @@ def test_a_patch_release_or_another_cell_is_comparable() -> None:
         (outcomes.Interrupted(message="SIGTERM"), "SIGTERM"),
         (outcomes.Skipped(why="dominated", evidence="a smaller cell ran out"), "a smaller cell ran out"),
         (outcomes.Invalid(reasons=["step 3 differs", "the ledger is open"]), "step 3 differs; the ledger is open"),
-        (
-            outcomes.Contaminated(baseline_before_bytes=2**20, baseline_after_bytes=2**30 + 2**20),
-            "someone else's memory moved by 1.00 GiB",
-        ),
+        (CONTAMINATED, "someone else's memory moved by 1.00 GiB"),
     ],
 )
 def test_outcomes_in_one_line(outcome: outcomes.Outcome, text: str) -> None:

@@ -1,7 +1,5 @@
 """A record with an architecture that no model can have is named: where it stands, which attempt, which key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

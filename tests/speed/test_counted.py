@@ -1,7 +1,5 @@
 """Seconds of counted work: a roofline's known answers, an interval that widens, tokens by the embedding."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -43,10 +41,8 @@ def test_a_product_takes_its_share_of_the_peak_by_its_shape_or_its_bytes() -> No
 
 def test_tf32_has_half_the_16_bit_rate_and_fp32_that_of_its_own_lanes() -> None:
     row = CountRow(phase="forward", what="product", name="aten::convolution", flops=10**15, dtype="bfloat16")
-    half, tf32, fp32 = (
-        time_of(counted(dataclasses.replace(row, dtype=dtype)), A100).by_class["products"]
-        for dtype in ("bfloat16", "tf32", "float32")
-    )
+    rows = (dataclasses.replace(row, dtype=dtype) for dtype in ("bfloat16", "tf32", "float32"))
+    half, tf32, fp32 = (time_of(counted(row), A100).by_class["products"] for row in rows)
     assert tf32 == pytest.approx(2 * half)  # 156 of 312 TFLOPS
     assert fp32 == pytest.approx(16 * half, rel=0.01)  # 19.5
 
@@ -55,9 +51,8 @@ def test_a_copy_on_a_stream_of_its_own_runs_while_the_card_computes() -> None:
     computed = CountRow(phase="forward", what="other", name="aten::add", read=3 * 10**12)
     copied = CountRow(phase="forward", what="device_to_host", name="aten::copy_", read=4 * 10**9, written=4 * 10**9)
     beside = dataclasses.replace(copied, is_beside=True)
-    alone, waits, overlaps = (
-        time_of(counted(*rows), A100) for rows in ((computed,), (computed, copied), (computed, beside))
-    )
+    several = ((computed,), (computed, copied), (computed, beside))
+    alone, waits, overlaps = (time_of(counted(*rows), A100) for rows in several)
     link = A100.pcie_gb_s / 2 * 1e9
     assert waits.seconds - alone.seconds == pytest.approx(4e9 / (0.4 * link))
     assert overlaps.by_class["copies"] == pytest.approx(4e9 / (0.8 * link))
@@ -80,9 +75,8 @@ def test_rows_columns_and_depth_of_a_product(name: str, shapes: str, flops: int,
 
 def test_the_keys_of_an_attention_and_the_width_of_its_heads() -> None:
     tensors = "a[2, 512, 8, 64] a[2, 1024, 2, 64] a[2, 1024, 2, 64]"
-    flash = CountRow(
-        phase="forward", what="attention", name="aten::_flash_attention_forward", shapes=f"{tensors} -> a[2]"
-    )
+    name = "aten::_flash_attention_forward"
+    flash = CountRow(phase="forward", what="attention", name=name, shapes=f"{tensors} -> a[2]")
     assert flash.attention_shape == (1024, 64)
     backward = "a[2, 8, 512, 64] a[2, 8, 512, 64] a[2, 2, 1024, 64] a[2, 2, 1024, 64] -> a[2]"
     name = "aten::_scaled_dot_product_flash_attention_backward"
@@ -94,30 +88,23 @@ def test_a_phase_ends_when_the_host_has_issued_it_and_the_card_has_computed_it()
     launch, stream = FIT.rates.kernel_seconds, A100.bandwidth_gb_s * 1e9 * FIT.rates.stream
     forward = CountRow(phase="forward", what="other", name="aten::add", launches=10_000)
     backward = CountRow(phase="backward", what="other", name="aten::mul", launches=1, read=int(stream))
-    assert time_of(counted(forward, backward), A100).seconds == pytest.approx(
-        10_000 * launch + 1 + FIT.rates.step_seconds, rel=1e-6
-    )
     ahead = [dataclasses.replace(forward, phase="optimizer"), dataclasses.replace(backward, phase="forward")]
-    assert time_of(counted(*ahead), A100).seconds == pytest.approx(
-        max(1, 10_001 * launch) + FIT.rates.step_seconds, rel=1e-6
-    )
+    for rows, seconds in (((forward, backward), 10_000 * launch + 1), (ahead, max(1, 10_001 * launch))):
+        found = time_of(counted(*rows), A100).seconds
+        assert found == pytest.approx(seconds + FIT.rates.step_seconds, rel=1e-6)
 
 
 def test_recomputation_is_in_hfu_and_not_in_mfu() -> None:
-    rows = [
-        CountRow(phase=phase, what="product", name="aten::mm", flops=10**15, dtype="bfloat16")
-        for phase in ("forward", "recompute")
-    ]
-    found = time_of(counted(*rows), A100)
+    product = {"what": "product", "name": "aten::mm", "flops": 10**15, "dtype": "bfloat16"}
+    found = time_of(counted(*(CountRow(phase=phase, **product) for phase in ("forward", "recompute"))), A100)
     assert found.hfu == pytest.approx(2 * found.mfu)
     assert found.hfu == pytest.approx(2e15 / found.seconds / (A100.half_dense_tflops * 1e12))
 
 
 def test_the_interval_is_the_fits_and_open_above_by_what_nobody_claimed() -> None:
     row = CountRow(phase="forward", what="product", name="aten::mm", flops=10**15, dtype="bfloat16", launches=1)
-    tokens = CountRow(
-        phase="forward", what="other", name="aten::embedding", shapes="bfloat16[9, 2] int64[4, 2048] -> x"
-    )
+    shapes = "bfloat16[9, 2] int64[4, 2048] -> x"
+    tokens = CountRow(phase="forward", what="other", name="aten::embedding", shapes=shapes)
     for num_claimed, more in ((100, 1.0), (75, 1 / 0.75)):
         found = time_of(counted(row, tokens, num_launches=100, num_claimed=num_claimed), A100)
         assert found.condition == "usual"

@@ -1,9 +1,8 @@
 """The fit to counted steps: rates that made the steps are found again, and what ships is what the journal gives."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
+import math
 from pathlib import Path
 
 import pytest
@@ -22,33 +21,20 @@ SHAPES = "bfloat16[{0}, 4096] bfloat16[4096, 4096] -> bfloat16[{0}, 4096]"
 
 
 def count_of_step(tokens: int, stream_bytes: int, num_launches: int) -> Count:
-    product = CountRow(
-        phase="forward",
-        what="product",
-        name="aten::mm",
-        shapes=SHAPES.format(tokens),
-        dtype="bfloat16",
-        calls=500,
-        flops=500 * 2 * tokens * 4096**2,
-        launches=500,
-    )
+    figures = {"calls": 500, "flops": 500 * 2 * tokens * 4096**2, "launches": 500, "dtype": "bfloat16"}
+    product = CountRow(phase="forward", what="product", name="aten::mm", shapes=SHAPES.format(tokens), **figures)
     other = CountRow(phase="backward", what="other", name="aten::mul", read=stream_bytes, launches=num_launches)
     return Count(step=2, num_launches=0, num_claimed=0, rows=(product, other))
 
 
 def made_by(rates: dict[str, float], source: str) -> list[CountedStep]:
-    import math
-
-    fit = unproven(
-        rates_of([math.log(value) for value in ({n: v for n, (v, _) in EXPECTED.items()} | rates).values()]), []
-    )
-    found = []
+    whole = {name: value for name, (value, _) in EXPECTED.items()} | rates
+    fit, found = unproven(rates_of([*map(math.log, whole.values())]), []), []
     for tokens, stream_bytes, num_launches in ((8192, 10**9, 10), (1024, 10**12, 10), (256, 10**9, 90_000)):
         count = count_of_step(tokens, stream_bytes, num_launches)
         seconds = time_of(count, A100, fit=fit).seconds
-        found.append(
-            CountedStep(source=source, count=count, gpu=A100, tokens=tokens, tokens_per_second=tokens / seconds)
-        )
+        step = {"source": source, "count": count, "gpu": A100, "tokens": tokens}
+        found.append(CountedStep(**step, tokens_per_second=tokens / seconds))
     return found
 
 
@@ -69,10 +55,8 @@ def test_a_step_at_full_rates_gives_the_times_of_its_count() -> None:
 
 def test_a_copy_beside_is_timed_alike_by_a_fit_and_by_a_count() -> None:
     rates, count = shipped_counted().rates, count_of_step(8192, 10**12, 10)
-    copies = [
-        CountRow(phase="forward", what="device_to_host", name="aten::copy_", read=10**10, is_beside=one)
-        for one in (True, False)
-    ]
+    copy = {"phase": "forward", "what": "device_to_host", "name": "aten::copy_", "read": 10**10}
+    copies = [CountRow(**copy, is_beside=one) for one in (True, False)]
     count = dataclasses.replace(count, rows=(*count.rows, *copies))
     step = CountedStep(source="one", count=count, gpu=A100, tokens=8192, tokens_per_second=1.0)
     assert step.seconds(rates) == pytest.approx(time_of(count, A100, fit=unproven(rates, [step])).seconds)

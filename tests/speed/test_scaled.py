@@ -1,7 +1,5 @@
 """A counted step with more micro-steps and on several GPUs, against counts and seconds by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -36,10 +34,8 @@ COUNT = Count(step=2, num_launches=30, num_claimed=20, rows=(row("forward", 8 * 
 
 def test_more_micro_steps_are_as_many_times_the_forward_and_one_optimizer_step() -> None:
     found = whole_step(cell(grad_accum=4), COUNT, 1, SHARED)
-    assert [(one.phase, one.read, one.launches) for one in found.rows] == [
-        ("forward", 32 * GB, 40),
-        ("optimizer", GB, 10),
-    ]
+    rows = [(one.phase, one.read, one.launches) for one in found.rows]
+    assert rows == [("forward", 32 * GB, 40), ("optimizer", GB, 10)]
     assert (found.num_claimed, found.num_launches) == (50, 90)
     assert found.link_bytes == ()
     assert whole_step(cell(grad_accum=4), COUNT, 2, SHARED).rows[0].read == 16 * GB
@@ -90,9 +86,8 @@ def test_several_machines_are_not_predicted() -> None:
 
 def test_every_card_with_a_peak_has_an_estimate_and_an_unseen_one_a_wider_interval() -> None:
     fit, spec = shipped_counted(), cell(seq_len=4096)
-    embedding = CountRow(
-        phase="forward", what="other", name="aten::embedding", shapes="bf16[32000, 4096] i[2, 4096] -> bf16[2, 4096]"
-    )
+    shapes = "bf16[32000, 4096] i[2, 4096] -> bf16[2, 4096]"
+    embedding = CountRow(phase="forward", what="other", name="aten::embedding", shapes=shapes)
     product = CountRow(phase="forward", what="product", name="aten::mm", flops=10**15, launches=10)
     count = Count(step=2, num_launches=10, num_claimed=10, rows=(embedding, product))
     found = {gpu.short_name: estimate(spec, count, gpu) for gpu in list_gpus()}

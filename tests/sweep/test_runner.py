@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ import psutil
 import pytest
 from factories import TINY_LLAMA_PATH, make_environment, make_oom, make_record, make_spec
 from grids import exhaustive, grid
-from processes import children, is_alive
+from processes import cell_of, children, is_alive
 
 from vramprobe.errors import MissingDependency, StoreError
 from vramprobe.measure import environment, forkserver, isolation, launcher
@@ -49,16 +48,6 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
         assert time.monotonic() < deadline, "the condition never held"
         time.sleep(0.05)
     return value
-
-
-def worker_of(process: psutil.Process) -> psutil.Process | None:
-    """The process that runs the cell: the fork server's child that writes a cell's log (its canary does not)."""
-    for child in process.children(recursive=True):
-        with contextlib.suppress(OSError):  # it has ended
-            log = os.readlink(f"/proc/{child.pid}/fd/1")
-            if log.endswith(".log") and not log.endswith("forkserver.log"):
-                return child
-    return None
 
 
 #: Its library makes a tensor as it loads, which is no cell's.
@@ -271,7 +260,7 @@ def test_a_killed_worker_is_described_and_the_next_cell_runs(tmp_path: Path) -> 
     import threading
 
     def kill_the_first() -> None:
-        wait_for(lambda: worker_of(psutil.Process())).kill()
+        wait_for(lambda: cell_of(psutil.Process())).kill()
 
     killer = threading.Thread(target=kill_the_first)
     killer.start()
@@ -291,7 +280,7 @@ def test_a_killed_fork_server_costs_its_cell_and_is_replaced(tmp_path: Path) -> 
     workers: list[psutil.Process] = []
 
     def kill_the_server() -> None:
-        workers.append(wait_for(lambda: worker_of(psutil.Process())))
+        workers.append(wait_for(lambda: cell_of(psutil.Process())))
         workers[0].parent().kill()
 
     killer = threading.Thread(target=kill_the_server)
@@ -327,7 +316,7 @@ def test_a_signal_ends_the_sweep_cleanly(endless_sweep: Path, tmp_path: Path, si
     out = tmp_path / "out"
     process = start(endless_sweep, out)
     wait_for(lambda: len(records_in(out / runner.JOURNAL)) == 1)
-    worker = wait_for(lambda: worker_of(psutil.Process(process.pid)))
+    worker = wait_for(lambda: cell_of(psutil.Process(process.pid)))
     began = time.monotonic()
     process.send_signal(signum)
     stdout, stderr = process.communicate(timeout=30)
@@ -342,7 +331,7 @@ def test_kill_9_of_the_runner_loses_no_record_and_leaves_no_worker(endless_sweep
     out = tmp_path / "out"
     process = start(endless_sweep, out)
     wait_for(lambda: len(records_in(out / runner.JOURNAL)) == 1)
-    wait_for(lambda: worker_of(psutil.Process(process.pid)))
+    wait_for(lambda: cell_of(psutil.Process(process.pid)))
     started = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

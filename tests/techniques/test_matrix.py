@@ -1,7 +1,5 @@
 """Combinations of techniques: refusals against what ran and cells' own rules, counts by hand."""
 
-from __future__ import annotations
-
 import re
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """The page of techniques: every run once, the numbers of the table that ships, and a plot of the frontier."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

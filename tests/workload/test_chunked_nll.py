@@ -1,13 +1,11 @@
 """TRL's loss from tiles of the logits: run by its own code on an emulated GPU, and refused where it is not."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated import swept
+from emulated import require_predicted, swept
 from factories import make_spec
 from grids import exhaustive
 
@@ -35,10 +33,7 @@ def test_what_is_recorded_is_what_trl_allocates_on_an_emulated_gpu(tmp_path: Pat
     assert [record.outcome.kind for record in records] == ["ok", "ok"]
     for record in records:
         assert record.environment.versions["trl"]
-        words = record.spec.model_dump(exclude={"architecture"}, exclude_none=True, exclude_defaults=True)
-        found = api.predict(gpu="RTX-4090", **words)
-        assert found.peak_allocated_bytes.value == pytest.approx(record.peak.allocated_bytes, rel=0.002)
-        assert found.reserved_bytes.value == pytest.approx(record.peak.reserved_bytes, rel=0.02)
+        require_predicted(record, "RTX-4090", allocated=0.002, reserved=0.02)
 
 
 def test_without_trl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Cut Cross-Entropy as a cell's loss: by its own code on an emulated GPU, recorded, and refused where it is not run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Liger's fused linear cross entropy: measured on the CPU with its kernels interpreted, and recorded."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess
@@ -34,13 +32,8 @@ MEASURED: list[dict[str, Any]] = [
 ]
 
 
-COMMON = {
-    "model": str(TINY_LLAMA_PATH),
-    "batch_size": 2,
-    "seq_len": 16,
-    "timing_steps": 0,
-    "fused_linear_cross_entropy": True,
-}
+COMMON = {"model": str(TINY_LLAMA_PATH), "batch_size": 2, "seq_len": 16, "timing_steps": 0}
+COMMON |= {"fused_linear_cross_entropy": True}
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +56,10 @@ def test_it_is_measured_on_a_cpu_too(records: list[RunRecord]) -> None:
 
 def test_a_fused_loss_takes_most_of_what_the_logits_took() -> None:
     require_emulation()
-    cell = make_spec(
-        model="llama-3.2-1b", method="qlora", device="cuda", batch_size=4, seq_len=4096, gradient_checkpointing=True
-    )
-    plain, fused = (
-        predicted(cell.model_copy(update={"fused_linear_cross_entropy": yes}), gpu=None).peak_allocated_bytes.value
-        for yes in (False, True)
-    )
+    words = {"model": "llama-3.2-1b", "method": "qlora", "batch_size": 4, "seq_len": 4096, "device": "cuda"}
+    cell = make_spec(**words, gradient_checkpointing=True)
+    both = (cell.model_copy(update={"fused_linear_cross_entropy": yes}) for yes in (False, True))
+    plain, fused = (predicted(one, gpu=None).peak_allocated_bytes.value for one in both)
     logits = 12 * cell.num_tokens * cell.architecture["vocab_size"]
     assert plain - fused > 0.75 * logits > 15 * GIB
 
@@ -112,10 +102,8 @@ def test_without_liger_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None
     """A sweep is told before its first cell, not by an error in each."""
     from vramprobe.measure import isolation
 
-    found = isolation.importlib.util.find_spec
-    monkeypatch.setattr(
-        isolation.importlib.util, "find_spec", lambda name: None if name == "liger_kernel" else found(name)
-    )
+    util, found = isolation.importlib.util, isolation.importlib.util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "liger_kernel" else found(name))
     isolation.require_packages([make_spec()])
     with pytest.raises(MissingDependency, match=r"fused-loss needs liger_kernel, .*vramprobe\[measure,liger\]"):
         isolation.require_packages([make_spec(), make_spec(fused_linear_cross_entropy=True)])

@@ -1,7 +1,5 @@
 """A batch with images, of every family whose images are counted: the library's own model takes it and trains on it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One workload under two majors of transformers: what a release before 5 is called with, and what a later one is."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

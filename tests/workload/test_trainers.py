@@ -1,13 +1,11 @@
 """TRL's preference trainers: run by their own code on an emulated GPU, recorded, and refused where they are not run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated import require_emulation, swept
+from emulated import require_emulation, require_predicted, swept
 from factories import make_spec
 from grids import exhaustive
 
@@ -47,10 +45,7 @@ def test_a_recording_is_what_trl_allocates_on_an_emulated_gpu(trainer: str, tmp_
     records = swept(tmp_path, SWEEP.replace("TRAINER", trainer), cards="RTX-4090")
     assert [record.outcome.kind for record in records] == ["ok", "ok"]
     for record in records:
-        words = record.spec.model_dump(exclude={"architecture"}, exclude_none=True, exclude_defaults=True)
-        found = api.predict(gpu="RTX-4090", **words)
-        assert found.peak_allocated_bytes.value == pytest.approx(record.peak.allocated_bytes, rel=0.002)
-        assert found.reserved_bytes.value == pytest.approx(record.peak.reserved_bytes, rel=0.02)
+        require_predicted(record, "RTX-4090", allocated=0.002, reserved=0.02)
 
 
 @exhaustive
@@ -61,10 +56,7 @@ def test_on_two_gpus_trl_divides_and_copies_the_models_as_counted(tmp_path: Path
     for record in records:
         for rank in record.ranks:  # blocks that are not split differ with what each rank has loaded
             assert rank.peak.allocated_bytes == pytest.approx(record.peak.allocated_bytes, rel=0.001)
-        words = record.spec.model_dump(exclude={"architecture"}, exclude_none=True, exclude_defaults=True)
-        found = api.predict(gpu="H100-SXM", **words)
-        assert found.peak_allocated_bytes.value == pytest.approx(record.peak.allocated_bytes, rel=0.002)
-        assert found.reserved_bytes.value == pytest.approx(record.peak.reserved_bytes, rel=0.05)
+        require_predicted(record, "H100-SXM", allocated=0.002, reserved=0.05)
 
 
 def test_a_second_model_is_not_offloaded() -> None:
@@ -124,8 +116,7 @@ def test_a_cell_without_it_is_the_cell_that_it_was() -> None:
 
 @exhaustive
 @pytest.mark.parametrize(
-    ("method", "gib"),
-    [("lora", (15.93, 16.43, 16.76, 15.68)), ("full", (45.21, 45.71, 59.95, 59.93))],
+    ("method", "gib"), [("lora", (15.93, 16.43, 16.76, 15.68)), ("full", (45.21, 45.71, 59.95, 59.93))]
 )
 def test_a_recorded_step_of_grpo_is_what_trl_had_beside_its_engine(method: str, gib: tuple[float, ...]) -> None:
     """Live GiB of benchmarks/rollouts/grpo.md where the engine sleeps: log_probs, forward, backward, optimizer_step."""

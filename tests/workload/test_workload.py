@@ -1,7 +1,5 @@
 """The workload on tiny real models: what it builds is what the libraries build, and the ledger is exact to the byte."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -87,21 +85,14 @@ def test_adafactor_keeps_rows_and_columns() -> None:
     matrices = [(V, H), (V, H)] + LAYERS * [(H, H), (H, H), (KV, H), (KV, H), (F, H), (F, H), (H, F)]
     factored = sum(4 * (rows + columns) for rows, columns in matrices)
     vectors = (2 * LAYERS + 1) * 4 * H  # norms keep a full second moment
-    assert measured(optim="adafactor").ledger.optimizer_state_bytes == factored + vectors + _adafactor_scalars()
-
-
-def _adafactor_scalars() -> int:
-    """transformers' Adafactor keeps ``RMS`` of each tensor as a 0-dim tensor of its gradient's fp32 copy."""
-    return 4 * NUM_TENSORS
+    scalars = 4 * NUM_TENSORS  # ``RMS`` of each tensor is a 0-dim tensor of its gradient's fp32 copy
+    assert measured(optim="adafactor").ledger.optimizer_state_bytes == factored + vectors + scalars
 
 
 @pytest.mark.parametrize(("optim", "moments"), [("adamw_bnb_8bit", 2), ("lion_8bit", 1)])
 def test_8bit_optimizers_keep_small_tensors_and_embeddings_in_fp32(optim: str, moments: int) -> None:
     """Blocks of 256 with an fp32 scale; tensors under 4,096 elements and trained embeddings (as in Trainer) too."""
-    eight_bit = [
-        V * H,
-        *(LAYERS * [H * H, H * H, F * H, F * H, H * F]),
-    ]  # the head, not the embedding; k and v are small
+    eight_bit = [V * H, *(LAYERS * [H * H, H * H, F * H, F * H, H * F])]  # head, no embedding; k and v are small
     assert H * KV < 4096 <= H * H
     blocks = sum(size + 4 * -(-size // 256) for size in eight_bit)
     in_fp32 = 4 * (TINY_LLAMA_PARAMS - sum(eight_bit))
@@ -232,10 +223,7 @@ def test_steady_steps_repeat_and_the_peak_covers_what_is_alive(options: dict[str
 
 
 def test_checkpointing_saves_less_and_costs_no_weights() -> None:
-    plain, checkpointed = (
-        measured(method="lora", seq_len=64),
-        measured(method="lora", seq_len=64, gradient_checkpointing=True),
-    )
+    plain, checkpointed = (measured(method="lora", seq_len=64, gradient_checkpointing=on) for on in (False, True))
     assert checkpointed.ledger.weights_bytes == plain.ledger.weights_bytes
     assert checkpointed.ledger.saved_activations_bytes < plain.ledger.saved_activations_bytes / 2
 
@@ -270,18 +258,8 @@ def test_pretrained_without_a_checkpoint_says_what_to_do() -> None:
 
 
 def test_encoder_decoder_trains(tmp_path: Any) -> None:
-    config = {
-        "model_type": "t5",
-        "d_model": 32,
-        "d_ff": 64,
-        "d_kv": 8,
-        "num_heads": 4,
-        "num_layers": 2,
-        "num_decoder_layers": 2,
-        "vocab_size": 100,
-        "is_encoder_decoder": True,
-        "decoder_start_token_id": 0,
-        "pad_token_id": 0,
-    }
+    config = {"model_type": "t5", "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "vocab_size": 100}
+    config |= {"num_layers": 2, "num_decoder_layers": 2, "is_encoder_decoder": True}
+    config |= {"decoder_start_token_id": 0, "pad_token_id": 0}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert measured(model=str(tmp_path), method="lora", lora_targets="q_v").peak.allocated_bytes > 0

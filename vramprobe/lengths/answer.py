@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from vramprobe.errors import VramprobeError
@@ -90,7 +91,7 @@ def answer(
         seed=seed,
         pad_to_multiple_of=pad_to_multiple_of,
     )
-    predicted = _once(lambda shape: predict(gpu=gpu, **cell | words_of(shape)))
+    predicted = cache(lambda shape: predict(gpu=gpu, **cell | words_of(shape)))
     ranked = sorted(range(len(batches)), key=lambda number: batches[number].shape.num_tokens)
     worst = _worst(batches, predicted)
     chosen = {name: ranked[min(int(share * len(ranked)), len(ranked) - 1)] for name, share in _QUANTILES.items()}
@@ -140,17 +141,6 @@ def _notes(is_padded: bool, sampler: str, cell: dict[str, Any]) -> list[str]:
 def words_of(shape: Shape) -> dict[str, Any]:
     """The cell's words for a batch of this shape."""
     return {"batch_size": shape.num_rows, "seq_len": shape.seq_len}
-
-
-def _once(predicted: Callable[[Shape], Prediction]) -> Callable[[Shape], Prediction]:
-    seen: dict[Shape, Prediction] = {}
-
-    def get(shape: Shape) -> Prediction:
-        if shape not in seen:
-            seen[shape] = predicted(shape)
-        return seen[shape]
-
-    return get
 
 
 def _worst(batches: Sequence[Batch], predicted: Callable[[Shape], Prediction]) -> int:

@@ -39,9 +39,6 @@ class IntervalDriver:
     def graph_bytes(self):
         return 0
 
-    def uncomputed_reads(self):
-        return 0
-
 
 class TrueValuesOnCpu(TrueValues):
     """The mode over CPU tensors: a launch gives the right shapes and garbage for values, and leaves what it writes

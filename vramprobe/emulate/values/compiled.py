@@ -1,8 +1,7 @@
 """torch.compile beside the mode: Dynamo compiles with no mode of ours on the stack and never traces our code;
 Inductor's buffers are known.
 
-In: the mode. Out: patches on Dynamo's entry and on Inductor's allocation, made when those modules are imported; and
-their undoing.
+In: the mode. Out: patches on Dynamo's entry and on Inductor's allocation, made when those modules are imported.
 """
 
 import functools
@@ -14,22 +13,14 @@ CONVERT_FRAME = "torch._dynamo.convert_frame"
 
 
 def keep_out(mode):
-    """Patch Dynamo and Inductor's allocation for ``mode``, now or as soon as Dynamo is imported; returns what undoes
-    it."""
-    undo = [_know_inductor_buffers(mode), skip_our_frames()]
-    undo.append(when_imported(CONVERT_FRAME, lambda convert_frame: undo.append(_patch(convert_frame, mode))))
-
-    def undo_all():
-        for each in reversed(undo):
-            each()
-
-    return undo_all
+    """Patch Dynamo and Inductor's allocation for ``mode``, now or as soon as Dynamo is imported."""
+    _know_inductor_buffers(mode)
+    skip_our_frames()
+    when_imported(CONVERT_FRAME, lambda convert_frame: _patch(convert_frame, mode))
 
 
 def skip_our_frames():
-    """Have Dynamo compile none of vramprobe's frames, of which the program's compiled functions call some; returns
-    what undoes it."""
-    undo = []
+    """Have Dynamo compile none of vramprobe's frames, of which the program's compiled functions call some."""
 
     def patch(convert_frame):
         empty = getattr(convert_frame, "ConvertFrameReturn", lambda: None)
@@ -40,10 +31,9 @@ def skip_our_frames():
             _skip_code()(frame.f_code)
             return empty()
 
-        undo.append(_around_compiling(convert_frame, compile_frame))
+        _around_compiling(convert_frame, compile_frame)
 
-    undo.append(when_imported(CONVERT_FRAME, patch))
-    return lambda: [each() for each in reversed(undo)]
+    when_imported(CONVERT_FRAME, patch)
 
 
 def _patch(convert_frame, mode):
@@ -60,7 +50,7 @@ def _patch(convert_frame, mode):
             for _ in range(popped):
                 _push_mode(mode)
 
-    undo_compile = _around_compiling(convert_frame, compile_frame)
+    _around_compiling(convert_frame, compile_frame)
     # Guards compare tensors' dispatch keys as the thread sees them. They are checked with the mode on, so they are
     # made with it on:
     # else torch 2.4 compiles anew at every call.
@@ -73,12 +63,6 @@ def _patch(convert_frame, mode):
 
     checks.__init__ = make_checks_with_mode
 
-    def undo():
-        undo_compile()
-        checks.__init__ = make_checks
-
-    return undo
-
 
 def _skip_code():
     """Dynamo's own: of its C extension, and from torch 2.13 on of its Python module."""
@@ -90,7 +74,7 @@ def _skip_code():
 
 
 def _around_compiling(convert_frame, compile_frame):
-    """Have ``compile_frame(original, frame, …)`` called for each frame that Dynamo takes up; returns what undoes it."""
+    """Have ``compile_frame(original, frame, …)`` called for each frame that Dynamo takes up."""
     if not hasattr(convert_frame, "CatchErrorsWrapper"):  # torch 2.3: a function makes the callback
         make = convert_frame.catch_errors_wrapper
 
@@ -99,7 +83,7 @@ def _around_compiling(convert_frame, compile_frame):
             return functools.wraps(original)(functools.partial(compile_frame, original))
 
         convert_frame.catch_errors_wrapper = catch_errors_wrapper
-        return lambda: setattr(convert_frame, "catch_errors_wrapper", make)
+        return
     wrapper = convert_frame.CatchErrorsWrapper
     original = wrapper.__call__
 
@@ -107,7 +91,6 @@ def _around_compiling(convert_frame, compile_frame):
         return compile_frame(functools.partial(original, self), frame, *args, **kwargs)
 
     wrapper.__call__ = call
-    return lambda: setattr(wrapper, "__call__", original)
 
 
 def _know_inductor_buffers(mode):
@@ -117,7 +100,7 @@ def _know_inductor_buffers(mode):
     guards = torch._C._dynamo.guards
     original = getattr(guards, "_empty_strided_cuda", None)
     if original is None:
-        return lambda: None
+        return
 
     def empty_strided_cuda(size, stride, dtype):
         out = original(size, stride, dtype)
@@ -127,8 +110,3 @@ def _know_inductor_buffers(mode):
         return out
 
     guards._empty_strided_cuda = empty_strided_cuda
-
-    def undo():
-        guards._empty_strided_cuda = original
-
-    return undo

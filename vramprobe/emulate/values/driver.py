@@ -8,7 +8,7 @@ import ctypes
 import os
 
 LIBRARY = "libvramprobe_driver.so"
-FILL_KINDS = {"zeros": 0, "ones": 1, "random": 2, "keep": 3}
+FILL_KINDS = {"zeros": 0, "ones": 1, "random": 2}
 
 
 class _Moved(ctypes.Structure):
@@ -66,7 +66,6 @@ class Driver:
         self.any_computed = function("any_computed", ctypes.c_int, address, size)
         self.inject_count = function("inject_count", None, ctypes.c_int64)
         self.clear_counts = function("clear_counts", None)
-        self.uncomputed_reads = function("uncomputed_reads", ctypes.c_uint64)
         self.launches = function("launches", ctypes.c_uint64)
         self.graph_bytes = function("graph_bytes", ctypes.c_uint64)  # the most that instances of graphs held
         self.take_device_peak_bytes = function("take_device_peak_bytes", ctypes.c_uint64, ctypes.c_int)
@@ -75,21 +74,14 @@ class Driver:
         self._moved = function("moved", ctypes.c_int, ctypes.POINTER(_Moved), ctypes.c_int)
         self._on_read = function("on_uncomputed_read", None, ctypes.c_void_p)
         self._set_fill = function("set_fill", None, ctypes.c_int, ctypes.c_uint64)
-        try:  # see own_modes
-            self._own_modes = function("own_modes", None, ctypes.c_int)
-        except NoEmulatedDriver:
-            self._own_modes = None
+        # Have torch's C++ not count so many modes per thread when it asks whether any is on (dispatch_mode.c).
+        self.own_modes = function("own_modes", None, ctypes.c_int)
         # Without the GIL, which the threads that are waited for may be waiting for.
         self._settle = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY).emu_control_settle
         self._callback = None  # kept alive for as long as the driver may call it
 
     def on_uncomputed_read(self, callback):
-        """Have ``callback(address, num_bytes)`` called whenever the host copies bytes that nobody computed; None: no
-        more."""
-        if callback is None:
-            self._on_read(None)
-            self._callback = None
-            return
+        """Have ``callback(address, num_bytes)`` called whenever the host copies bytes that nobody computed."""
         made = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t)(callback)
         self._on_read(ctypes.cast(made, ctypes.c_void_p))
         self._callback = made
@@ -108,18 +100,6 @@ class Driver:
         peaks = (ctypes.c_uint64 * 3)()
         self._take_host_peaks(peaks)
         return tuple(peaks)
-
-    def own_modes(self, count):
-        """Have torch's C++ not count ``count`` modes per thread when it asks whether any is on; -> whether the driver
-        can.
-
-        While a mode is on, autograd adds gradients that meet out of place (``isTensorSubclassLike``), which takes
-        memory that no run without the mode takes. The driver, being preloaded, answers
-        ``c10::impl::dispatch_mode_enabled`` to libtorch_cpu.
-        """
-        if self._own_modes is not None:
-            self._own_modes(count)
-        return self._own_modes is not None
 
     def settle(self):
         """Wait until every other thread of this process is asleep, or busy for a second: at exit (threads.c)."""

@@ -11,13 +11,11 @@ import sys
 
 
 def when_imported(name, act):
-    """``act(module)`` as soon as the module ``name`` has run, at once where it has; returns what calls it off."""
+    """``act(module)`` as soon as the module ``name`` has run, at once where it has."""
     if name in sys.modules:
         act(sys.modules[name])
-        return lambda: None
-    waiting = _Waiting(name, act)
-    sys.meta_path.insert(0, waiting)
-    return waiting.leave
+    else:
+        sys.meta_path.insert(0, _Waiting(name, act))
 
 
 def instead_of(owner, name):
@@ -43,10 +41,6 @@ class _Waiting(importlib.abc.MetaPathFinder):
     def __init__(self, name, act):
         self._name, self._act = name, act
 
-    def leave(self):
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
     def find_spec(self, name, path=None, target=None):
         if name != self._name:
             return None
@@ -55,7 +49,8 @@ class _Waiting(importlib.abc.MetaPathFinder):
             run = spec.loader.exec_module
 
             def exec_module(module):
-                self.leave()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
                 run(module)
                 self._act(module)
 

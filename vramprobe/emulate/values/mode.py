@@ -192,12 +192,8 @@ class TrueValues(TorchDispatchMode):
         reads = self.reads.as_list()
         return {
             "policy": self.known.policy.as_dict(),
-            "num_results_computed": self.results.num_computed,
-            "num_results_assumed": self.results.num_assumed,
             "num_reads": self.reads.num_reads,
             "num_reads_that_could_have_steered": sum(r["num_reads"] for r in reads if r["could_have_steered"]),
-            "num_uncomputed_reads_of_the_driver": int(self.driver.uncomputed_reads()),
             "graph_bytes": int(self.driver.graph_bytes()),
             "reads": reads,
-            "without_cpu_kernel": dict(sorted(self.results.without_cpu_kernel.items(), key=lambda item: -item[1])),
         }

@@ -24,8 +24,7 @@ class Results:
 
     def __init__(self, known):
         self.known = known
-        self.num_computed = self.num_assumed = self.num_launched = 0
-        self.without_cpu_kernel = {}
+        self.num_launched = 0
         self._cpu, self._thread = torch.device("cpu"), threading.local()
 
     def follow(self, func, operator, args, kwargs, out):
@@ -48,7 +47,6 @@ class Results:
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             known = self._known_inputs(operator, args, kwargs, written)
             if known <= UNCOMPUTED and is_one and not operator.route and self.known.is_chain(outs):
-                self.num_assumed += 1
                 self.known.mark(out, UNCOMPUTED)
                 return
             of_mask = known == COMPUTED and operator.pure and self.is_of_mask(operator, args, outs)
@@ -128,7 +126,6 @@ class Results:
         return True
 
     def _assume(self, operator, outs, written):
-        self.num_assumed += 1
         for at in outs:
             is_fresh = not written or not self.known.driver.any_computed(*span(at))
             if not self.known.is_small(at) or (is_fresh and self.known.is_chain([at])):
@@ -166,7 +163,6 @@ class Results:
         results = tensors_in((result,), {})
         if len(results) != len(outs) or any(a.shape != b.shape for a, b in zip(results, outs, strict=True)):
             return False
-        self.num_assumed += 1
         for at, value in zip(outs, results, strict=True):
             alias(at).copy_(value)
             self.known.mark(at, ASSUMED)
@@ -179,7 +175,6 @@ class Results:
         return within and scores.is_floating_point()
 
     def _route(self, operator, args, kwargs, outs):
-        self.num_assumed += 1
         has_indices = routing.fill_indices(operator.route, args, kwargs, outs, self.known.policy)
         for at in outs:
             if not (has_indices and at.dtype == torch.int64):
@@ -220,9 +215,7 @@ class Results:
             known = ASSUMED
         try:
             result = self._run_on_cpu(func, operator, args, kwargs)
-        except NO_CPU_KERNEL as error:
-            kind = f"{operator.name}: {str(error).splitlines()[0][:100] if str(error) else type(error).__name__}"
-            self.without_cpu_kernel[kind] = self.without_cpu_kernel.get(kind, 0) + 1
+        except NO_CPU_KERNEL:
             self._assume(operator, outs, not operator.pure)
             return
         differing = []
@@ -235,7 +228,6 @@ class Results:
                 over = alias(at)
                 if over.data_ptr() != value.data_ptr():
                     over.copy_(value)
-        self.num_computed += 1
         for at in outs:
             self.known.mark(at, UNCOMPUTED if any(at is other for other in differing) else known)
 

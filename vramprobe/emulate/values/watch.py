@@ -1,6 +1,7 @@
-"""Values on and off in a process: the mode on its threads, the driver's callback, Dynamo's hook, a report.
+"""Values on in a process: the mode on its threads, the driver's callback, Dynamo's hook, a report.
 
-In: a policy. Out: a ``ValuesWatch``. One at a time per process; it needs the emulated driver and never loads one.
+In: a policy. Out: a ``ValuesWatch``, to the process's end. One per process; it needs the emulated driver and never
+loads one.
 """
 
 import atexit
@@ -11,12 +12,10 @@ from .driver import loaded_driver
 from .policy import Policy
 
 _current = None
-_bootstrap = threading.Thread._bootstrap_inner
 
 
 class ValuesWatch:
-    """Values are on. ``report()`` at any time, ``clear()`` forgets the reads so far (a warm-up's), ``disable()`` ends
-    it."""
+    """Values are on. ``report()`` at any time, ``clear()`` forgets the reads so far (a warm-up's)."""
 
     def __init__(self, policy):
         driver = loaded_driver()  # before torch is touched: the refusal costs nothing
@@ -26,10 +25,11 @@ class ValuesWatch:
         self.mode = TrueValues(driver, policy)
         driver.on_uncomputed_read(self.mode.driver_read)
         driver.set_fill(policy.contents, policy.seed)
-        self.leaves_no_trace = driver.own_modes(1)
+        driver.own_modes(1)
         self.mode.__enter__()
-        self._undo = [compiled.keep_out(self.mode), _print_with(self.mode)]
-        threading.Thread._bootstrap_inner = _on_new_threads(self.mode)
+        compiled.keep_out(self.mode)
+        _print_with(self.mode)
+        _on_new_threads(self.mode)
         atexit.register(driver.settle)
 
     @property
@@ -38,7 +38,7 @@ class ValuesWatch:
 
     def report(self):
         """Policy, counts, reads by line: plain dicts, ready for JSON."""
-        return {**self.mode.report(), "gradients_meet_in_place": self.leaves_no_trace}
+        return self.mode.report()
 
     @contextmanager
     def under(self, policy):
@@ -56,23 +56,6 @@ class ValuesWatch:
         """Forget the reads so far."""
         self.mode.reads.clear()
 
-    def disable(self):
-        """Off again, on this thread and for new ones."""
-        global _current
-        from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-        if _get_current_dispatch_mode() is not self.mode:
-            raise RuntimeError("values can only be switched off where they were switched on: another mode is on top")
-        self.mode.__exit__(None, None, None)
-        self.mode.driver.on_uncomputed_read(None)
-        self.mode.driver.set_fill("keep", 0)
-        self.mode.driver.own_modes(0)
-        for undo in self._undo:
-            undo()
-        threading.Thread._bootstrap_inner = _bootstrap
-        atexit.unregister(self.mode.driver.settle)
-        _current = None
-
 
 def _print_with(mode):
     """``print(tensor)`` takes all modes off: it would format by stale bytes, and count them."""
@@ -88,18 +71,16 @@ def _print_with(mode):
 
     _tensor_str._str_intern = str_intern
 
-    def undo():
-        _tensor_str._str_intern = original
-
-    return undo
-
 
 def _on_new_threads(mode):
-    def bootstrap(self):
-        mode.__enter__()  # a thread begins with an empty stack of modes; autograd's own threads inherit theirs
-        _bootstrap(self)
+    """A thread begins with an empty stack of modes; autograd's own threads inherit theirs."""
+    run = threading.Thread._bootstrap_inner
 
-    return bootstrap
+    def bootstrap(self):
+        mode.__enter__()
+        run(self)
+
+    threading.Thread._bootstrap_inner = bootstrap
 
 
 def start(policy=None):
@@ -108,7 +89,7 @@ def start(policy=None):
     policy = policy or Policy()
     if _current is not None:
         if _current.policy != policy:
-            raise RuntimeError(f"values are on already, under {_current.policy}; call disable() first")
+            raise RuntimeError(f"values are on already, under {_current.policy}")
         return _current
     _current = ValuesWatch(policy)
     return _current

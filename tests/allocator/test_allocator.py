@@ -10,7 +10,7 @@ from allocator_trace import Alloc, EmptyCache, Event, Free, FreeCompleted, FreeR
 from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig, parse_alloc_conf
-from vramprobe.allocator.ledger import Device, OutOfMemory
+from vramprobe.allocator.ledger import Device, Ledger, OutOfMemory
 from vramprobe.errors import SpecError
 from vramprobe.records.outcomes import Oom
 from vramprobe.units import GIB, KIB, MIB
@@ -178,11 +178,11 @@ def test_of_equal_blocks_in_one_segment_the_lowest_serves() -> None:
     assert allocator.allocate("y", 2 * MIB).address == blocks["f"].address
 
 
-def test_a_segment_that_lies_lower_but_is_younger_serves_after() -> None:
+def test_a_segment_that_lies_lower_but_is_younger_serves_after(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a card fills a hole: the second segment of 20 MiB lies where one of 40 was given back, below the first."""
     allocator = fresh()
     places = iter((40 * MIB, 80 * MIB, 40 * MIB))
-    allocator.ledger.place = lambda action, size_bytes: next(places)
+    monkeypatch.setattr(Ledger, "address", lambda ledger, size_bytes: next(places))
     allocator.allocate("hole", 40 * MIB)
     first = allocator.allocate("first", 20 * MIB)
     allocator.free("hole")
@@ -505,7 +505,7 @@ def check(allocator: CachingAllocator) -> None:
     assert 0 <= ledger.requested <= ledger.active <= ledger.reserved
     assert ledger.allocated <= ledger.active
     heads, pools = {}, [*allocator._small.values(), *allocator._large.values()]
-    live = [block for _, block in allocator.blocks()]
+    live = [block for block in allocator._live.values() if block is not None]
     cached = [block for pool in pools for _, _, block in pool.free]
     unmapped = [block for pool in pools for _, block in pool.unmapped]
     for block in (*live, *allocator._awaiting.values(), *cached, *unmapped):

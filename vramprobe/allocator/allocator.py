@@ -1,6 +1,6 @@
 """CUDA's caching allocator, without CUDA: which block serves a request, and what it costs in reserved memory.
 
-In: allocations and frees, one at a time (replay.py feeds a whole trace). Out: blocks with addresses, and a Ledger.
+In: allocations and frees, one at a time or a log's in arrays. Out: blocks with addresses, and a Ledger.
 Follows ``DeviceCachingAllocator`` of c10/cuda/CUDACachingAllocator.cpp, torch 2.11 to 2.13; names in brackets are its.
 Not modelled: CUDA graphs and user pools, settings changed on the way, the cudaMallocAsync backend. Knows no torch.
 """
@@ -8,14 +8,17 @@ Not modelled: CUDA graphs and user pools, settings changed on the way, the cudaM
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
+
+import numpy as np
 
 from vramprobe.allocator.blocks import Block, Pool, Searches, merge
 from vramprobe.allocator.config import MIN_BLOCK, SMALL_SIZE, AllocatorConfig
 from vramprobe.allocator.expandable import allocate_expandable, reachable_bytes, unmap
 from vramprobe.allocator.ledger import Device, Ledger, OutOfMemory
 
-STREAM = 1 << 48  # a request of play: on stream k, k times this more
+#: Actions of play_log; the two in the middle are the halves of a free whose block another stream still uses.
+ALLOCATE, FREE, REQUEST_FREE, COMPLETE_FREE, EMPTY_CACHE = range(5)
 
 
 class CachingAllocator:
@@ -88,45 +91,26 @@ class CachingAllocator:
                 if block.expandable is not None:
                     unmap(block, self.ledger)
 
-    def play(self, events: list[int], number: int, workspace_bytes: int) -> None:
-        """Ask for what a log says, its requests named from ``number`` on. Bytes ask for as much, on stream k with k
-        times 2^48 more; ``~number`` gives that back; 0 asks for a workspace of so many bytes, if any.
-
-        Raises OutOfMemory.
+    def play_log(self, actions: np.ndarray, sizes: np.ndarray, blocks: np.ndarray, streams: np.ndarray) -> None:
+        """Do what a log's events say: of each an action, bytes, the block by its number, which is its name, and its
+        stream. Raises OutOfMemory.
         """
-        for event in events:
-            if event > 0:
-                if event < STREAM:
-                    self.allocate(number, event)
-                else:
-                    self.allocate(number, event % STREAM, event // STREAM)
-                number += 1
-            elif event < 0:
-                self.free(~event)
-            elif workspace_bytes:
-                self.allocate(("workspace", number), workspace_bytes)
-
-    def state(self) -> object:
-        """Equal to what it was before, where each block in callers' hands lies where one as large did, in their order,
-        and no segment came or went: what then is asked for as it was before finds the same blocks.
-        """
-        blocks = [(block.order, block.address, block.size) for block in self._live.values() if block is not None]
-        return blocks, self.ledger.num_orders, self.ledger.num_segments
-
-    def has(self, name: Hashable) -> bool:
-        """Return True if the caller holds this allocation."""
-        return name in self._live
-
-    def blocks(self) -> Iterator[tuple[Hashable, Block]]:
-        """The blocks in callers' hands, by name."""
-        return ((name, block) for name, block in self._live.items() if block is not None)
+        ends = {FREE: self.free, REQUEST_FREE: self.request_free, COMPLETE_FREE: self.complete_free}
+        each = zip(*(one.tolist() for one in (actions, sizes, blocks, streams)), strict=True)
+        for action, size, block, stream in each:
+            if action == ALLOCATE:
+                self.allocate(block, size, stream)
+            elif action == EMPTY_CACHE:
+                self.empty_cache()
+            else:
+                ends[action](block)
 
     def pool(self, stream: int, *, is_small: bool) -> Pool:
         """The pool of this stream and size class (``get_pool``)."""
         pools = self._small if is_small else self._large
         pool = pools.get(stream)
         if pool is None:
-            pool = pools[stream] = Pool(stream, is_small, self._searches[is_small])
+            pool = pools[stream] = Pool(is_small, self._searches[is_small])
         return pool
 
     def _count(self, block: Block) -> None:
@@ -231,14 +215,13 @@ class CachingAllocator:
             return allocate_expandable(pool, size, self.config, self.device, ledger)
         if not ledger.has_room(wanted):
             return None
-        address = ledger.address("segment_alloc", wanted)
-        ledger.take("segment_alloc", address, wanted, pool.stream)
-        return Block(address, wanted, pool, order=ledger.new_order())
+        ledger.take(wanted, num_segments=1)
+        return Block(ledger.address(wanted), wanted, pool, order=ledger.new_order())
 
     def _release(self, block: Block) -> None:
         """cudaFree a segment that is one cached block (``release_block``)."""
         block.pool.remove(block)
-        self.ledger.give("segment_free", block.address, block.size, block.pool.stream)
+        self.ledger.give(block.size, num_segments=1)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
         """Free enough oversize blocks for the request: one, or the largest ones (``release_available_cached_blocks``).

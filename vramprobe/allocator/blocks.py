@@ -7,15 +7,15 @@ A Pool here is one stream's share of a BlockPool: the C++ set is sorted by strea
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from typing import NamedTuple
 
 
-class ExpandableSegment:
+class ExpandableSegment(NamedTuple):
     """A range of addresses of which whole granules are mapped and unmapped (``ExpandableSegment``)."""
 
-    __slots__ = ("address", "granule_bytes", "order", "size_bytes")
-
-    def __init__(self, address: int, size_bytes: int, granule_bytes: int, order: int = 0) -> None:
-        self.address, self.size_bytes, self.granule_bytes, self.order = address, size_bytes, granule_bytes, order
+    address: int
+    granule_bytes: int
+    order: int
 
 
 class Block:
@@ -71,10 +71,10 @@ class Searches:
 class Pool:
     """The cached blocks of one stream and size class."""
 
-    __slots__ = ("free", "is_small", "searches", "stream", "unmapped")
+    __slots__ = ("free", "is_small", "searches", "unmapped")
 
-    def __init__(self, stream: int, is_small: bool, searches: Searches) -> None:
-        self.stream, self.is_small, self.searches = stream, is_small, searches
+    def __init__(self, is_small: bool, searches: Searches) -> None:
+        self.is_small, self.searches = is_small, searches
         #: By size, then the segment's age, then address (``BlockComparatorSizeCounterAddress``, pytorch#183591).
         self.free: list[tuple[int, tuple[int, int], Block]] = []
         self.unmapped: list[tuple[int, Block]] = []  # by address: BlockComparatorAddress

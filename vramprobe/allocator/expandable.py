@@ -58,7 +58,7 @@ def unmap(block: Block, ledger: Ledger) -> None:
     merge(block, block.prev)
     merge(block, block.next)
     pool.insert_unmapped(block)
-    ledger.give("segment_unmap", start, end - start, pool.stream)
+    ledger.give(end - start)
     if block.prev is None and block.next is None:
         pool.remove_unmapped(block)  # release_expandable_segment: the range goes too
 
@@ -93,8 +93,8 @@ def _lowest(pool: Pool, size_bytes: int) -> Block | None:
 def _new_segment(pool: Pool, config: AllocatorConfig, device: Device, ledger: Ledger) -> Block:
     granule = SMALL_BUFFER if pool.is_small else config.large_segment_bytes
     size_bytes = address_space_bytes(granule, device)
-    address = ledger.address("segment_map", size_bytes)
-    block = Block(address, size_bytes, pool, ExpandableSegment(address, size_bytes, granule, ledger.new_order()))
+    address = ledger.address(size_bytes)
+    block = Block(address, size_bytes, pool, ExpandableSegment(address, granule, ledger.new_order()))
     block.mapped = False
     pool.insert_unmapped(block)
     return block
@@ -110,9 +110,8 @@ def _map(block: Block, size_bytes: int, ledger: Ledger) -> bool:
         return False
     pool.remove_unmapped(block)
     block.mapped = True
-    address = block.address
     if mapped < block.size:
-        rest = Block(address + mapped, block.size - mapped, pool, segment)
+        rest = Block(block.address + mapped, block.size - mapped, pool, segment)
         rest.mapped = False
         rest.chain(block, block.next)
         pool.insert_unmapped(rest)
@@ -120,5 +119,5 @@ def _map(block: Block, size_bytes: int, ledger: Ledger) -> bool:
     merge(block, block.prev)
     merge(block, block.next)
     pool.insert(block)
-    ledger.take("segment_map", address, mapped, pool.stream)
+    ledger.take(mapped)
     return True

@@ -1,21 +1,19 @@
 """Counters of what the allocator took from the device and handed out: those of ``torch.cuda.memory_stats``, in bytes.
 
-In: what the allocator does, one amount at a time. Out: the counters with their peaks, and word of each segment taken or
-given back. It also says whether the device still has room. It never decides which block serves a request.
+In: what the allocator does, one amount at a time. Out: the counters with their peaks. It also says whether the device
+still has room, and where a segment lies. It never decides which block serves a request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from vramprobe.errors import SpecError
 
-SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 # cudaMalloc puts each large segment just below the one before: so do the two listings of torch.cuda.memory_snapshot()
 # that tests/allocator/test_allocator.py replays. It decides nothing.
-_TOP_ADDRESS = 1 << 52  # above all real ones, of 49 bits, which a replay of a real history uses beside these
+_TOP_ADDRESS = 1 << 52
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +37,6 @@ class Usage(NamedTuple):
     active_bytes: int  # and those freed that another stream may still use
     reserved_bytes: int  # segments, and granules mapped
     num_segments: int  # cudaMalloc calls not undone; granules of expandable segments do not count
-
-
-class SegmentEvent(NamedTuple):
-    """Memory taken from the device or given back, in the words of the memory history."""
-
-    action: SegmentAction
-    address: int
-    size_bytes: int
-    stream: int
 
 
 class OutOfMemory(Exception):
@@ -79,8 +68,6 @@ class Ledger:
         "num_orders",
         "num_segments",
         "num_segments_peak",
-        "on_segment",
-        "place",
         "requested",
         "requested_peak",
         "reserved",
@@ -97,17 +84,12 @@ class Ledger:
             if device.total_bytes is None:
                 raise SpecError("per_process_memory_fraction needs the card's size; give total_bytes")
             self.allowed_bytes = int(memory_fraction * device.total_bytes)
-        self.on_segment: Callable[[SegmentEvent], None] | None = None
-        self.place: Callable[[SegmentAction, int], int | None] | None = None  # where the device puts a new segment
         self._lowest_address = _TOP_ADDRESS
 
-    def address(self, action: SegmentAction, size_bytes: int) -> int:
-        """Return the address of a new segment: the one that ``place`` gives, or just below the one before."""
-        address = self.place(action, size_bytes) if self.place else None
-        if address is None:
-            self._lowest_address -= size_bytes
-            address = self._lowest_address
-        return address
+    def address(self, size_bytes: int) -> int:
+        """Return the address of a new segment: just below the one before."""
+        self._lowest_address -= size_bytes
+        return self._lowest_address
 
     def new_order(self) -> int:
         """A number for a new segment, higher than all before (``registration_counter``)."""
@@ -118,23 +100,17 @@ class Ledger:
         """Return True if cudaMalloc or cuMemCreate would succeed."""
         return self.limit_bytes is None or self.reserved + size_bytes <= self.limit_bytes
 
-    def take(self, action: SegmentAction, address: int, size_bytes: int, stream: int) -> None:
-        """Count memory that came from the device."""
+    def take(self, size_bytes: int, *, num_segments: int = 0) -> None:
+        """Count memory that came from the device: a whole segment, or granules of one."""
         self.reserved += size_bytes
+        self.num_segments += num_segments
         self.reserved_peak = max(self.reserved_peak, self.reserved)
-        if action == "segment_alloc":
-            self.num_segments += 1
-            self.num_segments_peak = max(self.num_segments_peak, self.num_segments)
-        if self.on_segment:
-            self.on_segment(SegmentEvent(action, address, size_bytes, stream))
+        self.num_segments_peak = max(self.num_segments_peak, self.num_segments)
 
-    def give(self, action: SegmentAction, address: int, size_bytes: int, stream: int) -> None:
+    def give(self, size_bytes: int, *, num_segments: int = 0) -> None:
         """Count memory that went back to the device."""
         self.reserved -= size_bytes
-        if action == "segment_free":
-            self.num_segments -= 1
-        if self.on_segment:
-            self.on_segment(SegmentEvent(action, address, size_bytes, stream))
+        self.num_segments -= num_segments
 
     def reset_peaks(self) -> None:
         """``reset_peak_memory_stats``."""

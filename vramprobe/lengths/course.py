@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from vramprobe.allocator.allocator import CachingAllocator
+import numpy as np
+
+from vramprobe.allocator.allocator import ALLOCATE, EMPTY_CACHE, FREE, CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import parse_alloc_conf
 from vramprobe.allocator.ledger import Device, OutOfMemory
 
+STREAM = 1 << 48  # a request of play: on stream k, k times this more
 #: PYTORCH_ALLOC_CONF, and after how many steps torch.cuda.empty_cache() is called (0: never).
 SETTINGS: tuple[tuple[str, int], ...] = (
     ("", 0),
@@ -53,13 +55,11 @@ def play(allocator: CachingAllocator, events: Sequence[int], number: int) -> Non
     """Bytes for a request, numbered from ``number`` on, with its stream; ``~number`` where its block is given back; 0
     where the cache is emptied. Raises OutOfMemory.
     """
-    cuts = [-1, *(at for at, event in enumerate(events) if event == 0), len(events)]
-    for start, stop in pairwise(cuts):
-        if start >= 0:
-            allocator.empty_cache()
-        part = list(events[start + 1 : stop])
-        allocator.play(part, number, 0)
-        number += sum(event > 0 for event in part)
+    given = np.array(events, dtype=np.int64)
+    asks = given > 0
+    actions = np.where(asks, ALLOCATE, np.where(given < 0, FREE, EMPTY_CACHE)).astype(np.int8)
+    blocks = np.where(asks, number - 1 + np.cumsum(asks), ~given)
+    allocator.play_log(actions, given % STREAM, blocks, (given // STREAM).astype(np.int8))
 
 
 class CourseUnderWay:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vramprobe import catalog
-from vramprobe.allocator.allocator import STREAM, CachingAllocator
+from vramprobe.allocator.allocator import CachingAllocator
 from vramprobe.allocator.ledger import Device
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.lengths.batches import Shape
-from vramprobe.lengths.course import SETTINGS, Course, CourseUnderWay, play, settings_for
+from vramprobe.lengths.course import SETTINGS, STREAM, Course, CourseUnderWay, play, settings_for
 from vramprobe.lengths.step_logs import logs_over
 from vramprobe.log.log import Log, PhaseMark
 from vramprobe.predict.questions import cell as resolved

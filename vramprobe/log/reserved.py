@@ -10,14 +10,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vramprobe.allocator.allocator import CachingAllocator
+from vramprobe.allocator.allocator import (
+    ALLOCATE,
+    COMPLETE_FREE,
+    EMPTY_CACHE,
+    FREE,
+    REQUEST_FREE,
+    CachingAllocator,
+)
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.allocator.ledger import Device, OutOfMemory, Usage
 from vramprobe.log.log import Log
 from vramprobe.records.phase_memory import TRAINING_PHASES, PhaseMemory
-
-_ALLOCATE, _EMPTY_CACHE = 0, 4
 
 
 def reserve(
@@ -63,30 +68,15 @@ def player(history: Log, allocator: CachingAllocator) -> Callable[[slice], None]
     sizes = np.ascontiguousarray(history.size_bytes, dtype=np.int64)
     blocks = np.ascontiguousarray(history.blocks, dtype=np.int64)
     streams = np.ascontiguousarray(history.each_stream(), dtype=np.int8)
-    if hasattr(allocator, "play_log"):
-        return lambda events: allocator.play_log(*(one[events] for one in (actions, sizes, blocks, streams)))
-    allocate, ends = allocator.allocate, (allocator.free, allocator.request_free, allocator.complete_free)
-
-    def play(events: slice) -> None:
-        each = zip(*(one[events].tolist() for one in (actions, sizes, blocks, streams)), strict=True)
-        for action, size, block, stream in each:
-            if action == _ALLOCATE:
-                allocate(block, size, stream)
-            elif action == _EMPTY_CACHE:
-                allocator.empty_cache()
-            else:
-                ends[action - 1](block)
-
-    return play
+    return lambda events: allocator.play_log(*(one[events] for one in (actions, sizes, blocks, streams)))
 
 
 def _actions(history: Log) -> np.ndarray:
-    """Return for each event: 0 to allocate, 1 to free at once, 2 and 3 for the halves of a free whose block another
-    stream still uses, 4 to empty the cache."""
+    """Return the action of each event; a free whose block another stream still uses has two halves."""
     sizes, blocks = history.size_bytes, history.blocks
     is_late = np.isin(blocks, blocks[(sizes == 0) & (blocks > 0)])
-    found = np.where(sizes > 0, _ALLOCATE, np.where(sizes < 0, 1 + is_late, np.where(blocks > 0, 3, _EMPTY_CACHE)))
-    return found.astype(np.int8)
+    free, without_bytes = np.where(is_late, REQUEST_FREE, FREE), np.where(blocks > 0, COMPLETE_FREE, EMPTY_CACHE)
+    return np.where(sizes > 0, ALLOCATE, np.where(sizes < 0, free, without_bytes)).astype(np.int8)
 
 
 def _tiers(usage: Usage, moment: str) -> dict[str, int]:

@@ -12,7 +12,7 @@ from itertools import islice
 
 import numpy as np
 
-from vramprobe.allocator.allocator import STREAM
+from vramprobe.lengths.course import STREAM
 from vramprobe.log.shapes import Shape
 from vramprobe.profile.analyzed_rank import AnalyzedRank, MicroStep, micro_steps_of
 from vramprobe.profile.raw import RawRank

@@ -9,13 +9,12 @@
 #include "pairing.h"
 
 static PyObject *usage_type, *out_of_memory; /* ledger.py's Usage and OutOfMemory */
-enum { STREAM_SHIFT = 48 };                   /* request_log.py's STREAM: 2 to the power of this */
 
 struct object {
   PyObject_HEAD
   struct allocator allocator;
   PyObject *live, *awaiting; /* name → block: in callers' hands; freed, perhaps in use on another stream */
-  int32_t *numbered;         /* of play's requests */
+  int32_t *numbered;         /* of play_log's requests */
   Py_ssize_t num_numbered;
 };
 
@@ -136,11 +135,6 @@ static PyObject *empty_cache(struct object *self, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
-static PyObject *has(struct object *self, PyObject *name) {
-  int held = PyDict_Contains(self->live, name);
-  return held < 0 ? NULL : PyBool_FromLong(held);
-}
-
 static bool play_request(struct object *self, Py_ssize_t number, int64_t size_bytes, int64_t stream) {
   if (number >= self->num_numbered) {
     Py_ssize_t wanted = 2 * number + 1024;
@@ -170,22 +164,6 @@ static bool play_free(struct object *self, long long number) {
   return true;
 }
 
-static PyObject *play(struct object *self, PyObject *args) {
-  PyObject *events;
-  Py_ssize_t number;
-  long long workspace_bytes;
-  if (!PyArg_ParseTuple(args, "O!nL", &PyList_Type, &events, &number, &workspace_bytes)) return NULL;
-  for (Py_ssize_t at = 0; at < PyList_Size(events); at++) {
-    long long event = PyLong_AsLongLong(PyList_GetItem(events, at));
-    if (event == -1 && PyErr_Occurred()) return NULL;
-    bool done = event > 0   ? play_request(self, number++, event & ((1LL << STREAM_SHIFT) - 1), event >> STREAM_SHIFT)
-                : event < 0 ? play_free(self, ~event)
-                            : !workspace_bytes || serve(self, workspace_bytes, 0) != NONE;
-    if (!done) return NULL;
-  }
-  Py_RETURN_NONE;
-}
-
 /* A free whose block other streams still use, and that they are done with it. */
 static bool play_late(struct object *self, int64_t number, bool is_request) {
   if (is_request && !is_numbered(self, number)) return false;
@@ -201,7 +179,7 @@ static bool play_late(struct object *self, int64_t number, bool is_request) {
   return done != NULL;
 }
 
-enum { ALLOCATE, FREE, REQUEST_FREE, COMPLETE_FREE, EMPTY_CACHE }; /* log/reserved.py's _actions */
+enum { ALLOCATE, FREE, REQUEST_FREE, COMPLETE_FREE, EMPTY_CACHE }; /* of allocator.py */
 
 static bool play_event(struct object *self, int8_t action, int64_t size_bytes, int64_t block, int8_t stream) {
   switch (action) {
@@ -239,35 +217,6 @@ static PyObject *paired(PyObject *unused, PyObject *args) {
   if (found && stop == num) return found;
   Py_XDECREF(found);
   return stop == NO_MEMORY ? PyErr_NoMemory() : PyErr_Format(PyExc_ValueError, "event %lld", (long long)stop);
-}
-
-static void place(int64_t found[3], const struct block *b) {
-  found[0] = b->order;
-  found[1] = b->offset_bytes;
-  found[2] = b->size_bytes;
-}
-
-/* Where each block in callers' hands lies, and its size: first those with names, then play's. */
-static PyObject *state(struct object *self, PyObject *unused) {
-  (void)unused;
-  const struct allocator *a = &self->allocator;
-  Py_ssize_t num = PyDict_Size(self->live), most = num + self->num_numbered;
-  int64_t(*found)[3] = PyMem_Malloc((size_t)(most ? most : 1) * sizeof *found);
-  if (!found) return PyErr_NoMemory();
-  PyObject *name, *number;
-  num = 0;
-  for (Py_ssize_t at = 0; PyDict_Next(self->live, &at, &name, &number);) {
-    int32_t block = (int32_t)PyLong_AsLong(number);
-    if (block != NONE) place(found[num++], &a->blocks[block]);
-  }
-  for (Py_ssize_t k = 0; k < self->num_numbered; k++) {
-    if (self->numbered[k] != NONE) place(found[num++], &a->blocks[self->numbered[k]]);
-  }
-  PyObject *made = Py_BuildValue(
-      "(y#LL)", (const char *)found, num * (Py_ssize_t)sizeof *found, (long long)a->num_orders,
-      (long long)a->now.num_segments);
-  PyMem_Free(found);
-  return made;
 }
 
 static PyObject *now(struct object *self, PyObject *unused) {
@@ -336,10 +285,7 @@ static PyMethodDef methods[] = {
     METHOD("request_free", free_requested, METH_O, "The caller's half of a free."),
     METHOD("complete_free", free_completed, METH_O, "The other half, once other streams are done."),
     METHOD("empty_cache", empty_cache, METH_NOARGS, "Give back every segment without a live block."),
-    METHOD("has", has, METH_O, "Whether the caller holds this allocation."),
-    METHOD("play", play, METH_VARARGS, "Ask for what a log says: events, number, workspace_bytes."),
     METHOD("play_log", play_log, METH_VARARGS, "Play events: actions, sizes, blocks and streams, as arrays."),
-    METHOD("state", state, METH_NOARGS, "Equal to what it was before, where nothing came or went that stays."),
     METHOD("now", now, METH_NOARGS, "The counters as they stand."),
     METHOD("peak", peak, METH_NOARGS, "Each counter's highest value since the peaks were reset."),
     METHOD("reset_peaks", reset_peaks, METH_NOARGS, "reset_peak_memory_stats."),

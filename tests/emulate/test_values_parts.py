@@ -74,7 +74,6 @@ def test_equal_sequences_at_other_addresses_are_equal():
     other = history(("segment_alloc", 7, 100), ("alloc", 7, 40), ("alloc", 90, 60), ("free_completed", 7, 40))
     first, second = allocations.events(one), allocations.events(other)
     assert allocations.parting(first, second) is None
-    assert allocations.digest(first) == allocations.digest(second)
 
 
 def test_a_place_that_is_taken_again_is_another_block():
@@ -89,7 +88,6 @@ def test_the_first_place_where_sequences_part_is_named():
     freed = allocations.events(history(*base[:2], ("free_completed", 40, 40)))
     found = allocations.parting(first, freed)
     assert (found["index"], found["first"]["frames"], found["second"]["block"]) == (2, ["a.py:2"], 1)
-    assert allocations.digest(first) != allocations.digest(freed)
     shorter = allocations.parting(first, first[:2])
     assert (shorter["index"], shorter["second"], shorter["num_first"], shorter["num_second"]) == (2, None, 3, 2)
 

@@ -1,12 +1,10 @@
 """Two runs' sequences of allocations: equal, or the first place where they part. What ``--verify`` asks.
 
-In: snapshots of torch's allocator (``torch.cuda.memory._snapshot()``) with their history. Out: events, digests, a
-parting as plain dicts. Addresses count only as names: two runs may get other ones. It runs no model and needs no
+In: snapshots of torch's allocator (``torch.cuda.memory._snapshot()``) with their history. Out: events, a parting as
+plain dicts. Addresses count only as names: two runs may get other ones. It runs no model and needs no
 torch for what is recorded already.
 """
 
-import hashlib
-import json
 from contextlib import contextmanager
 
 from .reads import is_the_programs, place_of
@@ -51,13 +49,8 @@ def events(snapshot, device=0):
 
 
 def _same(event):
+    """Return what two sequences are compared by; the frames do not count."""
     return event["action"], event["num_bytes"], event["block"]
-
-
-def digest(sequence):
-    """SHA-256 over actions, sizes and which block each frees: equal digests are equal sequences (frames do not
-    count)."""
-    return hashlib.sha256(json.dumps([_same(event) for event in sequence]).encode()).hexdigest()
 
 
 def parting(first, second):

@@ -7,12 +7,8 @@ C++ code will copy to the host, in the order in which it asks: seen, and tested,
 import torch
 
 
-def _mask_counts(indices):
-    return [
-        int(at.count_nonzero())
-        for at in indices
-        if isinstance(at, torch.Tensor) and at.dtype in (torch.bool, torch.uint8)
-    ]
+def _masks(indices):
+    return [at for at in indices if isinstance(at, torch.Tensor) and at.dtype in (torch.bool, torch.uint8)]
 
 
 def expected(name, args, kwargs):
@@ -23,7 +19,7 @@ def expected(name, args, kwargs):
         case "aten::masked_select" | "aten::masked_scatter_backward":  # which selects
             return [int(torch.broadcast_tensors(args[0], args[1])[1].count_nonzero())]
         case "aten::index" | "aten::index_put" | "aten::index_put_" | "aten::_index_put_impl_":
-            return _mask_counts(args[1])
+            return [int(at.count_nonzero()) for at in _masks(args[1])]
         case "aten::_unique2" | "aten::_unique":
             return [torch.unique(args[0]).numel()]
         case "aten::unique_consecutive":
@@ -50,7 +46,7 @@ def deciding(name, args):
         case "aten::masked_select" | "aten::masked_scatter_backward":
             return [args[1]]
         case "aten::index" | "aten::index_put" | "aten::index_put_" | "aten::_index_put_impl_":
-            return [at for at in args[1] if isinstance(at, torch.Tensor) and at.dtype in (torch.bool, torch.uint8)]
+            return _masks(args[1])
         case "aten::multinomial":
             return []  # what is drawn is no shape
         case _:

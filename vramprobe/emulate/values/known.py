@@ -9,7 +9,7 @@ from operator import attrgetter
 import torch
 
 from .intervals import Intervals
-from .memory import alias, itemsize, runs, span
+from .memory import alias, ends, itemsize, runs, span
 from .policy import LIKELY
 
 UNCOMPUTED, ASSUMED, COMPUTED = 0, 1, 2
@@ -58,7 +58,7 @@ class Known:
         if not (tensor.is_floating_point() and self.of_masks and self.on_device(tensor)):
             return False
         num_bytes = tensor.numel() * itemsize(tensor.dtype)
-        return num_bytes <= self.policy.mask_max_bytes and self.of_masks.overlaps(*_ends(tensor))
+        return num_bytes <= self.policy.mask_max_bytes and self.of_masks.overlaps(*ends(tensor))
 
     def is_chain(self, outs):
         """Return True if floats are so many that values that were assumed are not passed on through them."""
@@ -92,8 +92,7 @@ class Known:
     def mark(self, tensor, state):
         """Every byte of the tensor has this state from here on."""
         if len(self.absent):
-            address, num_bytes = span(tensor)
-            self.absent.discard(address, address + num_bytes)
+            self.absent.discard(*ends(tensor))
         if state == UNCOMPUTED and tensor.is_contiguous():
             self.mark_uncomputed(tensor.data_ptr(), tensor.numel() * itemsize(tensor.dtype))
             return
@@ -115,18 +114,18 @@ class Known:
         """The tensor would hold another rank's values, which ``said`` names."""
         if is_assumed:
             self.mark(tensor, ASSUMED)
-        address, num_bytes = span(tensor)
-        self.absent.add(address, address + num_bytes)
-        self._absent_said[address] = (said, is_assumed)
+        start, stop = ends(tensor)
+        self.absent.add(start, stop)
+        self._absent_said[start] = (said, is_assumed)
 
     def said_of_absent(self, tensor):
         """Return the (words, is_assumed) recorded for a tensor over that memory, or None."""
         if not len(self.absent):
             return None
-        address, num_bytes = span(tensor)
-        if not self.absent.overlaps(address, address + num_bytes):
+        start, stop = ends(tensor)
+        if not self.absent.overlaps(start, stop):
             return None
-        return self._absent_said[max(start for start in self._absent_said if start < address + num_bytes)]
+        return self._absent_said[max(at for at in self._absent_said if at < stop)]
 
     def fill(self, tensor, name=""):
         """Give a small tensor of the card what the policy says of values that nobody computed."""
@@ -141,7 +140,7 @@ class Known:
 
     def hold_as_mask(self, tensor):
         """The large float is made from masks or indices alone."""
-        self.of_masks.add(*_ends(tensor))
+        self.of_masks.add(*ends(tensor))
 
     def settle(self, tensor):
         """Before an uncomputed small tensor is used or read: its uncomputed bytes get the policy's contents, and
@@ -166,8 +165,3 @@ class Known:
                 continue
             half = num_bytes // size // 2 * size
             pending += [(address, half), (address + half, num_bytes - half)]
-
-
-def _ends(tensor):
-    address, num_bytes = span(tensor)
-    return address, address + num_bytes

@@ -73,3 +73,9 @@ def span(tensor):
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
         reach += (length - 1) * stride
     return tensor.data_ptr(), reach * itemsize(tensor.dtype)
+
+
+def ends(tensor):
+    """The address of a tensor's first byte, and the one after its last."""
+    address, num_bytes = span(tensor)
+    return address, address + num_bytes

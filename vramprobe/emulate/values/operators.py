@@ -5,130 +5,48 @@ In: an ``OpOverload``. Out: an ``Operator``. It reads the schema and tags alone 
 
 import torch
 
+
+def aten(names):
+    """Return a set of ATen's operators by their names without the namespace, with blanks between."""
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
 # Their result shares memory with an argument though their schema does not say so, or they are no computation at all.
-ALIASES = {
-    "aten::_unsafe_view",
-    "aten::lift",
-    "aten::lift_fresh",
-    "aten::_reshape_alias",
-    "aten::detach",
-    "aten::alias",
-}
-EMPTY = {
-    "aten::empty",
-    "aten::empty_strided",
-    "aten::empty_like",
-    "aten::new_empty",
-    "aten::new_empty_strided",
-    "aten::_empty_affine_quantized",
-}
+ALIASES = aten("_unsafe_view lift lift_fresh _reshape_alias detach alias")
+EMPTY = aten("empty empty_strided empty_like new_empty new_empty_strided _empty_affine_quantized")
 # The tensor argument gives its shape, dtype or device; its values are not read.
-SHAPE_ONLY = {
-    "aten::zeros_like",
-    "aten::ones_like",
-    "aten::full_like",
-    "aten::new_zeros",
-    "aten::new_ones",
-    "aten::new_full",
-    "aten::rand_like",
-    "aten::randn_like",
-    "aten::randint_like",
-}
+SHAPE_ONLY = aten("zeros_like ones_like full_like new_zeros new_ones new_full rand_like randn_like randint_like")
 # In place, and what was there before does not matter.
-OVERWRITES = {
-    "aten::copy_",
-    "aten::fill_",
-    "aten::zero_",
-    "aten::random_",
-    "aten::normal_",
-    "aten::uniform_",
-    "aten::bernoulli_",
-    "aten::exponential_",
-    "aten::log_normal_",
-    "aten::cauchy_",
-    "aten::geometric_",
-}
+OVERWRITES = aten("copy_ fill_ zero_ random_ normal_ uniform_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_")
 # In place on a tensor's description, not on its bytes.
-METADATA = {
-    "aten::detach_",
-    "aten::requires_grad_",
-    "aten::resize_",
-    "aten::resize_as_",
-    "aten::set_",
-    "aten::squeeze_",
-    "aten::unsqueeze_",
-    "aten::transpose_",
-    "aten::t_",
-    "aten::swapaxes_",
-    "aten::swapdims_",
-    "aten::as_strided_",
-    "aten::rename_",
-    "aten::_resize_output_",
-    "aten::record_stream",
-}
-COPIES = {"aten::copy_", "aten::_to_copy", "aten::clone"}
+METADATA = aten(
+    "detach_ requires_grad_ resize_ resize_as_ set_ squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ as_strided_ "
+    "rename_ _resize_output_ record_stream"
+)
+COPIES = aten("copy_ _to_copy clone")
 # Each element of their results is one of the arguments', or a constant. (Pointwise operators are known by their tag.)
-REARRANGES = {
-    "aten::_pin_memory",
-    "aten::_to_copy",
-    "aten::cat",
-    "aten::clone",
-    "aten::constant_pad_nd",
-    "aten::copy_",
-    "aten::fill_",
-    "aten::flip",
-    "aten::full_like",
-    "aten::index",
-    "aten::repeat",
-    "aten::roll",
-    "aten::stack",
-    "aten::tril",
-    "aten::triu",
-    "aten::zero_",
-    "aten::zeros_like",
-}
-ZEROS = {"aten::zeros", "aten::new_zeros"}  # whatever they are given
+REARRANGES = aten(
+    "_pin_memory _to_copy cat clone constant_pad_nd copy_ fill_ flip full_like index repeat roll stack tril triu zero_ "
+    "zeros_like"
+)
+ZEROS = aten("zeros new_zeros")  # whatever they are given
 # Only these namespaces have CPU kernels that are certain to do to CPU tensors what they would to a card's; a Triton
 # kernel would not.
 TRUSTED = ("aten", "prims")
 # Collectives: the driver moves the bytes, and knows what it moved.
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
-# What Inductor calls: the kernel itself, with nothing of ATen inside that would have a value to know.
-BELOW = (*COLLECTIVES, "inductor", "triton")
-# prim::device and its like stand in the interpreter's table alone: the dispatcher does not know their names.
-WITHOUT_KERNEL = (*BELOW, "prim")
-COUNTED = {
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::masked_scatter_backward",
-    "aten::index",
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::_index_put_impl_",
-    "aten::_unique2",
-    "aten::_unique",
-    "aten::unique_consecutive",
-    "aten::unique_dim",
-    "aten::unique_dim_consecutive",
-    "aten::bincount",
-    "aten::repeat_interleave",
-    "aten::multinomial",
-}
+# What Inductor calls: the kernel itself, with nothing of ATen inside that would have a value to know. prim::device and
+# its like stand in the interpreter's table alone: the dispatcher does not know their names.
+WITHOUT_KERNEL = (*COLLECTIVES, "inductor", "triton", "prim")
+COUNTED = aten(
+    "nonzero masked_select masked_scatter_backward index index_put index_put_ _index_put_impl_ _unique2 _unique "
+    "unique_consecutive unique_dim unique_dim_consecutive bincount repeat_interleave multinomial"
+)
 # Their kernels look at values of their own: is an input finite, did a factorization succeed, are two tensors close.
-LOOKS_AT_VALUES = {"aten::allclose", "aten::isin", "aten::matrix_exp", "aten::segment_reduce", "aten::histc"}
+LOOKS_AT_VALUES = aten("allclose isin matrix_exp segment_reduce histc")
 LINEAR_ALGEBRA = ("aten::linalg_", "aten::_linalg_")  # the same, by the first letters of the name
 KERNELS = ("CUDA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-ROUTED = {
-    "aten::topk",
-    "aten::sort",
-    "aten::argsort",
-    "aten::argmax",
-    "aten::argmin",
-    "aten::max",
-    "aten::min",
-    "aten::multinomial",
-}
-RANDOM_GENERATORS = "generator"
+ROUTED = aten("topk sort argsort argmax argmin max min multinomial")
 
 
 class Operator:
@@ -174,7 +92,7 @@ class Operator:
         one = len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor"
         by_element = name in REARRANGES or name in ZEROS or torch.Tag.pointwise in func.tags
         self.keeps_zeros = one and by_element and not self.random and not self.quiet
-        self.has_generator = any(a.name == RANDOM_GENERATORS for a in schema.arguments)
+        self.has_generator = any(a.name == "generator" for a in schema.arguments)
         # Handled before the op runs; everything else after it.
         self.special = self.reads_item or self.counted or self.random or name in COPIES or name == "aten::equal"
         if self.reads_item or name == "aten::equal":
@@ -192,12 +110,7 @@ def _has_kernel(func, key):
 def tensors_in(args, kwargs):
     """Every tensor among an operator's arguments, those within lists too, in order."""
     found = []
-    for given in args:
-        if isinstance(given, torch.Tensor):
-            found.append(given)
-        elif isinstance(given, (list, tuple)):
-            found += [inner for inner in given if isinstance(inner, torch.Tensor)]
-    for given in kwargs.values():
+    for given in (*args, *kwargs.values()):
         if isinstance(given, torch.Tensor):
             found.append(given)
         elif isinstance(given, (list, tuple)):

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from . import routing
 from .known import ASSUMED, COMPUTED, MASKS, UNCOMPUTED
-from .memory import alias, span
+from .memory import alias, ends, span
 from .operators import tensors_in, written_in
 
 # What an operator raises that has no kernel for these arguments on the CPU.
@@ -203,8 +203,7 @@ class Results:
         """Forget assumptions about what ``torch.tensor`` and its like have copied to the card out of this mode's sight:
         numbers of the host's. The driver knows which bytes came.
         """
-        address, num_bytes = span(tensor)
-        self.known.assumed.discard(address, address + num_bytes)
+        self.known.assumed.discard(*ends(tensor))
 
     def _compute(self, func, operator, args, kwargs, returned, outs, known):
         if known == UNCOMPUTED:

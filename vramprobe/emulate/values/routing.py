@@ -8,6 +8,9 @@ expert.
 import torch
 
 from .memory import alias
+from .operators import aten
+
+_EXTREMES = aten("argmax argmin max min")
 
 
 def _last(indices, dim):
@@ -32,27 +35,27 @@ def fill_indices(name, args, kwargs, outs, policy):
         if not out.numel():
             continue
         indices = alias(out)
-        if name in ("aten::argmax", "aten::argmin", "aten::max", "aten::min"):
-            values = (
-                torch.arange(out.numel()) % num_choices
-                if policy.routing == "even"
-                else torch.zeros(out.numel(), dtype=torch.int64)
-            )
-            indices.copy_(values.view(out.shape))
+        if name in _EXTREMES:
+            indices.copy_((_spread(out.numel(), policy) % num_choices).view(out.shape))
             continue
         chosen = _last(indices, dim if dim is not None else -1)
         width = chosen.shape[-1] if chosen.dim() else 1
         rows = out.numel() // width
         step = width if name in ("aten::topk", "aten::multinomial") else 1
-        first = torch.arange(rows) * step if policy.routing == "even" else torch.zeros(rows, dtype=torch.int64)
+        first = _spread(rows, policy) * step
         chosen.copy_(((first[:, None] + torch.arange(width)) % num_choices).view(chosen.shape))
     return True
+
+
+def _spread(rows, policy):
+    """A number for each row: others under ``even``, 0 under ``one_expert``."""
+    return torch.arange(rows) if policy.routing == "even" else torch.zeros(rows, dtype=torch.int64)
 
 
 def _chosen_dim(name, args, kwargs):
     if name == "aten::multinomial":
         return -1
-    if name in ("aten::argmax", "aten::argmin", "aten::max", "aten::min"):
+    if name in _EXTREMES:
         return kwargs.get("dim", args[1] if len(args) > 1 else None)
     if name == "aten::topk":
         return kwargs.get("dim", args[2] if len(args) > 2 else -1)

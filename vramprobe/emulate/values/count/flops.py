@@ -11,18 +11,9 @@ ATTENTION_BACKWARD = 2.5
 _FIRST_FACTOR = {"addmm": "mat1", "baddbmm": "batch1", "addbmm": "batch1", "addmv": "mat"}
 _SECOND_FACTOR = {"addmm": "mat2", "baddbmm": "batch2", "addbmm": "batch2"}
 _PRODUCTS = (
-    "mm",
-    "bmm",
-    "_scaled_mm",
-    "_int_mm",
-    "_grouped_mm",
-    "_scaled_grouped_mm",
-    "addmm",
-    "baddbmm",
-    "addbmm",
-    "_addmm_activation",
-    "linear",
-)
+    "mm", "bmm", "_scaled_mm", "_int_mm", "_grouped_mm", "_scaled_grouped_mm",
+    "addmm", "baddbmm", "addbmm", "_addmm_activation", "linear",
+)  # fmt: skip
 
 
 def flops_of(name, given, out):

@@ -7,7 +7,7 @@ it is given once, by whether its compiled code (TTIR) loads or stores it; withou
 import re
 
 from ..imports import when_imported
-from .operators import shown, size_of, tensors_of
+from .operators import plain_row, shown, size_of, tensors_of
 
 _CALL_OF_BITSANDBYTES = re.compile(r"c(de)?quantize|cadam|clion|cmomentum|crmsprop|cadagrad|cademamix|cgemm_4bit|cgemv")
 #: Inductor's own products and flex attention. Their operations are not known: a mask's are in values.
@@ -22,10 +22,9 @@ _count = None
 
 def watch():
     """Wrap what launches by itself, as soon as it has been imported: some keep bitsandbytes' functions from then on."""
-    when_imported("triton.runtime.jit", lambda module: _wrap(module.JITFunction, _name_of_jit))
+    when_imported("triton.runtime.jit", lambda module: _wrap(module.JITFunction, "triton"))
     when_imported(
-        "torch._inductor.runtime.triton_heuristics",
-        lambda module: _wrap(module.CachingAutotuner, lambda one: getattr(one.fn, "__name__", "inductor")),
+        "torch._inductor.runtime.triton_heuristics", lambda module: _wrap(module.CachingAutotuner, "inductor")
     )
     when_imported("bitsandbytes.cextension", _watch_library)
 
@@ -36,18 +35,14 @@ def count_into(count):
     _count = count
 
 
-def _name_of_jit(one):
-    return getattr(one.fn, "__name__", "triton")
-
-
-def _wrap(owner, name_of):
+def _wrap(owner, nameless):
     run = owner.run
 
     def watched(self, *args, **kwargs):
         count = _count
         if count is None or not count.is_on or kwargs.get("warmup"):
             return run(self, *args, **kwargs)
-        name = f"triton::{name_of(self)}"
+        name = f"triton::{getattr(self.fn, '__name__', nameless)}"
         begun, kernel = count.begin(name), None
         try:
             kernel = run(self, *args, **kwargs)
@@ -59,24 +54,12 @@ def _wrap(owner, name_of):
             names = getattr(self, "arg_names", ())
             bound = dict(zip(names, args, strict=False)) | kwargs
             tensors = [one for name in names or bound for one in tensors_of(bound.get(name))] or tensors_of(args)
-            count.note(_row(name, tensors, *_bytes_of_kernel(kernel, tensors), launched))
+            dtype = str(tensors[0].dtype)[6:] if tensors else ""
+            read, written = _bytes_of_kernel(kernel, tensors)
+            count.note(plain_row(name, shown(tensors), launched, dtype=dtype, read=read, written=written))
         return kernel
 
     owner.run = watched
-
-
-def _row(name, tensors, read, written, launches):
-    dtype = str(tensors[0].dtype)[6:] if tensors else ""
-    return {
-        "what": "other",
-        "name": name,
-        "shapes": shown(tensors),
-        "dtype": dtype,
-        "flops": 0,
-        "read": read,
-        "written": written,
-        "launches": launches,
-    }
 
 
 _touched = {}  # by kernel
@@ -168,5 +151,5 @@ class _Called:
         elements = numbers[-1] if numbers else 0
         wide = next((size for word, size in _BYTES_OF.items() if word in self._name), 4)
         packed = elements // 2 if "nf4" in self._name or "fp4" in self._name else elements
-        row = _row(f"bitsandbytes::{self._name}", [], packed, wide * elements, launched)
-        return row | {"shapes": f"{elements} elements"}
+        name, shapes = f"bitsandbytes::{self._name}", f"{elements} elements"
+        return plain_row(name, shapes, launched, read=packed, written=wide * elements)

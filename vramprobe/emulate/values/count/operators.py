@@ -9,37 +9,18 @@ import functools
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ..operators import SHAPE_ONLY, aten
 from .flops import flops_of
 
 #: These write without a kernel, by the driver's own copy or memset, which is no launch.
-_BY_COPY_ENGINE = (
-    "aten::copy_",
-    "aten::clone",
-    "aten::_to_copy",
-    "aten::zero_",
-    "aten::zeros",
-    "aten::zeros_like",
-    "aten::new_zeros",
-    "aten::_foreach_copy_",
-    "aten::_foreach_zero_",
-    "aten::fill_",
-)
+_BY_COPY_ENGINE = aten("copy_ clone _to_copy zero_ zeros zeros_like new_zeros _foreach_copy_ _foreach_zero_ fill_")
 #: What is overwritten is not read.
 _OVERWRITE = ("copy_", "fill_", "zero_", ".out")
 #: These read as much of their table as they return.
-_GATHERS = ("aten::embedding", "aten::index", "aten::gather", "aten::index_select", "aten::nll_loss_forward")
-_SCATTERS = (
-    "aten::index_put_",
-    "aten::_index_put_impl_",
-    "aten::scatter",
-    "aten::scatter_",
-    "aten::scatter_add",
-    "aten::scatter_add_",
-    "aten::index_add_",
-    "aten::embedding_dense_backward",
+_GATHERS = aten("embedding index gather index_select nll_loss_forward")
+_SCATTERS = aten(
+    "index_put_ _index_put_impl_ scatter scatter_ scatter_add scatter_add_ index_add_ embedding_dense_backward"
 )
-#: Their operand gives its shape alone.
-_SHAPE_ONLY = tuple(f"aten::{kind}_like" for kind in ("zeros", "ones", "full", "rand", "randn", "randint"))
 _MAX_SHOWN = 8  # tensors of a signature
 
 
@@ -80,6 +61,12 @@ def signature(func):
     schema = func._schema
     written = [one.alias_info is not None and one.alias_info.is_write for one in schema.arguments]
     return schema.name, tuple(zip([one.name for one in schema.arguments], written, strict=True))
+
+
+def plain_row(name, shapes, num_launches, *, dtype="", read=0, written=0):
+    """The row's fields of what is neither a product nor an attention."""
+    words = {"what": "other", "name": name, "shapes": shapes, "dtype": dtype, "flops": 0}
+    return words | {"read": read, "written": written, "launches": num_launches}
 
 
 def row_of(func, args, kwargs, out, num_launches, has_product=False):
@@ -144,16 +131,9 @@ def _unpacking(given, num_launches):
     read, written = size_of(packed) + size_of(given["absmax"]), wide
     if scales is not None:  # written in fp32, and read again
         read, written = read + 5 * scales.numel(), written + 4 * scales.numel()
-    return {
-        "what": "other",
-        "name": "bitsandbytes::dequantize_4bit",
-        "shapes": f"{shown([packed])} -> {str(activations.dtype)[6:]}{list(given['shapeB'])}",
-        "dtype": str(activations.dtype)[6:],
-        "flops": 0,
-        "read": read,
-        "written": written,
-        "launches": num_launches,
-    }
+    dtype = _name_of(activations.dtype)
+    shapes = f"{shown([packed])} -> {dtype}{list(given['shapeB'])}"
+    return plain_row("bitsandbytes::dequantize_4bit", shapes, num_launches, dtype=dtype, read=read, written=written)
 
 
 def _direction(name, inputs, outs, mutated):
@@ -175,7 +155,7 @@ def _bytes(name, on_card, outs, mutated):
     read = sum(size_of(one) for one in on_card if not (overwrites and id(one) in changed))
     known = {_storage(one) for one in on_card}
     written = sum(map(size_of, mutated)) + sum(size_of(one) for one in outs if _storage(one) not in known)
-    if name in _SHAPE_ONLY or name.startswith("aten::new_"):
+    if name in SHAPE_ONLY:
         return 0, written
     if name in _GATHERS:
         return written, written

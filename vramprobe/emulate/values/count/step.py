@@ -13,7 +13,7 @@ import torch
 
 from . import kernels
 from .lines import Lines
-from .operators import row_of, signature
+from .operators import plain_row, row_of, signature
 
 _COUNTED_STEP = 2
 _SUMS = ("flops", "read", "written", "launches")
@@ -75,17 +75,8 @@ class StepCount:
         try:
             row = row_of(func, args, kwargs, out, num_launches, has_product=self._products > products)
         except Exception as error:  # an operator of a kind that nobody thought of: its launches stay known
-            row = {
-                "what": "other",
-                "name": func._schema.name,
-                "shapes": f"not read: {type(error).__name__}: {error}",
-                "dtype": "",
-                "flops": 0,
-                "read": 0,
-                "written": 0,
-                "launches": num_launches,
-            }
-            row = row if num_launches else None
+            said = f"not read: {type(error).__name__}: {error}"
+            row = plain_row(func._schema.name, said, num_launches) if num_launches else None
         if row is not None:
             self.note(row)
         return out

@@ -6,13 +6,14 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from vramprobe.emulate.machine import FORMAT, MAX_DEVICES, read_machine
+from vramprobe.emulate.cards import MAX_CARDS
+from vramprobe.emulate.machine import FORMAT, read_machine
 
 # driver/shared.c asserts these offsets
 _HEAD = struct.Struct("<8s4IQ")  # magic, format, num_devices, max_devices, max_processes, num_joined
 _CARDS_AT, _PROCESSES_AT = 128, 384
 _CARD = struct.Struct("<2Q")  # used, peak
-_PROCESS = struct.Struct(f"<2I2Q{MAX_DEVICES}Q{MAX_DEVICES}Q")  # pid, slot, start, order, used, peak by device
+_PROCESS = struct.Struct(f"<2I2Q{MAX_CARDS}Q{MAX_CARDS}Q")  # pid, slot, start, order, used, peak by device
 _LIVE, _ENDED = 1, 2
 
 
@@ -41,14 +42,14 @@ def read_state(folder: Path) -> MachineState:
     if len(data) < _PROCESSES_AT or not data.startswith(b"VPEMUGPU"):
         return MachineState(nothing, nothing, ())
     _, version, _, max_devices, max_processes, _ = _HEAD.unpack_from(data)
-    assert (version, max_devices) == (FORMAT, MAX_DEVICES)
+    assert (version, max_devices) == (FORMAT, MAX_CARDS)
     found = []
     for slot in range(max_processes):
         pid, kind, start, order, *rest = _PROCESS.unpack_from(data, _PROCESSES_AT + slot * _PROCESS.size)
         if kind in (_LIVE, _ENDED):
             alive = kind == _LIVE and _start_ticks(pid) == start
             used = tuple(rest[:num_devices]) if alive else nothing
-            found.append((order, ProcessUse(pid, alive, used, tuple(rest[MAX_DEVICES : MAX_DEVICES + num_devices]))))
+            found.append((order, ProcessUse(pid, alive, used, tuple(rest[MAX_CARDS : MAX_CARDS + num_devices]))))
     processes = tuple(process for _, process in sorted(found))
     return MachineState(
         tuple(sum(process.used_bytes[i] for process in processes) for i in range(num_devices)),

@@ -6,18 +6,21 @@ import pytest
 
 from vramprobe.catalog.gpus import find_gpu, list_gpus
 from vramprobe.catalog.shipped import csv_rows
-from vramprobe.emulate.cards import MAX_CARDS, card_properties, list_cards, parse_cards
+from vramprobe.emulate.cards import MAX_CARDS, card_properties, parse_cards
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.units import MIB
 
+NVIDIA = [gpu for gpu in list_gpus() if gpu.vendor == "NVIDIA"]
+CARDS = [card_properties(gpu.short_name) for gpu in NVIDIA]
+
 
 def test_every_nvidia_card_of_the_catalog_can_be_emulated():
-    assert [card.gpu for card in list_cards()] == [gpu for gpu in list_gpus() if gpu.vendor == "NVIDIA"]
-    assert {row["gpu"] for row in csv_rows("gpu_properties.csv")} == {card.gpu.name for card in list_cards()}
+    assert [card.gpu for card in CARDS] == NVIDIA
+    assert {row["gpu"] for row in csv_rows("gpu_properties.csv")} == {card.gpu.name for card in CARDS}
 
 
 def test_a_card_is_found_again_by_the_name_that_torch_reports():
-    for card in list_cards():
+    for card in CARDS:
         assert find_gpu(card.name) == card.gpu
 
 
@@ -34,24 +37,24 @@ def test_an_h100_is_what_torch_printed_of_one():
 
 def test_the_driver_keeps_little_for_itself():
     """torch's total is below nvidia-smi's by up to 1.1 GB, by less than 3 % of a card from 20 GB on; never above it."""
-    for card in list_cards():
+    for card in CARDS:
         kept = card.nvml_total_bytes - card.total_bytes
         assert 0 <= kept <= 1200 * MIB, card.name
         assert kept / card.nvml_total_bytes < (0.03 if card.gpu.nominal_gb >= 20 else 0.07), card.name
 
 
 def test_two_transfers_a_clock_give_the_bandwidth():
-    for card in list_cards():
+    for card in CARDS:
         bytes_per_s = 2 * card.memory_clock_khz * 1000 * card.memory_bus_bits / 8
         assert bytes_per_s == pytest.approx(card.gpu.bandwidth_gb_s * 1e9, rel=1e-5)
     assert card_properties("A100-40GB-SXM").memory_clock_khz == pytest.approx(1215000, rel=1e-3)  # what its driver says
 
 
 def test_each_has_its_source_and_what_is_estimated_says_so():
-    for card in list_cards():
+    for card in CARDS:
         assert card.source.startswith("total: ")
         assert len(card.source) > 30
-    estimated = {card.gpu.short_name for card in list_cards() if "estimate" in card.source}
+    estimated = {card.gpu.short_name for card in CARDS if "estimate" in card.source}
     assert {"B300", "GB200", "GB300", "GH200", "GH200-144GB", "RTX-5060", "RTX-5070", "RTX-A2000"} <= estimated
     assert not estimated & {
         "RTX-3060",
@@ -70,7 +73,7 @@ def test_a_memory_that_the_cpu_shares_is_cuda_s_alone():
     assert (card.gpu.short_name, card.name, card.compute_capability) == ("GB10", "NVIDIA GB10", (12, 1))
     assert (card.total_bytes, card.nvml_total_bytes, card.integrated) == (122570 * MIB, 122570 * MIB, 1)
     assert (card.sm_count, card.l2_bytes) == (48, 24 * MIB)
-    assert [other.gpu.short_name for other in list_cards() if other.integrated] == ["GB10"]
+    assert [other.gpu.short_name for other in CARDS if other.integrated] == ["GB10"]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 In: a Build, an emulated machine's folder. Out: a dict for subprocess. Changes no file and not this process.
 
-The stubs are preloaded by their files: the dynamic loader then takes a library that asks for ``libcudart.so.13`` to be
-served, by its soname, before it looks at RPATH (where torch's wheels name NVIDIA's packages) or at the system's folders
-(where a real driver is). LD_LIBRARY_PATH alone would lose to RPATH; it is set for the short names (``libcuda.so``).
+The stubs, which bring the driver, are preloaded by their files: the dynamic loader then takes a library that asks for
+``libcudart.so.13`` to be served, by its soname, before it looks at RPATH (where torch's wheels name NVIDIA's packages)
+or at the system's folders (where a real driver is). LD_LIBRARY_PATH alone would lose to RPATH; it is set for the short names (``libcuda.so``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def emulated_environment(build: Build, machine: Path, base: Mapping[str, str] | 
     environment = {name: value for name, value in plain.items() if name not in _OF_THE_REAL_MACHINE}
     environment |= {
         MACHINE_VARIABLE: str(machine),
-        "LD_PRELOAD": _joined(*preloaded(build), plain.get("LD_PRELOAD", "")),
+        "LD_PRELOAD": _joined(*map(str, build.stubs), plain.get("LD_PRELOAD", "")),
         "LD_LIBRARY_PATH": _joined(str(build.folder), plain.get("LD_LIBRARY_PATH", "")),
         "PATH": _joined(str(programs_folder(machine)), plain.get("PATH", os.defpath)),
         "TRITON_LIBCUDA_PATH": str(build.folder),
@@ -69,11 +69,6 @@ def plain_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
 def programs_folder(machine: Path) -> Path:
     """Return the folder of the emulated machine's programs, as ``nvidia-smi``: first on PATH."""
     return machine / "bin"
-
-
-def preloaded(build: Build) -> list[str]:
-    """The files to preload: every stub; they bring the driver."""
-    return [str(path) for path in build.stubs]
 
 
 def _joined(*parts: str) -> str:

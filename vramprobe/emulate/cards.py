@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from vramprobe.catalog.contexts import context_of, threads_per_sm
-from vramprobe.catalog.gpus import LIKE_A_SIZE, Gpu, find_gpu, gpu_or_size, list_gpus
+from vramprobe.catalog.gpus import LIKE_A_SIZE, Gpu, find_gpu, gpu_or_size
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.errors import SpecError
 from vramprobe.units import MIB
@@ -21,35 +21,20 @@ SHARED_MEMORY_PER_BLOCK_BYTES = 48 << 10  # without opting in, on every architec
 REGISTERS_PER_SM = 65536  # of 32 bits, on every architecture since Maxwell
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmLimits:
-    """Limits of one multiprocessor of a compute capability."""
-
-    shared_memory_per_sm_bytes: int
-    shared_memory_per_block_optin_bytes: int
-    blocks_per_sm: int
-
-
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (shared memory in KiB)
+#: Limits of one multiprocessor by compute capability: KiB of shared memory, those that a block may opt into, blocks
+#: (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
 _SM_LIMITS = {
-    capability: SmLimits(
-        shared_memory_per_sm_bytes=per_sm << 10,
-        shared_memory_per_block_optin_bytes=optin << 10,
-        blocks_per_sm=blocks,
-    )
-    for capability, per_sm, optin, blocks in (
-        ((6, 0), 64, 48, 32),
-        ((7, 0), 96, 96, 32),
-        ((7, 5), 64, 64, 16),
-        ((8, 0), 164, 163, 32),
-        ((8, 6), 100, 99, 16),
-        ((8, 9), 100, 99, 24),
-        ((9, 0), 228, 227, 32),
-        ((10, 0), 228, 227, 32),
-        ((10, 3), 228, 227, 32),
-        ((12, 0), 100, 99, 24),
-        ((12, 1), 100, 99, 24),
-    )
+    (6, 0): (64, 48, 32),
+    (7, 0): (96, 96, 32),
+    (7, 5): (64, 64, 16),
+    (8, 0): (164, 163, 32),
+    (8, 6): (100, 99, 16),
+    (8, 9): (100, 99, 24),
+    (9, 0): (228, 227, 32),
+    (10, 0): (228, 227, 32),
+    (10, 3): (228, 227, 32),
+    (12, 0): (100, 99, 24),
+    (12, 1): (100, 99, 24),
 }
 
 
@@ -120,11 +105,6 @@ def context_bytes(card: CardProperties, *, most: bool = False) -> int:
     return found.high_bytes if most else found.value_bytes
 
 
-def list_cards() -> list[CardProperties]:
-    """Every card that can be emulated, in the catalog's order."""
-    return [_properties(gpu) for gpu in list_gpus() if gpu.vendor == "NVIDIA"]
-
-
 @cache
 def _rows() -> dict[str, dict[str, str]]:
     return {row["gpu"]: row for row in csv_rows("gpu_properties.csv")}
@@ -134,7 +114,7 @@ def _rows() -> dict[str, dict[str, str]]:
 def _properties(gpu: Gpu) -> CardProperties:
     row = _rows()[gpu.name if not gpu.is_size else find_gpu(LIKE_A_SIZE).name]
     major, minor = (int(part) for part in gpu.compute_capability.split("."))
-    limits = _SM_LIMITS[major, minor]
+    shared_kib, optin_kib, blocks = _SM_LIMITS[major, minor]
     total_bytes = (gpu.is_size and gpu.total_bytes) or int(row["total_mib"]) * MIB
     bus_bits = int(row["memory_bus_bits"])
     return CardProperties(
@@ -145,10 +125,10 @@ def _properties(gpu: Gpu) -> CardProperties:
         nvml_total_bytes=gpu.total_bytes or total_bytes,
         sm_count=int(row["sm_count"]),
         shared_memory_per_block_bytes=SHARED_MEMORY_PER_BLOCK_BYTES,
-        shared_memory_per_block_optin_bytes=limits.shared_memory_per_block_optin_bytes,
-        shared_memory_per_sm_bytes=limits.shared_memory_per_sm_bytes,
+        shared_memory_per_block_optin_bytes=optin_kib << 10,
+        shared_memory_per_sm_bytes=shared_kib << 10,
         threads_per_sm=threads_per_sm((major, minor)),
-        blocks_per_sm=limits.blocks_per_sm,
+        blocks_per_sm=blocks,
         registers_per_sm=REGISTERS_PER_SM,
         l2_bytes=int(row["l2_kib"]) << 10,
         memory_bus_bits=bus_bits,

@@ -27,18 +27,10 @@ from vramprobe.records.whole_file import replacing
 NEEDED_BYTES = 6_000_000_000  # 2.8 GB stay; the rest is pip's download, its cache and its unpacking
 PINS = "emulated_environment.txt"
 #: A command that makes an interpreter with older libraries, each beside what its release needs.
-OTHER_VERSIONS = "vramprobe emulate setup --torch 2.6.0 " + " ".join(
-    f"--package {name}"
-    for name in (
-        "transformers==4.50.3",
-        "tokenizers==0.21.1",
-        "huggingface_hub==0.30.1",
-        "peft==0.15.1",
-        "requests",
-        "urllib3",
-        "certifi",
-        "charset-normalizer",
-    )
+OTHER_VERSIONS = (
+    "vramprobe emulate setup --torch 2.6.0 --package transformers==4.50.3 --package tokenizers==0.21.1 "
+    "--package huggingface_hub==0.30.1 --package peft==0.15.1 --package requests --package urllib3 --package certifi "
+    "--package charset-normalizer"
 )
 #: The file of an environment that is whole: what it was made of, as JSON.
 READY = "vramprobe-ready.json"

@@ -13,9 +13,11 @@ from typing import Any
 
 from benchmarks.speed.rates_fit import unproven
 from vramprobe.catalog import Gpu
-from vramprobe.speed.counted import FULL_RATES, KERNELS, PHASES, Count, CountRow, ideal_rows, replayed, time_of
+from vramprobe.speed.counted import KERNELS, PHASES, Count, CountRow, Roofline, replayed, time_of
 from vramprobe.speed.rates import Condition, Rates, SpeedFit
 
+#: Everything as fast as data sheets and kernel tables say.
+FULL_RATES = Rates(**dict.fromkeys(Rates.model_fields, 1.0))
 #: The fields of a row as a record keeps them, in this order; of a copy on its own stream True comes after them.
 _FIELDS = ("phase", "what", "name", "shapes", "dtype", "calls", "flops", "read", "written", "launches", "width")
 
@@ -55,7 +57,10 @@ class IdealStep:
     def __init__(self, one: CountedStep) -> None:
         import numpy as np
 
-        rows = ideal_rows(one.count, one.gpu)
+        full = unproven(FULL_RATES, [one])
+        roofline = Roofline(one.gpu, full)
+        # Each row's phase and class, seconds of its FLOPs by its shape and of its bytes, and its launches.
+        rows = [(row.phase_number, row.kind, *roofline.parts(row), row.launches) for row in one.count.rows]
         pairs = zip(one.count.rows, rows, strict=True)
         num_unclaimed = max(0, one.count.num_launches - one.count.num_claimed)
         launches = [sum(row[4] for row in rows if row[0] == at) for at in range(len(PHASES))]
@@ -71,7 +76,6 @@ class IdealStep:
         self._copies, self._beside = (
             sum(one for one, is_beside in copies if is_beside is beside) for beside in (False, True)
         )
-        full = unproven(FULL_RATES, [one])
         self._link = time_of(one.count, one.gpu, fit=full).by_class.get("collectives", 0.0)
 
     def seconds(self, rates: Rates) -> float:

@@ -4,7 +4,8 @@ In: a Build, an emulated machine's folder. Out: a dict for subprocess. Changes n
 
 The stubs, which bring the driver, are preloaded by their files: the dynamic loader then takes a library that asks for
 ``libcudart.so.13`` to be served, by its soname, before it looks at RPATH (where torch's wheels name NVIDIA's packages)
-or at the system's folders (where a real driver is). LD_LIBRARY_PATH alone would lose to RPATH; it is set for the short names (``libcuda.so``).
+or at the system's folders (where a real driver is). LD_LIBRARY_PATH alone would lose to RPATH; it is set for the short
+names (``libcuda.so``).
 """
 
 from __future__ import annotations

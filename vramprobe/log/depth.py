@@ -9,7 +9,7 @@ knows no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,17 +25,6 @@ Blocks = list[tuple[int, np.ndarray]]  # where in the first run's events, and wh
 
 class NotLinear(Exception):
     """The shallow runs do not say what the deep one is."""
-
-
-@dataclass
-class _Totals:
-    """Bytes allocated by cause, as phases go by."""
-
-    by_cause: np.ndarray = field(default_factory=lambda: np.zeros(len(ALL_CAUSES), dtype=np.int64))
-
-    @property
-    def bytes(self) -> int:
-        return int(self.by_cause.sum())
 
 
 @dataclass(frozen=True)
@@ -92,7 +81,7 @@ def growth_of(runs: Sequence[Script]) -> Growth | None:
 
 def log_and_phases(marks: Sequence[PhaseMark], scripts: Sequence[Script]) -> Deep:
     """Return the phases whose events are ``scripts``."""
-    totals, phases, at_peak = _Totals(), [], []
+    totals, phases, at_peak = np.zeros(len(ALL_CAUSES), dtype=np.int64), [], []
     for mark, script in zip(marks, scripts, strict=True):
         phase, alive = _memory(mark, script, totals)
         phases.append(phase)
@@ -108,17 +97,17 @@ def log_of(marks: Sequence[PhaseMark], scripts: Sequence[Script]) -> Log | None:
         return None
 
 
-def _memory(mark: PhaseMark, script: Script, totals: _Totals) -> tuple[PhaseMemory, dict[str, int]]:
-    """A phase whose events are known; ``totals`` moves to its end."""
+def _memory(mark: PhaseMark, script: Script, totals: np.ndarray) -> tuple[PhaseMemory, dict[str, int]]:
+    """A phase whose events are known; ``totals``, the bytes allocated by cause, moves to its end."""
     running = np.cumsum(script.size_bytes)
     top = int(running.argmax()) + 1 if running.max(initial=0) > 0 else 0
-    alive = totals.by_cause + script.bytes_by_cause(top)
-    totals.by_cause += script.bytes_by_cause()
+    alive = totals + script.bytes_by_cause(top)
+    totals += script.bytes_by_cause()
     phase = PhaseMemory(
         name=mark.name,
         step=mark.step,
         micro_step=mark.micro_step,
-        allocated_end_bytes=totals.bytes,
+        allocated_end_bytes=int(totals.sum()),
         allocated_peak_bytes=int(alive.sum()),
     )
     return phase, {cause: int(size) for cause, size in zip(ALL_CAUSES, alive, strict=True) if size}
@@ -129,7 +118,7 @@ def _line(first: Any, second: Any, times: int) -> Any:
 
 
 def line_of(values: tuple[Any, ...], times: int) -> Any:
-    """Numbers, or dicts and lists of them, continued from three runs; what is no number must be the same in all."""
+    """Numbers, or dicts of them, continued from three runs; what is no number must be the same in all."""
     first, second, third = values
     if isinstance(first, dict):
         return {key: line_of((first[key], second[key], third[key]), times) for key in first}

@@ -16,14 +16,7 @@ from itertools import zip_longest
 
 from vramprobe.catalog import Gpu, fp32_tflops
 from vramprobe.errors import SpecError
-from vramprobe.speed.rates import (
-    GPUS_PER_MACHINE,
-    SHORT_TOKENS,
-    Condition,
-    Rates,
-    SpeedFit,
-    shipped_counted,
-)
+from vramprobe.speed.rates import GPUS_PER_MACHINE, SHORT_TOKENS, Condition, SpeedFit, shipped_counted
 from vramprobe.speed.shapes import LARGE_MESSAGE, attention_share, product_share, sent_bytes_per_second, times_faster
 
 #: Share of a PCIe link's data-sheet rate that a copy from pageable memory reaches, and one on a stream of its own, from
@@ -36,16 +29,6 @@ _TF32_SHARE = 1 / 2
 _NUM_LINES = 10
 #: Phases in the order of a step; a checkpoint repeats its forward within backward.
 PHASES = (("forward",), ("recompute", "backward"), ("optimizer",))
-#: Everything as fast as data sheets and kernel tables say.
-FULL_RATES = Rates(
-    product=1.0,
-    attention=1.0,
-    stream=1.0,
-    dequantise=1.0,
-    link=1.0,
-    kernel_seconds=1.0,
-    step_seconds=1.0,
-)
 KERNELS = ("products", "attention", "memory-bound", "dequantize", "optimizer")
 Line = tuple[str, int, str]
 
@@ -154,7 +137,7 @@ class CountedTime:
 def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTime:
     """The step's time on ``gpu``. Raises SpecError for a card whose peak is not known."""
     fit = fit or shipped_counted()
-    seconds_of = _Roofline(gpu, fit)
+    seconds_of = Roofline(gpu, fit)
     by_class: dict[str, float] = dict.fromkeys(("products", "attention", "memory-bound", "dequantize"), 0.0)
     by_class |= dict.fromkeys(("optimizer", "copies", "collectives"), 0.0)
     by_line: dict[Line, float] = {}
@@ -201,18 +184,9 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
     )
 
 
-def ideal_rows(count: Count, gpu: Gpu) -> list[tuple[int, str, float, float, int]]:
-    """Return for each row: its phase's number, its class, seconds of its FLOPs by its shape and of its bytes, both at
-    full rates, and its launches. The result of :func:`time_of` depends on these and the rates alone: a fit computes
-    them once.
-    """
-    full = _Roofline(gpu, SpeedFit.model_construct(rates=FULL_RATES))
-    return [(row.phase_number, row.kind, *full.parts(row), row.launches) for row in count.rows]
-
-
 def row_seconds(count: Count, gpu: Gpu) -> list[float]:
     """Seconds of each row's calls on the card together, collectives 0. Raises SpecError as :func:`time_of`."""
-    seconds_of = _Roofline(gpu, shipped_counted())
+    seconds_of = Roofline(gpu, shipped_counted())
     return [seconds_of.row(row) for row in count.rows]
 
 
@@ -228,7 +202,7 @@ def replayed(phases: Iterable[Sequence[float]]) -> float:
     return card
 
 
-class _Roofline:
+class Roofline:
     """Seconds of rows on one card."""
 
     def __init__(self, gpu: Gpu, fit: SpeedFit) -> None:

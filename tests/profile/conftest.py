@@ -39,7 +39,10 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.SimpleNamespace]:
         package = types.ModuleType(f"vramprobe_{name}")
         package.__path__ = [str(Path(stand_ins.__file__).parents[1] / folder)]
         monkeypatch.setitem(sys.modules, package.__name__, package)
-    names = "checkpoint counts downloads hub loading media processors quantised replacements rows tokenizer yolo"
+    names = (
+        "checkpoint counts downloads hub loading media pipelines present processors quantised replacements rows "
+        "tokenizer yolo"
+    )
     modules = {name: importlib.import_module(f"vramprobe_empty.{name}") for name in names.split()}
     yield types.SimpleNamespace(monkeypatch=monkeypatch, **modules)
     for name in [

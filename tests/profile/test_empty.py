@@ -133,9 +133,9 @@ def test_shards_have_an_index_and_are_whole(empty, tmp_path: Path) -> None:
     empty.checkpoint.write(model, str(tmp_path), max_shard_bytes=80_000)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1
-    assert empty.hub._has_weights(str(tmp_path))
+    assert empty.present.has_weights(str(tmp_path))
     (tmp_path / sorted(set(index["weight_map"].values()))[0]).unlink()
-    assert not empty.hub._has_weights(str(tmp_path))
+    assert not empty.present.has_weights(str(tmp_path))
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------------
@@ -207,6 +207,7 @@ def test_a_row_has_as_many_tokens_as_asked(form: str, length: int, empty, tmp_pa
         ("org/ultrafeedback-x", "train.py", "preference"),
         ("org/alpaca-de", "train.py", "alpaca"),
         ("org/data", "kto.py", "kto"),
+        ("org/pictures", "train_text_to_image_lora.py", "image_text"),
     ],
 )
 def test_columns_are_guessed_by_what_is_asked(name: str, program: str, form: str, empty, monkeypatch) -> None:

@@ -1,5 +1,5 @@
 """The models that ``vramprobe profile --empty-weights`` knows and the catalog does not: encoders, embedding, language,
-vision-language and speech models. Those whose images are counted can be a cell's, too.
+vision-language and speech models, pipelines of diffusers. Those whose images are counted can be a cell's, too.
 
 In: a name as users write it. Out: a frozen ProfiledModel with its config.json's place, or None. Touches no network.
 """
@@ -14,12 +14,12 @@ from typing import Literal
 
 from vramprobe.catalog.shipped import csv_rows, data_file, split
 
-Kind = Literal["encoder", "embedding", "language", "vision-language", "speech"]
+Kind = Literal["encoder", "embedding", "language", "vision-language", "speech", "diffusion"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfiledModel:
-    """One model: its config.json and what is known of its repository."""
+    """One model: its config.json, of kind "diffusion" the JSON files of its parts by path; and what is known of it."""
 
     name: str  # slug
     hf_id: str
@@ -67,6 +67,6 @@ def list_profiled() -> tuple[ProfiledModel, ...]:
 
 def _kind(text: str) -> Kind:
     match text:
-        case "encoder" | "embedding" | "language" | "vision-language" | "speech":
+        case "encoder" | "embedding" | "language" | "vision-language" | "speech" | "diffusion":
             return text
     raise AssertionError(f"profiled/MODELS.csv: kind {text!r}")

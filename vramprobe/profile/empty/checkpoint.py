@@ -20,16 +20,24 @@ _METADATA = {"format": "pt"}
 
 def model_of(config):
     """The model of ``config`` without memory, of the class that its checkpoint names."""
-    import torch
     import transformers
-    from torch.utils._python_dispatch import _disable_current_modes
 
     config = copy.deepcopy(config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     kind = getattr(transformers, (config.architectures or [""])[0], None)
-    with _disable_current_modes(), _without_zero3(), torch.device("meta"):
+    with without_memory():
         return transformers.AutoModelForCausalLM.from_config(config) if kind is None else kind(config)
+
+
+@contextlib.contextmanager
+def without_memory():
+    """Models that are made within have shapes alone."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes(), _without_zero3(), torch.device("meta"):
+        yield
 
 
 @contextlib.contextmanager
@@ -47,10 +55,13 @@ def _without_zero3():
         setattr(module, name, kept)
 
 
-def write(model, folder, dtype="bfloat16", max_shard_bytes=MAX_SHARD_BYTES, quantization=None):
+def write(
+    model, folder, dtype="bfloat16", max_shard_bytes=MAX_SHARD_BYTES, quantization=None, *, stem="model", variant=""
+):
     """The weights of ``model``, those of floating point as ``dtype``; -> how many elements the model has.
 
-    ``quantization``: the config's, for a checkpoint that is quantised already.
+    ``quantization``: the config's, for a checkpoint that is quantised already. ``stem``, ``variant``: of its
+    files' names.
     """
     tensors = _saved(model)
     count = sum(tensor.numel() for tensor in tensors.values())
@@ -68,16 +79,17 @@ def write(model, folder, dtype="bfloat16", max_shard_bytes=MAX_SHARD_BYTES, quan
         shards[-1][name] = about
         at += size
     os.makedirs(folder, exist_ok=True)
+    end = f".{variant}" if variant else ""
     if len(shards) == 1:
-        write_holes(os.path.join(folder, "model.safetensors"), shards[0], _METADATA, contents)
+        write_holes(os.path.join(folder, f"{stem}{end}.safetensors"), shards[0], _METADATA, contents)
         return count
     file_of, total = {}, 0
     for number, shard in enumerate(shards, start=1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = f"{stem}{end}-{number:05d}-of-{len(shards):05d}.safetensors"
         total += write_holes(os.path.join(folder, file), shard, _METADATA, contents)
         file_of.update(dict.fromkeys(shard, file))
     index = {"metadata": {"total_size": total}, "weight_map": file_of}
-    write_json(folder, "model.safetensors.index.json", index)
+    write_json(folder, f"{stem}.safetensors.index{end}.json", index)
     return count
 
 

@@ -9,23 +9,12 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
 
 from vramprobe_values.imports import instead_of
 
-from . import checkpoint, processors, quantised, sentences, tokenizer
-from .replacements import complain, locked, write_json
+from . import checkpoint, pipelines, present, processors, quantised, sentences, tokenizer
+from .replacements import Refused, complain, locked, write_json
 
-_WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf|h5|msgpack|onnx)(\.index\.json)?$")
-_TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
-    "sentencepiece.bpe.model",
-)
 _ASSUMED_DTYPE = "bfloat16"
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "deberta-v2", "modernbert", "electra", "albert")
 _OPTION = "--empty-weights"
@@ -51,8 +40,8 @@ class Repositories:
         self._made = {}
 
     def folder_for(self, path):
-        """A folder of the run in place of a local one that has a config.json but lacks something; else ``path``."""
-        if not os.path.isfile(os.path.join(path, "config.json")):
+        """A folder of the run in place of a local one that has its configs but lacks something; else ``path``."""
+        if not any(os.path.isfile(os.path.join(path, name)) for name in ("config.json", pipelines.INDEX)):
             return path
         whole = os.path.abspath(path)
         if whole not in self._made:
@@ -87,10 +76,10 @@ class Repositories:
         """The folder of a repository in the run's own cache; None where the hub's cache will do."""
         from huggingface_hub.constants import HF_HUB_CACHE
 
-        cached = _snapshot(os.path.join(HF_HUB_CACHE, usual))
+        cached = present.snapshot(os.path.join(HF_HUB_CACHE, usual))
         there = os.listdir(cached) if cached else []
-        if there and ("config.json" not in there or _is_whole(cached)):
-            return None  # whole, or no model of transformers': an adapter, a kernel
+        if there and (not {"config.json", pipelines.INDEX} & set(there) or _is_whole(cached)):
+            return None  # whole, or neither a model of transformers' nor a pipeline: an adapter, a kernel
         config, origin = self._config(repo_id, cached)
         home = os.path.join(self._home, usual)
         commit = hashlib.sha1(json.dumps([repo_id, config]).encode()).hexdigest()
@@ -105,8 +94,7 @@ class Repositories:
     def _local(self, path):
         if _is_whole(path):
             return None
-        with open(os.path.join(path, "config.json"), encoding="utf-8") as file:
-            config = json.load(file)
+        config = _config_in(path)
         folder = os.path.join(self._home, "local--" + hashlib.sha1(path.encode()).hexdigest())
         self._make(folder, path, config, path, None)
         return folder
@@ -114,19 +102,27 @@ class Repositories:
     def _config(self, repo_id, cached):
         """(config, where it came from if not from the repository). Raises Refused for an id that nobody knows."""
         if cached:
-            with open(os.path.join(cached, "config.json"), encoding="utf-8") as file:
-                return json.load(file), None
+            return _config_in(cached), None
         entry, by = self._entry(repo_id)
         if entry is None:
             near = dict.fromkeys(self._known[one]["hf_id"] for one in model_names.nearest_names(repo_id, self._known))
             raise Refused(
                 f"{_OPTION} knows no model {repo_id!r}. {'Nearest: ' + ', '.join(near) + '. ' if near else ''}Use an "
                 "id or a slug of `vramprobe models`, the path of a folder with its config.json, or fetch that file "
-                f"alone once: hf download {repo_id} config.json. What is no model of transformers (a robot's "
-                f"policy, a pipeline, an adapter) is needed whole, before the run: hf download {repo_id}"
+                f"alone once: hf download {repo_id} config.json (of a pipeline of diffusers: hf download {repo_id} "
+                "--include '*.json' '*.txt' '*.model'). What is neither (a robot's policy, an adapter) is needed "
+                f"whole, before the run: hf download {repo_id}"
             )
         with open(entry["config"], encoding="utf-8") as file:
-            return {**json.load(file), **entry.get("quantised", {})}, by
+            config = json.load(file)
+        if not pipelines.are_files(config):
+            return {**config, **entry.get("quantised", {})}, by
+        if entry.get("quantised"):
+            raise Refused(
+                f"{_OPTION} has no weights for {repo_id!r}, a pipeline that is quantised already: take the one that it "
+                f"was made of, {entry['hf_id']}, and quantise it on loading"
+            )
+        return pipelines.with_references(config, self._known), by
 
     def _entry(self, repo_id):
         """(the catalog's row of that id or of one with its shape, or None; how it is known). Raises Refused."""
@@ -155,9 +151,14 @@ class Repositories:
             if os.path.exists(folder + ".whole"):
                 return
             os.makedirs(folder, exist_ok=True)
-            for file in os.listdir(source) if source else ():
-                os.symlink(os.path.realpath(os.path.join(source, file)), os.path.join(folder, file))
-            made = fill(folder, config, source, entry or {})
+            if pipelines.are_files(config):
+                if source:
+                    pipelines.link(source, folder)
+                made = pipelines.fill(folder, config, (entry or {}).get("dtype"))
+            else:
+                for file in os.listdir(source) if source else ():
+                    os.symlink(os.path.realpath(os.path.join(source, file)), os.path.join(folder, file))
+                made = fill(folder, config, source, entry or {})
             with open(folder + ".whole", "w"):
                 pass
         if origin:
@@ -190,7 +191,7 @@ def serve_listing(module, run):
     @instead_of(module.HfApi, "list_repo_files")
     def list_repo_files(plain, api, repo_id, **options):
         made = run.repositories.instead(repo_id, "") if options.get("repo_type") in (None, "model") else ""
-        return sorted(os.listdir(_snapshot(made))) if made else plain(api, repo_id, **options)
+        return sorted(os.listdir(present.snapshot(made))) if made else plain(api, repo_id, **options)
 
     module.list_repo_files = module.api.list_repo_files
 
@@ -201,12 +202,11 @@ def fill(folder, config, source, entry):
     if not source:
         write_json(folder, "config.json", config)
     read = None
-    if not _has_weights(folder):
-        for file in filter(_WEIGHTS.search, os.listdir(folder)):  # shards without the others
-            os.unlink(os.path.join(folder, file))
+    if not present.has_weights(folder):
+        present.remove_weights(folder)  # shards without the others
         read = _read(folder, config)
         made["weights"] = _write_weights(folder, config, read, entry.get("dtype"))
-    if not _has_tokenizer(folder):
+    if not present.has_tokenizer(folder):
         read = read or _read(folder, config)
         made["tokenizer"] = _write_tokenizer(folder, config, read)
     if processors.of(config) and not os.path.exists(os.path.join(folder, "preprocessor_config.json")):
@@ -215,10 +215,6 @@ def fill(folder, config, source, entry):
         read = read or _read(folder, config)
         made["sentence embedding"] = sentences.write(folder, entry["pooling"], read.hidden_size)
     return made
-
-
-class Refused(Exception):
-    """Error of something that cannot be replaced, with what to do."""
 
 
 def _read(folder, config):
@@ -264,31 +260,14 @@ def _write_tokenizer(folder, config, read):
     return f"one of bytes and English words, {text.vocab_size:,} tokens, with a chat template"
 
 
-def _snapshot(home):
-    """The folder of the newest revision in a cache, or None."""
-    try:
-        with open(os.path.join(home, "refs", "main")) as file:
-            folder = os.path.join(home, "snapshots", file.read().strip())
-    except OSError:
-        return None
-    return folder if os.path.isdir(folder) else None
+def _config_in(folder):
+    """A model's config, or those of a pipeline by their path."""
+    if files := pipelines.read(folder):
+        return files
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        return json.load(file)
 
 
 def _is_whole(folder):
-    return _has_weights(folder) and _has_tokenizer(folder)
-
-
-def _has_tokenizer(folder):
-    return any(os.path.exists(os.path.join(folder, name)) for name in _TOKENIZERS)
-
-
-def _has_weights(folder):
-    """Return True if a model can be read from it: one file, or every shard of an index."""
-    names = [name for name in os.listdir(folder) if _WEIGHTS.search(name) and not name.startswith("training_args")]
-    indexes = [name for name in names if name.endswith(".index.json")]
-    for name in indexes:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            shards = set(json.load(file)["weight_map"].values())
-        if shards <= set(names):
-            return True
-    return any(not re.search(r"-\d{5}-of-\d{5}\.", name) for name in set(names) - set(indexes))
+    files = pipelines.read(folder)
+    return pipelines.is_whole(folder, files) if files else present.is_whole(folder)

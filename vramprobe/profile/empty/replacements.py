@@ -15,6 +15,10 @@ FILE = "replaced"
 _OF_THE_HUB = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "EntryNotFoundError", "RepositoryNotFoundError")
 
 
+class Refused(Exception):
+    """Error of something that cannot be replaced, with what to do."""
+
+
 class Replacements:
     """Those of one run. ``asked``: sizes and ids (stand_ins.py); ``repositories``: its hub.Repositories."""
 
@@ -67,7 +71,10 @@ def _end_in_one_line():
 
 def write_json(folder, name, content):
     """Write one of a repository's files. json.dump would encode in Python, ten times as slowly."""
-    with open(os.path.join(folder, name), "w", encoding="utf-8") as out:
+    path = os.path.join(folder, name)
+    if os.path.islink(path):  # to the hub's cache, or to a folder of the user's, which stay as they are
+        os.unlink(path)
+    with open(path, "w", encoding="utf-8") as out:
         out.write(json.dumps(content))
 
 

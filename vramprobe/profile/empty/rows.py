@@ -21,6 +21,8 @@ VIDEOS = ("video", "videos")
 AUDIO = "audio"
 #: Tokens of a transcript, at most: Whisper's decoder reads 448, its marks among them.
 _TRANSCRIPT = 400
+#: Words of a caption, at most: CLIP's text encoder reads 77 tokens.
+_CAPTION = 75
 NUM_ROWS, NUM_OTHER_ROWS = 512, 64
 #: From this length on there are fewer rows, which a program tokenizes all before its first step: an eighth, at least.
 LONG_ROW_TOKENS, FEWEST = 16_384, 8
@@ -123,6 +125,8 @@ def guessed(path):
         return "preference"
     if re.search(r"grpo|rloo|ppo|prompt", name):
         return "prompt"
+    if re.search(r"text_to_image|dreambooth|controlnet|diffus", name):
+        return "image_text"
     if "video" in name:
         return "messages_videos" if re.search(r"llava|vsft|chat|instruct", name) else "video_text"
     if re.search(r"vlm|llava|vsft|-vl-|vqa", name):
@@ -178,6 +182,8 @@ def row_of(form, length):
         "audio_text": {"audio": None, "text": _words(min(length, _TRANSCRIPT))},
         "audio_sentence": {"audio": None, "sentence": _words(min(length, _TRANSCRIPT)), "locale": "en"},
         "video_text": {"video": None, "text": _words(length)},
+        "image_text": {"image": None, "text": _words(min(length, _CAPTION))},
+        "image_prompt": {"image": None, "prompt": _words(min(length, _CAPTION))},
         "problem_image": {"image": None, "problem": asked, "solution": answered},
     }[form]
 

@@ -13,7 +13,7 @@ from vramprobe_values.imports import when_imported
 
 from .replacements import Replacements, complain
 
-#: transformers' modules, and the class in each that reads a folder.
+#: transformers' and diffusers' modules, and the class in each that reads a folder.
 _KINDS = (
     ("transformers.modeling_utils", "PreTrainedModel"),
     ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
@@ -22,6 +22,8 @@ _KINDS = (
     ("transformers.models.auto.image_processing_auto", "AutoImageProcessor"),
     ("transformers.models.auto.feature_extraction_auto", "AutoFeatureExtractor"),
     ("transformers.feature_extraction_utils", "FeatureExtractionMixin"),
+    ("diffusers.models.modeling_utils", "ModelMixin"),
+    ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline"),
 )
 _is_installed = False
 

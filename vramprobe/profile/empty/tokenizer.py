@@ -74,6 +74,46 @@ def write(folder, vocab_size, special_ids=None, max_length=None, *, placed=None,
         write_json(folder, name, content)
 
 
+def write_clip(folder, size):
+    """CLIP's: a token for each byte, another for the last of a word, merges within words, the two marks at the end."""
+    pairs = [pair for pair in _merges() if "\u0120" not in "".join(pair)]
+    marks = ["<|startoftext|>", "<|endoftext|>"]
+    known = [*_bytes(), *(one + "</w>" for one in _bytes()), *("".join(pair) for pair in pairs)]
+    words = list(dict.fromkeys(known))[: size - len(marks)]
+    words += [f"<unused{number}>" for number in range(size - len(words) - len(marks))] + marks
+    write_json(folder, "vocab.json", {word: number for number, word in enumerate(words)})
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in pairs if "".join(pair) in words), ""]
+    with open(os.path.join(folder, "merges.txt"), "w", encoding="utf-8") as out:
+        out.write("\n".join(lines))
+
+
+def write_t5(folder, size):
+    """T5's: a piece for each printable letter and for each that begins a word; pad, end and unknown first, 100 marks
+    at the end. Its texts are padded to one length, so that the number of a text's own pieces changes no shape."""
+    special, marks = ["<pad>", "</s>", "<unk>"], [f"<extra_id_{number}>" for number in reversed(range(100))]
+    letters = [chr(one) for one in range(33, 127)]
+    words = [*special, "\u2581", *letters, *("\u2581" + one for one in letters)]
+    words += [f"<unused{number}>" for number in range(size - len(words) - len(marks))] + marks
+    added = [
+        {"id": number, "content": word, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}
+        for number, word in enumerate(words) if word in {*special, *marks}
+    ]  # fmt: skip
+    space = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    text, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    second = {"Sequence": {"id": "B", "type_id": 0}}
+    whole = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, space]},
+        "post_processor": {"type": "TemplateProcessing", "single": [text, end], "pair": [text, end, second, end],
+                           "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}},
+        "decoder": space,
+        "model": {"type": "Unigram", "unk_id": 2, "byte_fallback": False,
+                  "vocab": [[word, 0.0 if word in special else -10.0] for word in words]},
+    }  # fmt: skip
+    write_json(folder, "tokenizer.json", whole)
+
+
 def _vocabulary(size, special_ids, placed, words):
     """Words and their ids, the merges that make them, the special tokens by role."""
     taken = {number: word for number, word in placed.items() if 0 <= number < size}

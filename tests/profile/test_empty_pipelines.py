@@ -111,7 +111,7 @@ def test_the_configs_of_a_pipeline_in_the_cache_are_enough_and_the_cache_stays_a
     transformers = pytest.importorskip("transformers")
     snapshot = cached(tmp_path / "cache", TINY)
     before = sorted(path.relative_to(snapshot) for path in snapshot.rglob("*"))
-    _, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
+    run, folder_of = repositories(empty, tmp_path, tmp_path / "cache")
     home = Path(folder_of("org/mine"))
     made = home / "snapshots" / (home / "refs" / "main").read_text()
     assert (made / "model_index.json").resolve() == (snapshot / "model_index.json").resolve()
@@ -122,6 +122,7 @@ def test_the_configs_of_a_pipeline_in_the_cache_are_enough_and_the_cache_stays_a
     tokenizer = transformers.CLIPTokenizer.from_pretrained(made / "tokenizer")
     ids = tokenizer("a dog", padding="max_length", max_length=77).input_ids
     assert (len(ids), ids[0], ids[-1]) == (77, 998, 999)  # begun and padded by CLIP's two marks, the last of all
+    assert run.folder_for(str(made / "text_encoder")) == str(made / "text_encoder")  # no tokenizer for this part alone
     [weights, words] = replaced(tmp_path)
     assert weights["by"] == "empty files of CLIPTextModel (0.00 billion parameters in bfloat16, assumed)"
     assert words["by"] == "CLIPTokenizer (1,000 tokens), of letters and English words"

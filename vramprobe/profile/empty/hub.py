@@ -44,6 +44,8 @@ class Repositories:
         if not any(os.path.isfile(os.path.join(path, name)) for name in ("config.json", pipelines.INDEX)):
             return path
         whole = os.path.abspath(path)
+        if whole.startswith(self._home + os.sep):  # a part of a pipeline that was made: its tokenizer is beside it
+            return path
         if whole not in self._made:
             self._made[whole] = path  # what is asked for while it is made
             self._made[whole] = self._guarded(lambda: self._local(whole)) or path

@@ -1,4 +1,4 @@
-"""What a repository's folder has: weights that a model can be read from, a tokenizer.
+"""Look at what a folder of a repository has: weights that a model can be read from, a tokenizer.
 
 In: a folder of the hub's cache, of the run or of the user. Out: whether it is complete. Reads names and indexes only.
 """

@@ -13,7 +13,7 @@ import os
 from vramprobe_values.imports import instead_of
 
 from . import checkpoint, pipelines, present, processors, quantised, sentences, tokenizer
-from .replacements import Refused, complain, locked, write_json
+from .replacements import Refused, complain, link, locked, write_json
 
 _ASSUMED_DTYPE = "bfloat16"
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "deberta-v2", "modernbert", "electra", "albert")
@@ -153,13 +153,11 @@ class Repositories:
             if os.path.exists(folder + ".whole"):
                 return
             os.makedirs(folder, exist_ok=True)
+            if source:
+                link(source, folder)
             if pipelines.are_files(config):
-                if source:
-                    pipelines.link(source, folder)
                 made = pipelines.fill(folder, config, (entry or {}).get("dtype"))
             else:
-                for file in os.listdir(source) if source else ():
-                    os.symlink(os.path.realpath(os.path.join(source, file)), os.path.join(folder, file))
                 made = fill(folder, config, source, entry or {})
             with open(folder + ".whole", "w"):
                 pass

@@ -54,18 +54,6 @@ def is_whole(folder, files):
     return not any(_lacks(folder, path) for path in files)
 
 
-def link(source, folder):
-    """Links to the files of ``source`` and of the folders in it: what is added beside them never gets there."""
-    for name in os.listdir(source):
-        there = os.path.realpath(os.path.join(source, name))
-        if not os.path.isdir(there):
-            os.symlink(there, os.path.join(folder, name))
-            continue
-        os.makedirs(os.path.join(folder, name), exist_ok=True)
-        for inner in os.listdir(there):
-            os.symlink(os.path.realpath(os.path.join(there, inner)), os.path.join(folder, name, inner))
-
-
 def fill(folder, files, dtype=None):
     """Write what ``folder`` lacks of a pipeline; -> what is made, by kind. ``dtype``: of all its weights, if known."""
     for path, content in files.items():
@@ -107,10 +95,8 @@ def _write_weights(folder, content, known):
     dtype, kind = said or _ASSUMED_DTYPE, _class_of(content)
     with checkpoint.without_memory():
         if "_class_name" in content:
-            model, form = (
-                kind.from_config(content),
-                {"stem": "diffusion_pytorch_model", "max_shard_bytes": _ONE_FILE_BYTES},
-            )
+            model = kind.from_config(content)
+            form = {"stem": "diffusion_pytorch_model", "max_shard_bytes": _ONE_FILE_BYTES}
         else:
             model, form = kind(importlib.import_module("transformers").AutoConfig.from_pretrained(folder)), {}
     count = checkpoint.write(model, folder, dtype, **form)

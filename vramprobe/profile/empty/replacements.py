@@ -78,6 +78,18 @@ def write_json(folder, name, content):
         out.write(json.dumps(content))
 
 
+def link(source, folder):
+    """Links to the files of ``source`` and of the folders in it: what is added beside them never gets there."""
+    for name in os.listdir(source):
+        there = os.path.realpath(os.path.join(source, name))
+        if not os.path.isdir(there):
+            os.symlink(there, os.path.join(folder, name))
+            continue
+        os.makedirs(os.path.join(folder, name), exist_ok=True)
+        for inner in os.listdir(there):
+            os.symlink(os.path.realpath(os.path.join(there, inner)), os.path.join(folder, name, inner))
+
+
 @contextmanager
 def locked(path):
     """Alone among all processes that ask for ``path``."""

@@ -319,7 +319,7 @@ def printed(command: str) -> str | None:
     if isinstance(done.exception, CannotRecord):
         return None
     assert done.exit_code == 0, f"{command}: {done.output}"
-    return done.output
+    return done.stdout  # what it says of a recording is on stderr
 
 
 @pytest.mark.parametrize("every", grid([8, 1], 8), ids={8: "a part", 1: "all"}.get)

@@ -82,6 +82,8 @@ def show(result: StageResult, *, as_json: bool) -> None:
         live.print_summary(result.summary, as_json=False)
     if result.fit is not None:
         print(f"stage {result.name}: a fit of {result.fit.num_records} records ({result.fit.data_fingerprint})")
+    elif result.summary is None:
+        print(f"stage {result.name}: no fit, as no record was measured on a GPU")
     if (error := result.mean_absolute_error) is not None:
         print(
             f"stage {result.name}: predicted before it ran: {100 * error:.2f} % mean absolute "

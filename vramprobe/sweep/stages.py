@@ -145,10 +145,10 @@ def plan_stages(campaign: Campaign, folder: Path, plan_sweep: Callable[..., Plan
 
 
 def _fitted(name: str, stage: Stage, folder: Path) -> StageResult:
-    """The fit of these stages' records, made anew of the same records on each resume; none of emulated records, whose
-    cells are predicted by such runs already."""
+    """The fit of these stages' records, made anew of the same records on each resume. Without a record of a GPU there
+    is none: emulated cells are predicted by such runs already, and cells on the CPU are not predicted."""
     records = [record for one in stage.fit for record in store.read(folder / one).records]
-    if all(record.instrument == "emulated" for record in records):
+    if not any(record.instrument == "cuda" for record in records):
         return StageResult(name)
     model = fit_records(store.latest_by_fingerprint(records).values(), recording())
     (folder / name).mkdir(exist_ok=True)

@@ -1,13 +1,15 @@
 """Optimizers: what each needs, in one row that specs, bounds, workload and the page read.
 
-In: nothing. Out: frozen rows by transformers' names. Sizes follow ``torch.optim``, transformers' Adafactor and
-``bitsandbytes.optim``; the rules that turn a row into bytes stand in bounds/states.py. A new optimizer that
-follows one of these libraries' rules is a row here. Imports none of them.
+In: data/optimizers.csv. Out: frozen rows by transformers' names. Sizes follow ``torch.optim``, transformers' Adafactor
+and ``bitsandbytes.optim``; the rules that turn a row into bytes stand in bounds/states.py. A new optimizer that follows
+one of these libraries' rules is a row of that file. Imports none of them.
 """
 
-from __future__ import annotations
-
+import csv
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -23,7 +25,7 @@ class Optimizer:
     #: In the parameter's dtype; in fp32; in 8 bits, except small tensors and embeddings, in fp32; or Adafactor's means
     #: of rows and columns, in fp32.
     state: Literal["parameter", "fp32", "8bit", "factored"]
-    state_copies: tuple[int, ...] = ()  # copies in each tensor of the state
+    state_copies: tuple[int, ...] = ()  # copies in each tensor of the state; AdEMAMix has its two moments in one
     #: Where torch.optim counts a parameter's steps: in host memory, on the card, or, as counted here, with the state.
     counter: Literal["none", "host", "card", "state"] = "none"
     is_paged: bool = False  # large states lie in managed memory, which torch does not count
@@ -36,105 +38,18 @@ class Optimizer:
         return self.made_by.startswith("bitsandbytes.")
 
 
-_ROWS = (
-    Optimizer(
-        name="adamw_torch",
-        short_name="adamw",
-        made_by="torch.optim.AdamW",
-        state="parameter",
-        state_copies=(1, 1),
-        counter="host",
-        takes_dtensors=True,
-        has_cpu_adam=True,
-    ),
-    Optimizer(
-        name="adamw_torch_fused",
-        short_name="adamw-fused",
-        made_by="torch.optim.AdamW",
-        options={"fused": True},
-        state="parameter",
-        state_copies=(1, 1),
-        counter="card",
-        takes_dtensors=True,
-        has_cpu_adam=True,
-    ),
-    Optimizer(
-        name="adamw_bnb_8bit",
-        aliases=("adamw_8bit",),
-        made_by="bitsandbytes.optim.AdamW",
-        options={"optim_bits": 8},
-        state="8bit",
-        state_copies=(1, 1),
-    ),
-    Optimizer(
-        name="adamw_bnb_32bit",
-        made_by="bitsandbytes.optim.AdamW",
-        options={"optim_bits": 32},
-        state="fp32",
-        state_copies=(1, 1),
-    ),
-    Optimizer(
-        name="paged_adamw_8bit",
-        made_by="bitsandbytes.optim.AdamW",
-        options={"optim_bits": 8, "is_paged": True},
-        state="8bit",
-        state_copies=(1, 1),
-        is_paged=True,
-    ),
-    Optimizer(
-        name="paged_adamw_32bit",
-        aliases=("paged_adamw",),
-        made_by="bitsandbytes.optim.AdamW",
-        options={"optim_bits": 32, "is_paged": True},
-        state="fp32",
-        state_copies=(1, 1),
-        is_paged=True,
-    ),
-    Optimizer(
-        name="lion_8bit",
-        made_by="bitsandbytes.optim.Lion",
-        options={"optim_bits": 8},
-        state="8bit",
-        state_copies=(1,),
-    ),
-    Optimizer(
-        name="lion_32bit",
-        made_by="bitsandbytes.optim.Lion",
-        options={"optim_bits": 32},
-        state="fp32",
-        state_copies=(1,),
-    ),
-    Optimizer(
-        name="ademamix",
-        made_by="bitsandbytes.optim.AdEMAMix",
-        options={"optim_bits": 32},
-        state="fp32",
-        state_copies=(2, 1),  # the fast and the slow moment in one tensor
-    ),
-    Optimizer(
-        name="adafactor",
-        made_by="transformers.Adafactor",
-        options={"scale_parameter": False, "relative_step": False},
-        state="factored",
-    ),
-    Optimizer(name="sgd", made_by="torch.optim.SGD", state="parameter", takes_dtensors=True),
-    Optimizer(
-        name="adagrad",
-        made_by="torch.optim.Adagrad",
-        state="parameter",
-        state_copies=(1,),
-        counter="state",
-        takes_dtensors=True,
-    ),
-    Optimizer(
-        name="rmsprop",
-        made_by="torch.optim.RMSprop",
-        state="parameter",
-        state_copies=(1,),
-        counter="state",
-        takes_dtensors=True,
-    ),
-)
-OPTIMIZERS: dict[str, Optimizer] = {row.name: row for row in _ROWS}
+def _optimizer(row: Mapping[str, str]) -> Optimizer:
+    """The optimizer of a row; an empty cell leaves the default."""
+    read: dict[str, Any] = {
+        "options": json.loads,
+        "aliases": lambda text: tuple(text.split()),
+        "state_copies": lambda text: tuple(map(int, text.split())),
+        **dict.fromkeys(("is_paged", "takes_dtensors", "has_cpu_adam"), lambda text: text == "yes"),
+    }
+    return Optimizer(**{name: read.get(name, str)(text) for name, text in row.items() if text})
+
+
+with (Path(__file__).parent / "data" / "optimizers.csv").open(encoding="utf-8", newline="") as _file:
+    OPTIMIZERS: dict[str, Optimizer] = {row["name"]: _optimizer(row) for row in csv.DictReader(_file)}
 #: The row's name by each of transformers' names for it.
-OPTIMIZER_NAMES: dict[str, str] = {name: row.name for row in _ROWS for name in (row.name, *row.aliases)}
+OPTIMIZER_NAMES: dict[str, str] = {name: row.name for row in OPTIMIZERS.values() for name in (row.name, *row.aliases)}

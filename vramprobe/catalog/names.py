@@ -5,11 +5,11 @@ library only, and no import of vramprobe: the processes of a profiled command lo
 (profile/empty/hub.py).
 """
 
-from __future__ import annotations
-
 import difflib
+import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 #: Words that tell a tuned model, or a copy in another float dtype, from its base.
@@ -17,46 +17,11 @@ _VARIANT = re.compile(r"-(instruct|it|chat|base|hf|pt|thinking|think|reasoning|s
 _DATE = re.compile(r"-(20\d{6}|\d{4})(?=-|$)")
 _FAMILY = re.compile(r"^([a-z]+)-(?=\d)")  # llama-3 and llama3
 _ADAPTER = re.compile(r"-(\w?[ld]ora|peft|adapters?)(?=-|$)")
-
-
-def _of_compressed_tensors(
-    form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """A quantization_config whose one group has all linear layers but the head."""
-    group = {"targets": ["Linear"], "weights": {**weights, "symmetric": True, "dynamic": False}}
-    if activations:
-        group["input_activations"] = {**activations, "symmetric": True, "dynamic": True}
-    return {
-        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
-        "ignore": ["lm_head"], "config_groups": {"group_0": group},
-    }  # fmt: skip
-
-
-def _by_channel_and_token(form: str, kind: str) -> dict[str, Any]:
-    said = {"num_bits": 8, "type": kind}
-    return _of_compressed_tensors(form, {**said, "strategy": "channel"}, {**said, "strategy": "token"})
-
-
 #: What the name of a repository says of its quantization, as Qwen, RedHatAI, Unsloth and mlx-community have it: end of
 #: the name → quantization_config; null where the name does not tell its layout.
-QUANTIZED: dict[str, dict[str, Any] | None] = {
-    "-awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
-    "-gptq-int4": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
-    "-gptq-int8": {"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False, "sym": True},
-    "-quantized.w8a8": _by_channel_and_token("int-quantized", "int"),
-    "-quantized.w4a16": _of_compressed_tensors(
-        "pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
-    ),
-    "-fp8-dynamic": _by_channel_and_token("float-quantized", "float"),
-    "-fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
-    "-bnb-4bit": {
-        "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16", "llm_int8_skip_modules": None,
-    },
-    **dict.fromkeys(
-        ("-bnb-8bit", "-gptq", "-nvfp4", "-mxfp4", "-gguf", "-mlx", "-4bit", "-6bit", "-8bit", "-int4", "-int8")
-    ),
-}  # fmt: skip
+QUANTIZED: dict[str, dict[str, Any] | None] = json.loads(
+    (Path(__file__).parents[1] / "data" / "quantized_names.json").read_text(encoding="utf-8")
+)
 
 
 class Match(NamedTuple):

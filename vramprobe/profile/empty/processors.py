@@ -5,6 +5,7 @@ In: a config of transformers', as its class and as the file says it. Out: ``prep
 must hold. Where torchvision is missing, which transformers needs for videos, processors are made without videos.
 """
 
+import json
 import os
 
 from vramprobe_values.imports import instead_of
@@ -12,110 +13,17 @@ from vramprobe_values.imports import instead_of
 from . import counts, loading
 from .replacements import write_json
 
-_ROWS_AND_COLUMNS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-_QWEN = {
-    "image": "<|vision_start|><|image_pad|><|vision_end|>",
-    "video": "<|vision_start|><|video_pad|><|vision_end|>",
-    "placed": {
-        "image_token_id": "<|image_pad|>",
-        "video_token_id": "<|video_pad|>",
-        "vision_start_token_id": "<|vision_start|>",
-        "vision_end_token_id": "<|vision_end|>",
-    },
-    "named": {
-        "image_token": "<|image_pad|>",
-        "video_token": "<|video_pad|>",
-        "vision_start_token": "<|vision_start|>",
-        "vision_end_token": "<|vision_end|>",
-    },
-}
-_IDEFICS = {
-    "image": "<image>",
-    "video": "<video>",
-    "placed": {"image_token_id": "<image>"},
-    "named": {  # LeRobot's SmolVLA asks the tokenizer for the first three
-        "fake_image_token": "<fake_token_around_image>",
-        "image_token": "<image>",
-        "global_image_token": "<global-img>",
-        "end_of_utterance_token": "<end_of_utterance>",
-        "video_token": "<video>",
-    },
-    "words": _ROWS_AND_COLUMNS,
-}
-_GEMMA_4 = {
-    "image": "<|image|>",
-    "placed": {
-        "image_token_id": "<|image|>",
-        "boi_token_id": "<|image>",
-        "eoi_token_id": "<image|>",
-        "audio_token_id": "<|audio|>",
-        "boa_token_id": "<|audio>",
-        "eoa_token_index": "<audio|>",
-        "video_token_id": "<|video|>",
-    },
-    "named": {
-        "image_token": "<|image|>",
-        "boi_token": "<|image>",
-        "eoi_token": "<image|>",
-        "audio_token": "<|audio|>",
-        "boa_token": "<|audio>",
-        "eoa_token": "<audio|>",
-    },
-}
-#: By model_type: what stands for an image in a text, special tokens at the ids of keys of the config (``placed``) or
-#: anywhere (``words``), those that the tokenizer names (``named``), the processor's class.
-FAMILIES = {
-    "qwen2_vl": {**_QWEN, "processor": "Qwen2VLProcessor"},
-    "qwen2_5_vl": {**_QWEN, "processor": "Qwen2_5_VLProcessor"},
-    "qwen3_vl": {**_QWEN, "processor": "Qwen3VLProcessor"},
-    "qwen3_vl_moe": {**_QWEN, "processor": "Qwen3VLProcessor"},
-    "qwen3_5": {**_QWEN, "processor": "Qwen3VLProcessor"},
-    "qwen3_5_moe": {**_QWEN, "processor": "Qwen3VLProcessor"},
-    "idefics3": {**_IDEFICS, "processor": "Idefics3Processor"},
-    "smolvlm": {**_IDEFICS, "processor": "SmolVLMProcessor"},
-    "gemma3": {
-        "image": "<start_of_image>",
-        "placed": {
-            "image_token_index": "<image_soft_token>",
-            "boi_token_index": "<start_of_image>",
-            "eoi_token_index": "<end_of_image>",
-        },
-        "named": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
-        "words": ["\n", "\n\n", "\n\n\n", "\n\n\n\n"],  # vLLM looks them up: an image stands between two blank lines
-        "processor": "Gemma3Processor",
-    },
-    "gemma4": {**_GEMMA_4, "processor": "Gemma4Processor"},
-    "gemma4_unified": {**_GEMMA_4, "processor": "Gemma4UnifiedProcessor"},
-    "mistral3": {
-        "image": "[IMG]",
-        "placed": {"image_token_index": "[IMG]"},
-        "words": ["[IMG_BREAK]", "[IMG_END]"],
-        "processor": "PixtralProcessor",
-    },
-    "llama4": {
-        "image": "<|image|>",
-        "placed": {
-            "image_token_index": "<|patch|>",
-            "boi_token_index": "<|image_start|>",
-            "eoi_token_index": "<|image_end|>",
-        },
-        "words": ["<|image|>", "<|tile_x_separator|>", "<|tile_y_separator|>"],
-        "processor": "Llama4Processor",
-    },
-}
-#: The same of models that hear.
-SPEECH = {
-    "whisper": {"processor": "WhisperProcessor", "tokenizer": "WhisperTokenizer"},
-    "qwen2_audio": {
-        "placed": {"audio_token_index": "<|AUDIO|>"},
-        "named": {
-            "audio_token": "<|AUDIO|>",
-            "audio_bos_token": "<|audio_bos|>",
-            "audio_eos_token": "<|audio_eos|>",
-        },
-        "processor": "Qwen2AudioProcessor",
-    },
-}
+def _read_families():
+    file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "data", "processors.json")
+    with open(file, encoding="utf-8") as rows:
+        known = json.load(rows)
+    return {kind: {**known.get(row.get("like"), {}), **row} for kind, row in known.items()}
+
+
+#: By model_type: what stands for an image or a video in a text, special tokens at the ids of keys of the config
+#: (``placed``) or anywhere (``words``: vLLM looks up Gemma 3's blank lines, between which an image stands), those that
+#: the tokenizer names (``named``: LeRobot's SmolVLA asks for SmolVLM's first three), the processor's class, ``hears``.
+FAMILIES = _read_families()
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 _HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _SCALED = {"do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True}
@@ -123,14 +31,14 @@ _SCALED = {"do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do
 
 def of(config):
     """The family of a config.json that has a vision tower, or hears; None for one that has not, or is not known."""
-    kind = config.get("model_type")
-    return SPEECH.get(kind) or (FAMILIES.get(kind) if config.get("vision_config") is not None else None)
+    family = FAMILIES.get(config.get("model_type"), {})
+    return family if "hears" in family or (family and config.get("vision_config") is not None) else None
 
 
 def write(folder, config, read):
     """Into ``folder``; ``read``: the config as transformers' class, whose defaults stand in. -> what it is."""
     family = of(config)
-    if config["model_type"] in SPEECH:
+    if "hears" in family:
         return _write_speech(folder, family, getattr(read, "audio_config", read))
     images, processor = _settings(config["model_type"], read)
     images["processor_class"] = family["processor"]

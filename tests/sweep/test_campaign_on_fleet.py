@@ -68,6 +68,8 @@ def test_kill_9_of_a_campaign_on_a_fleet_loses_no_record_and_doubles_none(on: st
     found = Counter(record.fingerprint for record in store.read(tmp_path / "out").records)
     assert sorted(found.values()) == [1] * 10
     assert "stage model: no fit, as no record was measured on a GPU" in said
-    assert json.loads((tmp_path / "out" / "held-out" / stages.PREDICTIONS).read_text()) == {}  # the CPU is not predicted
+    assert (
+        json.loads((tmp_path / "out" / "held-out" / stages.PREDICTIONS).read_text()) == {}
+    )  # the CPU is not predicted
     while running_in(tmp_path):
         time.sleep(0.1)

@@ -13,6 +13,7 @@ from vramprobe_values.imports import instead_of
 from . import counts, loading
 from .replacements import write_json
 
+
 def _read_families():
     file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "data", "processors.json")
     with open(file, encoding="utf-8") as rows:

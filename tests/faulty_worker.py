@@ -4,8 +4,6 @@ Run in place of the interpreter, as ``python faulty_worker.py -m MODULE …``: t
 worker does with a request.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

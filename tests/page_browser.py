@@ -3,8 +3,6 @@
 In: a page's path and a link's fragment. Out: an Opened tab.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 In: what a test wants to differ. Out: the HTML, and a Chromium to open it in.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The inventory by arithmetic equals the verified parameter counts of every model of a supported family."""
 
-from __future__ import annotations
-
 import json
 import re
 

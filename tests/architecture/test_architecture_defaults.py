@@ -1,7 +1,5 @@
 """Defaults of a config.json: an absent key means what it means to transformers, and wrong values are refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

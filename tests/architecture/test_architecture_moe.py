@@ -1,7 +1,5 @@
 """The inventories of mixtures of experts, what of them is refused, and where peft's LoRA reaches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Images as they are counted, against transformers' own processors."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Fixtures of the emulated GPU's build: a fake installation of torch, a small driver, a cache."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

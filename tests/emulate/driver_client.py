@@ -1,7 +1,5 @@
 """The driver's functions by ctypes, for its tests: plain numbers in, plain numbers out."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_uint, c_uint64, c_void_p

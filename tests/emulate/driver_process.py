@@ -4,8 +4,6 @@ A driver keeps its state for as long as its process lives, so every use is a for
 machine)`` calls ``function(Driver)`` there and gives back what it returns, or raises what it raised.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import pickle

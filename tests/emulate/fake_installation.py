@@ -4,8 +4,6 @@
 driver answers for the emulated GPU.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

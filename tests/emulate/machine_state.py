@@ -1,7 +1,5 @@
 """The state that the processes of an emulated machine share, as driver/shared.c lays it out, for the driver's tests."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import NamedTuple

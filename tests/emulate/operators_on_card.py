@@ -3,8 +3,6 @@
 Prints ``NAME: ok``, or what ended the child; then the sizes of recurrent networks, as JSON.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -4,8 +4,6 @@ A loop of constant shapes with a reduce-scatter and an all-gather of lists a ste
 collective at a time. Garbage is left to Python, so that nothing but torch's watchdog gives tensors back.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable

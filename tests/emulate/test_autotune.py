@@ -1,7 +1,5 @@
 """An autotuner on an emulated GPU compiles one configuration, and the next where that one does not run."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The driver is built once, whole or not at all, for what is installed; and a process under it sees nothing else."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import multiprocessing

@@ -1,7 +1,5 @@
 """Reported properties of each card, and the names and counts that are taken."""
 
-from __future__ import annotations
-
 import pytest
 
 from vramprobe.catalog.gpus import find_gpu, list_gpus

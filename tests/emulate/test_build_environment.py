@@ -1,7 +1,5 @@
 """An environment of its own with a CUDA build: its pins, its steps, what cuts it off, what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

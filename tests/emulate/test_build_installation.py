@@ -1,7 +1,5 @@
 """Detection of torch from its files, and each refusal in one line that says what to do."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The code of the stubs' answers: what a query writes, on the caller's side, by the calling convention."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 from ctypes import byref, c_int, c_int64, c_size_t, c_void_p

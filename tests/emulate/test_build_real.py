@@ -1,7 +1,5 @@
 """A CUDA build of torch itself, where there is one: `vramprobe emulate setup`, or $VRAMPROBE_CUDA_PYTHONS."""
 
-from __future__ import annotations
-
 import csv
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Rules for each function: none whose answer the host reads is merely counted."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

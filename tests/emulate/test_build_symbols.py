@@ -1,7 +1,5 @@
 """Needs of ELF files: sonames, versions, names; each file is read once."""
 
-from __future__ import annotations
-
 import json
 import os
 

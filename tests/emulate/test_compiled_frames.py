@@ -1,7 +1,5 @@
 """Frames of the mode's own code, which Dynamo is told to leave alone: in every release of torch by its own function."""
 
-from __future__ import annotations
-
 import torch
 
 from vramprobe.emulate.values.compiled import _skip_code

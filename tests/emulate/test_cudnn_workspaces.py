@@ -1,7 +1,5 @@
 """The emulated cuDNN's workspaces against what a real one asked for, through the interfaces that torch calls."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_void_p

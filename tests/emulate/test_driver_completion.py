@@ -1,7 +1,5 @@
 """Completion as the host learns of it: at once before its process trains, then once it waits or a queue is full."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from ctypes import c_float, c_size_t, c_uint, c_void_p, create_string_buffer

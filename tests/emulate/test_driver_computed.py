@@ -1,7 +1,5 @@
 """Map of computed bytes: against a byte array, copies, reads of what nobody computed, fills."""
 
-from __future__ import annotations
-
 import mmap
 import random
 from ctypes import c_int, c_size_t, c_void_p

@@ -1,7 +1,5 @@
 """Answers of the cards: visible devices, properties, errors, NVML, and a machine that cannot be."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p

@@ -1,7 +1,5 @@
 """The machine as Python writes and reads it."""
 
-from __future__ import annotations
-
 import json
 import types
 from pathlib import Path

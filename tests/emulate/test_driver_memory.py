@@ -1,7 +1,5 @@
 """Memory charged to a card: random sequences against a model in Python, exhaustion, threads, pools, virtual memory."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading

@@ -1,7 +1,5 @@
 """One machine, many processes: a shared card, kill -9, fork, process numbers that come again, memory of another."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random

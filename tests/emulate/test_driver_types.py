@@ -1,7 +1,5 @@
 """The declared structs against NVIDIA's own headers, where a copy is at hand, and the driver under other compilers."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Ends of collectives as torch's watchdog thread is told of them, by a thread of its name that does nothing but ask."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable

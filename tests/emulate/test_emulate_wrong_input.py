@@ -3,8 +3,6 @@
 Through the command line, in processes of their own, without a CUDA build of torch: what is found is made up.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

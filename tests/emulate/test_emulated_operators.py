@@ -1,7 +1,5 @@
 """Operators run on an emulated GPU, forward and backward, and none ends its process."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

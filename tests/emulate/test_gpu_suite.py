@@ -4,8 +4,6 @@ They need the environment that ``vramprobe emulate setup`` makes (``make test`` 
 say so. A card's own tests stand in tests/measure/test_cuda.py; here is only what starts them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

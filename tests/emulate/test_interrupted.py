@@ -3,8 +3,6 @@
 Needs a CUDA build of torch, this interpreter's or the one that ``vramprobe emulate setup`` made.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

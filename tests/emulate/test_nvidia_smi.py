@@ -1,7 +1,5 @@
 """``nvidia-smi`` of the emulated machine: what the real driver below it says, in nvidia-smi's own forms."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

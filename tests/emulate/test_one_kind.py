@@ -1,7 +1,5 @@
 """A folder of results holds one kind of record: an emulated run is not added to measured ones, nor the reverse."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Memory that collectives keep does not depend on the pace of the emulation: torch's watchdog thread gives it back."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """The values layer on the emulated driver itself, in processes of a CUDA build of torch: $VRAMPROBE_CUDA_PYTHONS, or
 the set-up one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

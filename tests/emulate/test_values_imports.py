@@ -1,7 +1,5 @@
 """An action waits for a module's import, runs once, and leaves the import system as it was."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small training in a process of its own, for the tests of watch and callback: ``python watched_loop.py WHAT``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -4,8 +4,6 @@ SHARING is cards (a device map), parts (tensor parallelism) or sequences (contex
 the tensors of its cards asked for at most in each step, and the map, in ``seen-RANK.json``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

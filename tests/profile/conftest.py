@@ -1,7 +1,5 @@
 """The package ``profile/empty`` as a command's processes have it."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

@@ -1,7 +1,5 @@
 """Repositories of a run's own, made by the package ``profile/empty`` (the fixture ``empty``)."""
 
-from __future__ import annotations
-
 import json
 import types
 from pathlib import Path

@@ -4,8 +4,6 @@ In: a script of phases, requests and frees. Out: ``<pid>.jsonl``, ``<pid>.histor
 of an allocator that rounds each request up to 512 B and takes segments of 2 MiB; times go on by 1 ms an event.
 """
 
-from __future__ import annotations
-
 import json
 from array import array
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 ``python … KIND…``, under a launcher; started by test_only_rank.py.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """A command under the hook on an emulated card, and what its processes said."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``vramprobe profile`` as a process of its own, as a user starts it, and what it left: processes, files, words."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Phases outside the steps: evaluation, save, merge and the like are named, and no file of the user is overwritten."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

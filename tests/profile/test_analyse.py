@@ -1,7 +1,5 @@
 """Analysis of a run's files: each cause by known answers, sums to the byte, outcomes, ranks, lines and modules."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

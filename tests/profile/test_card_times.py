@@ -1,8 +1,6 @@
 """One count on many cards: seconds by each card's roofline, dollars by hand, the cheapest first, and where there is no
 time."""
 
-from __future__ import annotations
-
 from datetime import date
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Verdicts for other cards: by replay of the run's own allocations, and none where kernels differ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The trace of a counted step: valid by Chrome's event format, played on two clocks with known answers."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Copies of a model, a launcher's context, and what compiles: each is told as what it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

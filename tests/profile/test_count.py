@@ -1,7 +1,5 @@
 """The count of one step: FLOPs and bytes of known operators, launches that the driver confirms, an equal peak."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

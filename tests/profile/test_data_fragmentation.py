@@ -1,8 +1,6 @@
 """Requests by a batch's shape, learnt from the steps that ran, and reserved memory over the steps that follow: against
 the same program run on all batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path

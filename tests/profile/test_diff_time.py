@@ -1,7 +1,5 @@
 """Gain of a change: by the ratio of two counts of one GPU, by intervals of two, with the memory that it costs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

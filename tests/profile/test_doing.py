@@ -1,7 +1,5 @@
 """Activity of a process when it was cut: its phase and progress, whether it compiled, the program's line."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

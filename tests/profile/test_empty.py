@@ -1,7 +1,5 @@
 """Weights, tokenizers and rows that are not there: known answers, equal bytes, and a clear line for what cannot be."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Speech models by id: feature extractors, Whisper's tokens at their ids, silence in rows, and a run of Whisper."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

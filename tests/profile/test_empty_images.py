@@ -1,7 +1,5 @@
 """Vision-language models, encoders and pairs by id: processors that count, tokens at their ids, images in rows."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Pipelines of diffusers from their ids: the table, the files of a repository, and a clear line for what cannot be."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

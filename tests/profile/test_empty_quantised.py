@@ -1,7 +1,5 @@
 """Empty checkpoints that are quantised already: known shapes, bitsandbytes as reference, names that say so."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Weights that torch.hub would download: a model keeps its first ones, and what is in the cache is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

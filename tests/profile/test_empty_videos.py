@@ -1,7 +1,5 @@
 """Videos in rows: files that decoders read, the processors' own counts, and a clear line for what is missing."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -1,7 +1,5 @@
 """Ultralytics' data sets that are missing: as many images as the YAML says, labels of its classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

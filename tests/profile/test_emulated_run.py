@@ -1,7 +1,5 @@
 """The real allocator's history of an emulated training: sums to the byte, and a replay that reserves what torch did."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Duration of a generation: it is said at once, with how to shorten it; a short one says nothing."""
 
-from __future__ import annotations
-
 import types
 
 import pytest

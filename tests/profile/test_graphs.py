@@ -1,7 +1,5 @@
 """Loops that capture forward and backward in a CUDA graph, as torchtitan 0.3 does: each replay is of a step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from run_command import lines, profiled, unprofiled

@@ -1,7 +1,5 @@
 """Growth by step: the slope by line, the collection that keeps it, the step that fills the card."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

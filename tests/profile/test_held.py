@@ -1,7 +1,5 @@
 """Tensors that frameworks hold under their own names are named as what they are: masters, flat gradients, shards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

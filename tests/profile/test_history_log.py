@@ -1,7 +1,5 @@
 """The hook's history as a Log: what is paired with what, when the allocator has a block back, who emptied the cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

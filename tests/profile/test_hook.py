@@ -1,7 +1,5 @@
 """The hook in a command's processes: phases and counters as they are, nothing allocated otherwise, an end in time."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Host memory: what a script's CPU tensors and pinned blocks take in each phase, of all ranks, and a host's verdict."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from profile_factory import analysed, training, write_launcher

@@ -1,7 +1,5 @@
 """The DataLoader that feeds a loop ends after the steps, for good; others are shortened; what counts steps is ended."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Weights that transformers 5 would load in threads, on an emulated GPU."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import types

@@ -1,7 +1,5 @@
 """The cards of a command as NVML sees them, also between two marks; and a line before the host is full."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``%load_ext vramprobe`` in a kernel: the profile so far, as often as it is asked for, and the kernel goes on."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Notes of a profile: NVIDIA's libraries, why a command failed, images of replaced rows that a program drops."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One rank of a world that runs alone, against the same rank among all of them: the same bytes, and nobody waits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

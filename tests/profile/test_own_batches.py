@@ -1,7 +1,5 @@
 """The batches of a run's own data: all shapes as its loader makes them, those that are run, what is learnt."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

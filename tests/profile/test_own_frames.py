@@ -1,7 +1,5 @@
 """vramprobe's code within the program is not the program's: never compiled with it, no line of its reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

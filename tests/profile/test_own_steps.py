@@ -1,7 +1,5 @@
 """Steps of programs that update their weights by code of their own, as torch's examples of an LSTM and Muon's do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

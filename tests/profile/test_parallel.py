@@ -1,7 +1,5 @@
 """Sharing of a model by ranks, by the program's own groups; whose tokens are whose, and what a pipeline waits for."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

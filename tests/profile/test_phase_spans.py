@@ -1,7 +1,5 @@
 """Events of each phase, where one step was traced and its neighbors are shorter than the clocks differ."""
 
-from __future__ import annotations
-
 from array import array
 
 from vramprobe.profile.analyzed_rank import see

@@ -1,7 +1,5 @@
 """A command's recipe from a probed run: sizes at shapes that never ran, branches, what follows from no shape."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

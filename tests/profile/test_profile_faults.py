@@ -1,7 +1,5 @@
 """Programs that no card sees, and what happens to them: a result or one clear line, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

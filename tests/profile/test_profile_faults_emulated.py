@@ -1,7 +1,5 @@
 """Trainings on an emulated card, and what happens to them: what they did until then is known, and nothing is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

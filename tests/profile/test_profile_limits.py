@@ -1,7 +1,5 @@
 """Checks of profiles for CI: limits, what grew since a baseline, and the summary of it in Markdown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

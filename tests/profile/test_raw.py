@@ -1,7 +1,5 @@
 """Raw files as the hook leaves them, whole, torn at any byte, missing, or somebody else's."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

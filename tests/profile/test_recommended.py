@@ -1,7 +1,5 @@
 """Recommend for a command: its steps by its Trainer's arithmetic, hours and dollars by hand, replicas, bad input."""
 
-from __future__ import annotations
-
 import json
 from datetime import date
 from pathlib import Path

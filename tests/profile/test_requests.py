@@ -1,7 +1,5 @@
 """Requests to a server that is profiled: a server of a few lines stands in for vLLM's, over HTTP as it does."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

@@ -1,7 +1,5 @@
 """The phases outside the steps: which call of a library is which, and what a resumed training takes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

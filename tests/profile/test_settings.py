@@ -1,7 +1,5 @@
 """Settings that a profile records: those of live models, and a Trainer's arguments without paths and secrets."""
 
-from __future__ import annotations
-
 import enum
 from types import SimpleNamespace
 

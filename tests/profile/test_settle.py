@@ -1,7 +1,5 @@
 """Processes that others end by force write what they did before: who is asked, who is waited for."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Views of profiles: differences, the terminal, the timeline, the report, the journal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

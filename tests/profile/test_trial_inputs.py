@@ -1,7 +1,5 @@
 """Programs of users' trials, verbatim in ``inputs/``, each with its right answer, through the command."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

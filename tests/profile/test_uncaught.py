@@ -1,7 +1,5 @@
 """The exception that came first, of whichever process, before what its launcher says of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Steps under other values after those that were asked for: what they allocate is the same, or where it parts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

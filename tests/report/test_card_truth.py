@@ -1,7 +1,5 @@
 """Accuracy of an emulation against a GPU, from records of both with known differences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

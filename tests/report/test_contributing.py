@@ -1,7 +1,5 @@
 """docs/contributing.md names every file that adding one of a kind touches: each file that names one that is there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

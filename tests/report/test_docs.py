@@ -4,8 +4,6 @@ A command stands in a generated block, or in HOW with the way it is run here. A 
 fail until somebody says how it is run.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Output made of emulated records says emulated, never that it was measured: pages, plots, tables, claims, fits."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One table in five formats: the same rows, escaped for each, the conditions in the caption."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The page's HTML: everything escaped, nothing fetched, and a clear error where a part is missing. No browser here."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

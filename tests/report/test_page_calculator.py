@@ -3,8 +3,6 @@
 That its replays are Python's, phase by phase, is tested in test_page_recipes.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The form in headless Chromium: links, what is wrong with them, the list of models and its search."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from page_browser import waiting

@@ -1,7 +1,5 @@
 """The page in headless Chromium as people read it: tables, keyboard, screen reader, any width, without scripts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The page's growth and allocator in Chromium, held to the byte against Python's replay of the same recipes."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence

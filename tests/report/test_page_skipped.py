@@ -1,7 +1,5 @@
 """Summary of tests without a browser: how many of the page were skipped, and what is missing."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

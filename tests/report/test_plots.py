@@ -1,7 +1,5 @@
 """The plots show what was measured, say it without colour, and come out the same each time."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Published files are the same from every processor: reports under several kernels and threads, byte for byte."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

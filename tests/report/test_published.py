@@ -1,7 +1,5 @@
 """Published files can be rebuilt from the records, and say what they say."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

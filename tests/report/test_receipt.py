@@ -1,7 +1,5 @@
 """Receipts of records: figures, a command that resolves to the cell, and a hash that follows the record."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The report's pages: each measured cell is shown once, predictions beside it, and where nobody measured."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -1,7 +1,5 @@
 """The pages of several emulated cards: what ran stands as that, what is predicted has a mark, nothing says measured."""
 
-from __future__ import annotations
-
 import csv
 import io
 import lzma

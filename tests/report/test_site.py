@@ -1,7 +1,5 @@
 """The documentation site: what it holds, and that every link of it leads somewhere."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The timeline: nothing of the peak is lost to the columns, stacks add up, and the page and the picture say so."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

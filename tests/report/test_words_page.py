@@ -1,7 +1,5 @@
 """docs/words.md explains the causes and phases that profiles print; terms: tests/predict/test_reasons.py."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

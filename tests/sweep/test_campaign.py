@@ -3,8 +3,6 @@
 Cells are played: their peak is a hidden multiple of what is predicted, and what is above the card runs out of memory.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

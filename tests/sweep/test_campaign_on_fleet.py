@@ -1,7 +1,5 @@
 """A campaign on Ray and on Slurm (submitit's local engine) with real cells, killed and run again."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

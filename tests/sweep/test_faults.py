@@ -5,8 +5,6 @@ the operating system (over 30 calls; 3 ways to be killed, 3 signals, a full disk
 journals, and with real workers that go wrong, in one sweep: over 400 faults in all.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -3,8 +3,6 @@
 The engine is played by a pool whose nodes answer at once, or are lost; a real station runs real cells.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

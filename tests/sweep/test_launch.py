@@ -1,7 +1,5 @@
 """Tasks for SkyPilot: what is written, what is refused, and that SkyPilot's own loader takes it (if installed)."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

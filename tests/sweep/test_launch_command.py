@@ -3,8 +3,6 @@
 SkyPilot and the bucket's command are played by scripts on the PATH; SkyPilot's own loader reads the task, if installed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

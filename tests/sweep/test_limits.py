@@ -1,7 +1,5 @@
 """Time, money and cells: what a sweep may use is kept, and what cannot be is refused."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

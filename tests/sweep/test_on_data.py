@@ -1,7 +1,5 @@
 """A sweep on a data set: its cells at their longest batches, the padding beside them, in `plan` and in `run`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

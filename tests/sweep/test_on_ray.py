@@ -1,7 +1,5 @@
 """Ray itself: a cluster of local nodes, one of them killed mid-way; skipped where Ray is not installed."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Slurm, by submitit's local engine: jobs are processes of this machine; skipped where submitit is not installed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """The plan: what is run in which order, what certainly does not fit, and what it takes and costs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

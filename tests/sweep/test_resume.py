@@ -1,7 +1,5 @@
 """Actions of a resumed sweep: it trusts the cells that finished here, and retries the rest, not for ever."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

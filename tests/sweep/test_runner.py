@@ -1,7 +1,5 @@
 """The runner with real workers: resume, failures, time-outs, kills and interruptions lose nothing that was measured."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

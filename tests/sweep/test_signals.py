@@ -1,7 +1,5 @@
 """A signal ends a sweep at once, whenever it comes; a hangup under nohup does not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A cell is skipped on two kinds of evidence only, and both are named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

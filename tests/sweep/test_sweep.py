@@ -1,7 +1,5 @@
 """Sweep files: products, exclusions, hold-outs, defaults; and every way to write one wrongly has its message."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

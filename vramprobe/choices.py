@@ -4,8 +4,6 @@ In: nothing. Out: types and recipes for spec.py, for rules/, which says what goe
 help. Never imports pydantic.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, Literal, get_args
 

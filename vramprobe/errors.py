@@ -3,8 +3,6 @@
 The command line prints them without a traceback and exits with 1; a bug in vramprobe itself is an AssertionError.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

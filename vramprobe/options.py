@@ -4,8 +4,6 @@ In: data/options.csv, whose ``{words}`` are choices.py's. Out: OPTIONS, in the o
 are spec.py's, which combinations can run is said in rules/. Never imports pydantic.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from pathlib import Path

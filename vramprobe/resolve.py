@@ -5,8 +5,6 @@ architecture and every default, or a SpecError that says which word or combinati
 torch or a GPU, and the network only through the catalog, for a model that is asked for by its id.
 """
 
-from __future__ import annotations
-
 import difflib
 from typing import Any, TypeVar, get_args
 

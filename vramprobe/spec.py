@@ -5,8 +5,6 @@ CellSpec, or pydantic's error with every combination that cannot be and why: whi
 touches torch, a GPU or the network.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -5,8 +5,6 @@ outputs. What a trainer's loss does is TRL's own code (workload/trainer.py); the
 examples/loops.py. Imports neither.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ And the one place where a number gets the digits with which it is published, the
 And what the numbers of a record are called.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -5,8 +5,6 @@ Follows ``DeviceCachingAllocator`` of c10/cuda/CUDACachingAllocator.cpp, torch 2
 Not modelled: CUDA graphs and user pools, settings changed on the way, the cudaMallocAsync backend. Knows no torch.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Hashable
 

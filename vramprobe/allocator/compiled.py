@@ -4,8 +4,6 @@ In: settings, a device. Out: an allocator for whoever looks at counters alone. T
 settings; for others, and where it was not built, allocator.py's takes its place, with the same numbers.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from vramprobe.allocator.allocator import CachingAllocator

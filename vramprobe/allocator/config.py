@@ -4,8 +4,6 @@ In: the variable's text, as torch reads it. Out: an AllocatorConfig, with the tw
 Follows torch 2.11 to 2.13: c10/core/AllocatorConfig.{h,cpp}, c10/cuda/CUDAAllocatorConfig.{h,cpp}. Knows no torch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Follows ``find_expandable_block``, ``map_block``, ``try_allocate_expandable_bloc
 c10/cuda/CUDACachingAllocator.cpp (torch 2.11 to 2.13), and its Note [Expandable Segments].
 """
 
-from __future__ import annotations
-
 from vramprobe.allocator.blocks import Block, ExpandableSegment, Pool, merge
 from vramprobe.allocator.config import SMALL_BUFFER, AllocatorConfig
 from vramprobe.allocator.ledger import Device, Ledger

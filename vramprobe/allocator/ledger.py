@@ -4,8 +4,6 @@ In: what the allocator does, one amount at a time. Out: the counters with their 
 still has room, and where a segment lies. It never decides which block serves a request.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ that names the supported families. It stays this side of the torch line, and of 
 what transformers builds that never asks transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ a text or a truth value. Names, numbers, texts, arithmetic, comparisons, ``and``
 the functions of FUNCTIONS: nothing else is read, so that a row cannot run code.
 """
 
-from __future__ import annotations
-
 import ast
 import bisect
 import math

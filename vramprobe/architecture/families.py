@@ -5,8 +5,6 @@ parameter of three dimensions, and so is what peft makes of the targets that tra
 (``peft/utils/transformers_weight_conversion.py``). Never imports torch.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ tower, and the tokens of the text that they replace. The rules are those of the 
 ``processing_llava_onevision.py``) with the settings that each family publishes. It never asks transformers.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

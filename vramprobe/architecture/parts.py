@@ -3,8 +3,6 @@
 In: what the families' modules have read of a config.json. Out: frozen values. Never reads a config.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

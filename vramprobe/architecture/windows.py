@@ -4,8 +4,6 @@ In: a checked config.json and a family's rule of data/parameters.toml. Out: the 
 it looks through it; the numbers of the dense layers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vramprobe.architecture.config import Config

@@ -4,8 +4,6 @@ In: a CellSpec. Out: bytes; 0 where nothing is certain. As the optimizer steps, 
 as the loss is computed, weights, state and the logits. Each is a tensor's own bytes, without what is rounded up.
 """
 
-from __future__ import annotations
-
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.bounds.states import allocated_state_bytes
 from vramprobe.bounds.tensors import less_as_linears_bytes, tensors, weights_bytes

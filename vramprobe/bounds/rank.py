@@ -4,8 +4,6 @@ In: a CellSpec with its ranks, its Architecture. Out: RankTensors. Bytes of stat
 is recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from vramprobe.architecture import Architecture

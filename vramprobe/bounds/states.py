@@ -4,8 +4,6 @@ In: a spec and the tensors that it trains. Out: bytes, by the optimizer's row (o
 ``torch.optim``, transformers' Adafactor and ``bitsandbytes.optim``. Never imports any of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

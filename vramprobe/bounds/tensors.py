@@ -5,8 +5,6 @@ are those of peft (``prepare_model_for_kbit_training``), trl (``peft_module_cast
 (``Params4bit``, ``Int8Params``). Never imports torch or the workload.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

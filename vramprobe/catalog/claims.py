@@ -3,8 +3,6 @@
 In: nothing. Out: frozen Claims, in file order.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ Context of a card, from its own rows or, where it has none, from a line through 
 multiprocessors hold. Reads no device.
 """
 
-from __future__ import annotations
-
 import csv
 import statistics
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 In: a config as a dict. Out: a number of layers, or a new config.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vramprobe.errors import SpecError

@@ -4,8 +4,6 @@ In: a name as users, torch, nvidia-smi or price lists write it, or a size of mem
 an error that says what else there is.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import suppress

@@ -3,8 +3,6 @@
 In: data/emulated_environment.txt, whose versions are constraints.txt's. Out: package → version.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 

@@ -4,8 +4,6 @@ In: a name as users write it. Out: a frozen ModelEntry, or an error that says wh
 the network only for a hub id.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

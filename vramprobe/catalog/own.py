@@ -3,8 +3,6 @@
 In: $VRAMPROBE_CACHE_DIR, else the user's cache folder. Out: its path. Makes nothing there.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ vision-language and speech models, pipelines of diffusers. Those whose images ar
 In: a name as users write it. Out: a frozen ProfiledModel with its config.json's place, or None. Touches no network.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache

@@ -3,8 +3,6 @@
 In: a path below data/. Out: its rows, and their cells as numbers or null. Reads nothing at import.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 In: a model's name and its config.json as a dict. Out: a number of parameters, of an unknown architecture the usual one.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -3,8 +3,6 @@
 In: what a user typed for a sweep. Out: the file's path. Reads no sweep; sweep/definition.py does.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vramprobe.catalog.shipped import data_file

@@ -6,8 +6,6 @@ one_record.py, of several in several_records.py. Never measures, fits or changes
 line, and loads no pandas.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

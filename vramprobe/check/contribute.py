@@ -4,8 +4,6 @@ In: results that pass check. Out: a new .jsonl file and what was taken out of it
 were measured; the source is not changed.
 """
 
-from __future__ import annotations
-
 import getpass
 import hashlib
 import json

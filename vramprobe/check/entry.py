@@ -3,8 +3,6 @@
 In: journals' records. Out: small tuples. Knows no rule.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, NamedTuple
 

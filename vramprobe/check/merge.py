@@ -4,8 +4,6 @@ In: files and folders. Out: a new journal, and who gave what: records by source,
 and writes nothing where one record breaks a rule.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ In: a RunRecord; for the rules of a measurement, one that is ok and complete. Ou
 with what was found, what is allowed and what to do. What a worker checks too is in measure/observation.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from vramprobe.check.entry import Doubt

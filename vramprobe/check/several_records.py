@@ -4,8 +4,6 @@ In: all records with their places. Out: doubts with theirs, each an error or a w
 allowed and what to do.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ In: nothing but the GPU. Out: records of both sides, truth.md, contribution.json
 it was interrupted; a step that cannot be done is named and keeps nothing else from being done.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

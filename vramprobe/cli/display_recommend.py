@@ -3,8 +3,6 @@
 In: a frozen Recommendation or Most. Out: tables on the terminal, within its width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 In: a version of torch, packages. Out: lines on a terminal, or JSON. The verbs that use the card take ``--emulate GPU``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Annotated, Any

@@ -3,8 +3,6 @@
 In: a file's name, or - for stdin. Out: about ten lines on stdout, or JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 In: texts of commands, libraries and files. Out: lines in which nothing moves the cursor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console

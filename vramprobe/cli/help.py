@@ -4,8 +4,6 @@ In: typer's commands. Out: text as wide as the terminal, 100 columns at most. An
 only where it stands.
 """
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ In: a verb's modes and the values of its options. Out: the call of one answer. A
 refused, so that none is ever ignored.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple

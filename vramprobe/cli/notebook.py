@@ -4,8 +4,6 @@ In: an IPython shell. Out: the profile on stdout, as ``vramprobe profile`` print
 command's processes (profile/hook), from the extension's loading on; nothing of it is ended.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

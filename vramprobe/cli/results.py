@@ -3,8 +3,6 @@
 In: a results folder or file. Out: findings, a fit, errors, verdicts or files, as text or JSON.
 """
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast

@@ -4,8 +4,6 @@ In: a kind, or a cell and a GPU. Out: the registry with its emulated savings, or
 page.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -5,8 +5,6 @@ cell that failed or records that break a rule, 2 wrong usage, 3 and 4 a verdict 
 (130 and 143; 129 when the terminal went). A verb with many options, or with others of its kind, has its own module.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import logging

@@ -4,8 +4,6 @@ In: the exception by which typer ends, the words that were typed. Out: a sentenc
 another verb is answered with this verb's own word for it, or with the command that knows it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ NVIDIA library, header or device, changes nothing of theirs, imports torch in ``
 function that it does not know rather than answer with garbage.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -8,8 +8,6 @@ or at the system's folders (where a real driver is). LD_LIBRARY_PATH alone would
 names (``libcuda.so``).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

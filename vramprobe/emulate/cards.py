@@ -4,8 +4,6 @@ In: a card as the command line names it, ``RTX-4090`` or ``H100-SXM x4``. Out: f
 or an error that says what else there is. Reads data/gpus.csv and data/gpu_properties.csv; looks at no device.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

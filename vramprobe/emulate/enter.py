@@ -4,8 +4,6 @@ In: ``H100-SXM`` or ``RTX-4090 x2``. Out: an Entrance, for exec or subprocess; a
 itself anew through it. This process stays what it is: nothing is loaded into it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

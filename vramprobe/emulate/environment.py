@@ -5,8 +5,6 @@ there: who starts that interpreter puts vramprobe on PYTHONPATH. Uses pip as it 
 begin at once one works and the other waits; what was cut off is taken up where it was whole.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -4,8 +4,6 @@ In: an interpreter (default: this one). Out: a frozen Installation, or NotEmulat
 needed and what to do. Never imports torch, changes nothing.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import platform

@@ -4,8 +4,6 @@ In: the cards' properties and the policy for values. Out: ``machine.txt``, which
 read back as frozen data. Never loads the driver; its processes share ``state``, which nothing here reads.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Mapping, Sequence

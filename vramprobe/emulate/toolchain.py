@@ -3,8 +3,6 @@
 In: PATH and CC. Out: a Compiler, which runs and says what it is. Installs nothing.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -3,8 +3,6 @@
 In: the sources, as installed; a folder. Out: digits that change with any source. Loads nothing of the build itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

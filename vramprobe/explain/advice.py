@@ -3,8 +3,6 @@
 In: the keys of a failure, the narrowest first: a detail of its phase, its phase. Out: at most three Changes.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass

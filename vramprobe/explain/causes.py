@@ -4,8 +4,6 @@ In: an OomMessage, the form of its message, and a Phase. Out: an Explanation. A 
 difference of two of them; where the message lacks one, the sentence does without.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 In: a Report, which report.py makes. Out: about ten lines, or plain values for JSON. Decides nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 

@@ -5,8 +5,6 @@ LogFacts. Ranks' output may be mixed: lines are told apart by the prefixes of to
 line of the log but the frames of open tracebacks.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

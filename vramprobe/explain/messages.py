@@ -4,8 +4,6 @@ In: text, and the forms of data/messages.toml: who writes a message, whose memor
 Out: an OomMessage. A figure that the text lacks is None. Adding a form is one table there.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

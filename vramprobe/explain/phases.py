@@ -5,8 +5,6 @@ torch, transformers, TRL, accelerate, DeepSpeed, Megatron, verl and others. Of a
 is kept, else the file's name.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ In: an open binary file, and what the user says of the run. Out: the error that 
 changes. A log names a model only if the catalog has it: nothing is fetched for a name that a log holds.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator, Sequence

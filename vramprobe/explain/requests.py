@@ -5,8 +5,6 @@ Out: names, most likely first. An equal size is a hint and no proof, and counts 
 without a model there is none.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

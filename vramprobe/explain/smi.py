@@ -3,8 +3,6 @@
 In: one line after the other. Out: Readings. It knows no process by name: names may hold paths.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 In: one line after the other. Out: Summaries. The table prints whole units, cut off; bytes here are those.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ In: the trace of one GPU and its live blocks at the end. Out: a TracePeak in req
 both requests and frees. What was allocated before the history begins, and freed in it, has no line.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ In: the configuration. Out: Words. A field that adds memory which is not counted
 named.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

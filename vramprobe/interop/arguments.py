@@ -4,8 +4,6 @@ In: the object, or its fields as a dict. Out: Words. Each field is read, changes
 refused; one that no table knows is named where it is not at its default.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import tomllib

@@ -4,8 +4,6 @@ In: what transformers' Trainer tells its callbacks. Out: scalars in its logs, th
 It is called by name, and so is no subclass of transformers' TrainerCallback, which is not imported.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ In: a hub id, a slug, a path, a config (object or dict), a module (with or witho
 Modules are read by their parameters' names, sizes and dtypes; nothing is computed.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

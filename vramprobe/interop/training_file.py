@@ -4,8 +4,6 @@ In: the file. Out: a TrainingFile in the fields of TrainingArguments and LoraCon
 judge. A key that no row knows goes on to them under its own name, and is named there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ In: a cell's words, lengths in tokens, a GPU or none. Out: a frozen LengthsAnswe
 ``predict`` does. Never imports torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -4,8 +4,6 @@ In: lengths in tokens, the batch size, the sampler's name and seed. Out: Batches
 order is Python's for the seed, not torch's: the distribution is that of a run, the order is not.
 """
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_left, insort
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 In: a setting, a device, what each step does to the allocator. Out: a Course. Knows no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

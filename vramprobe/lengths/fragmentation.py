@@ -4,8 +4,6 @@ In: a cell on one GPU, the shapes of its batches, allocator settings. Out: a Cou
 of recorded logs (step_logs.py), blocks those of torch's allocator (allocator/). Knows no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from itertools import cycle, islice

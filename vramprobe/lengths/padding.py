@@ -3,8 +3,6 @@
 In: lengths in tokens, the micro-batch, the truncation, the sampler. Out: a PaddedData. Imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

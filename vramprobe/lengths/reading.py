@@ -5,8 +5,6 @@ In: a file with one length per line, a column of a CSV or JSONL file (``FILE:col
 in the file's order. It never tokenizes: a column of text is refused.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -4,8 +4,6 @@ In: a cell on one GPU, the shapes of its batches. Out: what gives the Log at any
 near: from a recipe that ships where it covers the shapes, else from recordings at a few of their lengths. No torch.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress

@@ -6,8 +6,6 @@ overhead; and for formulas of activations what is alive for backward when forwar
 of a ledger's bytes on counts, in a group of records of one recipe. Counts what it leaves out. Imports no torch.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections import Counter, defaultdict

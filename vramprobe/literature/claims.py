@@ -5,8 +5,6 @@ for all: a reading's figures against the claim's range. A comparable record goes
 the torch line; nothing here knows a claim by its id, and no verdict is stored.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence

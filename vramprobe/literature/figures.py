@@ -5,8 +5,6 @@ interval, its text and its Sources. Predictions are those that ship (tools/claim
 recipe at hand. Records nothing, and loads no torch.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import shlex

@@ -5,8 +5,6 @@ bytes by cause whose sum is the formula's figure, or why it has nothing to say. 
 calibrate.py's. Stays this side of the torch line.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property

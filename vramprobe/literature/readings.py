@@ -6,8 +6,6 @@ states. Out: a Reading. What is said of parameters is scaled to the claim's own 
 error of 7B.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import itertools

@@ -4,8 +4,6 @@ In: the addresses of an allocator's events, or a Log. Out: block numbers, Lives,
 are weights or gradients: whoever records says so (log/trace.py, profile/causes.py). Pure NumPy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ events themselves, not a line through their peaks, which bends where another mom
 knows no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 In: a Log, or the path of one. Out: the file, or the Log. Raises StoreError for a file that is none.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from dataclasses import asdict

@@ -4,8 +4,6 @@ In: events of a source: measure/log_source.py for a cell on a GPU, profile/histo
 Log of flat arrays, which replay, timeline, extension and records are made from. Pure NumPy; knows no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 In: nothing. Out: MEANINGS, by the term's name.
 """
 
-from __future__ import annotations
-
 MEANINGS: dict[str, str] = {
     "weights": "parameters, buffers, quantization state",
     "gradients": "of the trained parameters",

@@ -5,8 +5,6 @@ backward each, whose gradients are added to those that are there and freed at on
 second. Knows no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

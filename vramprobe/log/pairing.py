@@ -4,8 +4,6 @@ In: Logs of one cell at several depths. Out: each phase's events as a Script: wh
 many living blocks of its kind are newer (its rank). And back: Scripts → a Log. Knows no torch.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ In: a Log whose layers are marked, and the cell that was run. Out: the same even
 batch shape alike, since a recipe's causes must.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

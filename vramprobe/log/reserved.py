@@ -4,8 +4,6 @@ In: a Log of two steps, the allocator's settings. Out: the phases as the counter
 stand, or how often the cache goes back within a limit. The cache is emptied before training, as CudaInstrument does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

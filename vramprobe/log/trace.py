@@ -4,8 +4,6 @@ In: events of an allocator (CPU profiler, CUDA memory history) and the addresses
 Log; a Composition that adds up to the byte. Knows no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -4,8 +4,6 @@ In: the wanted size, and what the process itself takes already. Out: plain alloc
 torch's allocator, held until the process ends. Limits the size alone: see :meth:`Ballast.in_words`. No torch.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from typing import Protocol

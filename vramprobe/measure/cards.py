@@ -5,8 +5,6 @@ card's beside it, and a record whose ``ranks`` are the cards. What is the proces
 verification) is asked of the first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

@@ -4,8 +4,6 @@ In: a workload that announces its phases. Out: an Observation. Sees what torch's
 temporaries, bitsandbytes' buffers); it does not see what libraries malloc for themselves, which RSS includes.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from bisect import bisect_left, bisect_right

@@ -4,8 +4,6 @@ In: a workload that announces its phases. Out: an Observation in three tiers. Th
 what was alive at the peak comes from one more step under the allocator's own history, which must repeat the peak.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import time

@@ -4,8 +4,6 @@ In: the device to measure on. Out: a Diagnosis, a finding or more per check and 
 torch nothing in this process: what needs it is asked in a child with a time-out, or is a real cell.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

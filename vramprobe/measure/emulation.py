@@ -5,8 +5,6 @@ which also knows what was not computed and who read it, and what was asked of NC
 on a real card.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

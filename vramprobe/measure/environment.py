@@ -1,7 +1,5 @@
 """The context of a measurement: machine, driver, library versions, commit. Read in the worker, apart from the cell."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

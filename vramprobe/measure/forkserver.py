@@ -7,8 +7,6 @@ fork from, and then reads one JSON request per line on stdin (see :func:`vrampro
 A CUDA context does not survive a fork, so the server must never make one. That is proven, not hoped: :func:`_unsafe`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

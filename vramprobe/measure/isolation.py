@@ -4,8 +4,6 @@ In: a spec, who starts its process (launcher.py), where the log goes. Out: a Run
 or was killed gets the record that its exit status and the kernel's counters support. Imports no torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """A process that ends with the one that started it, however that comes about."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

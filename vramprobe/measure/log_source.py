@@ -4,8 +4,6 @@ In: an instrument, and the workload that it watches. Out: a Log. Marks are posit
 its counters of allocations and frees, so no clock is compared. It keeps no tensor and changes no autograd graph.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ In: the case so far. Out: findings, and in the case what later checks need to kn
 doctor.py's.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

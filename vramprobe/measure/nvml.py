@@ -4,8 +4,6 @@ Opened by UUID, because torch's order is not NVML's. Version 2 of the memory que
 itself; where it is missing, version 1 answers and the record says so. Everything unavailable is None, never 0.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

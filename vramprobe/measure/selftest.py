@@ -4,8 +4,6 @@ In: the name of a test. Out: one line of JSON on stdout, ``{"error": …}`` wher
 nothing: doctor.py does, from another process, so that this one may hang or die.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@ machine is, whether it has what cells need, or the record of a cell. Cells run o
 its own, forked from a server as a sweep on this machine does it. Keeps nothing; ends with the process that started it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

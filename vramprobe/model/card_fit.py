@@ -3,8 +3,6 @@
 In: JSON or the fit. Out: a frozen, readable fit, and what of a cell lies outside of it. Never fits.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Literal, Self

@@ -5,8 +5,6 @@ Out: a frozen CardFit that says what it was learnt from, and what was left out. 
 al., Algorithmic Learning in a Random World, 2005), so they need no distribution. Never predicts; no torch, no numpy.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import statistics

@@ -4,8 +4,6 @@ In: a CellSpec, the GPU. Out: a Replay, or None where nothing is at hand. A step
 composed of one, a card from Ampere on answered for by an A100's recipe. Never imports torch.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 

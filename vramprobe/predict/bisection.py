@@ -4,8 +4,6 @@ In: what is asked of a number. Out: the number, or None. For questions that cost
 page asks, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 

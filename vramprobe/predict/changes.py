@@ -4,8 +4,6 @@ In: a cell's words and what predicts them. Out: Changes, those that are together
 one that saves most first. What is tried is the registry of techniques, and what a cell has by default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ In: records and what to hold out. Out: an Evaluation: a Score for each held-out 
 Each fold is fitted again without its records. Never leaves a record out silently. No torch.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

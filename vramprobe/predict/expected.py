@@ -4,8 +4,6 @@ In: RunRecords. Out: a Prediction, by a recipe at hand for the record's GPU, or 
 caller allows; a CardFit. Never looks at what was measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from vramprobe.catalog import Gpu, gpu_seen

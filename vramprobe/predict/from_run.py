@@ -4,8 +4,6 @@ In: the folder of `vramprobe profile --emulate GPU --folder RUN`, or its recipe'
 each GPU, a Largest. The recipe gives the log at a shape, torch's caching allocator is replayed. Never runs the command.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ In: a GPU's name, a cell's words or the folder of a profiled run. Out: a frozen 
 as a sequence fits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path

@@ -4,8 +4,6 @@ In: a cell's words, TRL's options, a GPU. Out: a Grpo. The trainer is predict/tr
 predict/serve.py's. Predicted, allocated memory; no torch.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 from vramprobe.catalog import gpu_or_size

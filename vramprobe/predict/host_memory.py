@@ -3,8 +3,6 @@
 In: a cell with its ranks. Out: bytes by formulas, and the same in words.
 """
 
-from __future__ import annotations
-
 from vramprobe.architecture import architecture
 from vramprobe.bounds.rank import RankTensors
 from vramprobe.rules.sharding import SHARD_SIZE, rules_of, sharing_ranks

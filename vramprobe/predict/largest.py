@@ -4,8 +4,6 @@ In: a spec and a Judge, which predicts a cell and holds it against the GPU. Out:
 even the smallest fits. Memory never falls with batch or length, so a bisection over whole numbers is exact.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress

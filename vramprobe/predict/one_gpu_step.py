@@ -4,8 +4,6 @@ In: a CellSpec with its ranks, a GPU. Out: a Step: the highest moments of each p
 embedding, without the states that a rank has by its own account; None where no recipe is at hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Types alone: predict.py makes them, verdict.py holds them against a GPU.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from vramprobe.choices import PhaseName

@@ -4,8 +4,6 @@ parts in words: their bytes as products of this run's numbers, and what does not
 In: a spec, its Prediction, or the terms at its peak. Out: sentences, none for most cells. Never computes a term.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 In: a recipe (of a cell or of a command), a shape, the allocator's settings. Out: a Replay. Records nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ In: a CellSpec, the GPU, a fit for what lies beyond the allocator. Out: a Predic
 cell's own depth, played through torch's caching allocator. Never imports torch; recording happens in other processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace

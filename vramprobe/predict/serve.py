@@ -4,8 +4,6 @@ In: a model, a GPU and vLLM's options. Out: a Served. What torch allocates is co
 driver takes besides is learnt from published logs (data/serving_charges.csv), and said to be.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

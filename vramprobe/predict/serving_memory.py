@@ -4,8 +4,6 @@ In: an Architecture, its config and a ServeSpec. Out: bytes per GPU. The formula
 and, where a name says so, of 0.32 (its second model runner); each function names the file. Never imports torch or vLLM.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ In: a CellSpec with its ranks, whose batch is one rank's, and a GPU. Out: a Pred
 over many numbers of GPUs. It knows no order of requests and is never exact: ``predict --num-gpus`` records the rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ In: the trainer's cell, a GPU. Out: an account for any rows and length, from one
 or is recorded now. Never imports torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple

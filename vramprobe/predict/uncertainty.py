@@ -4,8 +4,6 @@ In: a Prediction of a cell, and a fit. Out: the same with what the fit says of i
 memory. What no record of the fit is like makes the intervals wider, and says so in one warning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from vramprobe.catalog import Gpu

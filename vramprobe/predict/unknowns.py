@@ -6,8 +6,6 @@ each of these that the person did not name. The shares are derived, and checked,
 benchmarks/truth/coverage.py. Imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Literal
 

@@ -3,8 +3,6 @@
 In: a Prediction, and a GPU of the catalog. Out: a Verdict with the bytes that it compares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

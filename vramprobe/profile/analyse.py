@@ -4,8 +4,6 @@ In: the folder of a run, and cards to judge it by (cards.py). Out: the record. R
 is missing is said in the record's warnings.
 """
 
-from __future__ import annotations
-
 import shlex
 import signal
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ In: a RawRank. Out: an AnalyzedRank, or None where it left no history; moments o
 Judges nothing: ranks.py, rollout.py, growth.py, timeline.py, probe.py and next_steps.py ask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

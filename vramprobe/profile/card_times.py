@@ -4,8 +4,6 @@ In: a run, the verdicts of cards.py, offers. Out: the verdicts with a CardTime e
 count serves all cards: FLOPs and bytes do not depend on the card. Where the choice of kernels does, there is no time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import date
 

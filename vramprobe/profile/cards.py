@@ -5,8 +5,6 @@ whose kernels are chosen otherwise (compute capability below 8.0 against 8.0 and
 would ask for is not what was seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ In: a process's log, the spans of its phases and what the hook saw held. Out: a 
 phase, and a Live that adds up to the byte. What nobody holds has the causes of every log (log/blocks.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

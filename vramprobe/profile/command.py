@@ -4,8 +4,6 @@ In: a command's words and what is asked, or the folder of a run that has ended. 
 ``say`` hears what a reader should know.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

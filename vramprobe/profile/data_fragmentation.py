@@ -5,8 +5,6 @@ requests before the first chosen batch are the run's own; those after are learnt
 *predicted*.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ In: two ProfileRecords, before and after. Out: a Difference, of the rank with th
 the two peaks are compared, which need not be in one phase: both phases are named.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ times are mostly common, so that their ratio is nearer to the truth than either:
 are not, and the intervals have to lie apart.
 """
 
-from __future__ import annotations
-
 from vramprobe.records.frozen import FrozenModel
 from vramprobe.records.profile import ProfileRecord
 from vramprobe.records.step_time import StepTime

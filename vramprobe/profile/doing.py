@@ -3,8 +3,6 @@
 In: the text of a ``.doing`` file (hook/doing.py). Out: a Doing, or None for a torn one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ In: a RawRank with its history. Out: a HistoryLog: the Log, first what was alive
 blocks lie, and the requests that could not be served. Causes and phases are found later (causes.py, phase_spans.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

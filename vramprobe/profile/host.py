@@ -4,8 +4,6 @@ In: the ranks' raw ``host`` lines, which an emulated driver counts. Out: a HostM
 ranks' highest are added up: they load and save at the same time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from vramprobe.profile.raw import RawHost, RawRank

@@ -4,8 +4,6 @@ In: a command, an environment. Out: an interpreter's path. It looks at files and
 nothing of the command runs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -5,8 +5,6 @@ had left behind. On Linux through a supervisor (supervisor.py), which ends the c
 elsewhere the processes are found by the run's mark in their environment alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -4,8 +4,6 @@ In: a command's words, cards to emulate or none, what is asked for. Out: a run's
 of its processes (hook/), and how it ended. The command keeps its terminal, its folder and its exit status.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -6,8 +6,6 @@ hands out (on an emulated card, and without NVML, there are none); one line, onc
 minutes for seconds, or is killed. The threads have ended when the run has.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

@@ -4,8 +4,6 @@ In: a RawRank with its history, and the steps on chosen batches. Out: ProfiledRu
 with the nearest shape that ran, the bytes of each request by its rule (steps_by_shape.py). They are *predicted*.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice

@@ -4,8 +4,6 @@ In: a command's last lines, the events of a machine (emulate/machine.py), what w
 it means or what to do; nothing where nothing is to be said. Never guesses a size.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

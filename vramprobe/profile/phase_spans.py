@@ -4,8 +4,6 @@ In: the log of a process, and its phases with the counters at their ends. Out: P
 Python's are two, so that an end is found by the bytes that were alive then, near its time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

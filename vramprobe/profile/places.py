@@ -4,8 +4,6 @@ In: stacks as the history has them, innermost first. Out: frozen Places. Files a
 on this disk; where not, a place has no class. Runs nothing of what it reads.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ In: the raw files of a run whose hook went through shapes of its own batch (hook
 CommandRecipe. One step by shape; requests have common names over all of them, and a shape is held out to check.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace

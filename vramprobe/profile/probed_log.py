@@ -4,8 +4,6 @@ In: the run's events, the names and rules of its requests. Out: a Recipe whose s
 own branch is what was recorded; another is its own step, with what the first step makes beside put in. Pure NumPy.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

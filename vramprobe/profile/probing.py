@@ -4,8 +4,6 @@ In: the command, the folder of its profile, what was asked of it. Out: ``recipe`
 in its run.json why there is none. The second run is on an emulated GPU without an end, so that no shape is too large.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

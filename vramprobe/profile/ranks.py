@@ -4,8 +4,6 @@ In: a RawRank. Out: a RankProfile and what cannot be said, in words. The counter
 comes from its history, where there is one, and is held against them.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ In: a run's folder, limits, how long the run is, offers. Out: the same Recommend
 replay of the run's own allocations, time its counted step times the run's steps, money an offer's that has a date.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date

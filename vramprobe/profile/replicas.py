@@ -5,8 +5,6 @@ words; a count whose gradients are all-reduced among so many. Only a step that d
 what FSDP, ZeRO or tensor parallelism hold depends on the number of ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

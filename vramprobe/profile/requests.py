@@ -4,8 +4,6 @@ In: a command's words and ``NUMBERxPROMPTxCOMPLETION`` tokens. Out: what each re
 (vLLM, SGLang), on 127.0.0.1 and the port of the command; standard library alone.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

@@ -8,8 +8,6 @@ to that, over the whole run. What the engine's allocator has unmapped is not on 
 allocated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ a damaged history are None or a warning. Anything else that is not as the hook w
 line.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

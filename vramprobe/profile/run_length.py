@@ -5,8 +5,6 @@ In: a run, steps, tokens or epochs. Out: a RunLength, or a SpecError that says w
 that --empty-weights replaced mean nothing, and are never taken.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

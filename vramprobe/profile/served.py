@@ -5,8 +5,6 @@ the engine holds besides the cache stays, the memory it may take is the GPU's ow
 for kernels that are loaded; on another GPU what published logs have is added.
 """
 
-from __future__ import annotations
-
 import math
 
 from vramprobe.catalog import gpu_seen

@@ -4,8 +4,6 @@ In: the length of a row, the sizes of an image, a video and a sound. Out: a part
 configs that ship, by id and slug, and which columns well-known datasets have. Runs nothing.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

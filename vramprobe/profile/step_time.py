@@ -5,8 +5,6 @@ counted, as on a real GPU, without a second step or under ``--no-speed``. By the
 a step; None where kernels are no-ops (an emulated GPU) or too few steps ended.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from itertools import pairwise

@@ -4,8 +4,6 @@ In: the micro-steps of steps that ran, and the shape of each. Out: NamedSteps: w
 another, and its bytes as an exact function of rows and length (log/shapes.py), learnt from the steps not held out.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

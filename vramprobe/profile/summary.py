@@ -4,8 +4,6 @@ In: a ProfileRecord, what grew since the baseline, the limits that are exceeded.
 which no line of others' can be anything but itself. Decides nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from vramprobe.profile.diff import Difference, ProfileChange

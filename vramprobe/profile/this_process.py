@@ -4,8 +4,6 @@ In: nothing. Out: a run's folder with this process's files, which goes when it e
 output elsewhere, while a command runs whose output is not wanted.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -4,8 +4,6 @@ In: the run's folder, its record, a path. Out: the file. Of the rank with the hi
 the steps, as in loading, of that phase.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -4,8 +4,6 @@ In: the ``.doing`` files of the run's folder, every two seconds. Out: a line a m
 ended, and once how to shorten slow steps; a run of seconds says nothing.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

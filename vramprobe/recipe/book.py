@@ -4,8 +4,6 @@ In: a CellSpec, an NVIDIA GPU, Surroundings. Out: its Recipe, from the user's ca
 then kept. A recipe is found by the cell, the GPU, the libraries that it was recorded with and the emulator. No torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ In: a file that a probed profile left (profile/probe.py). Out: a CommandRecipe; 
 load and steps there. Raises StoreError for a file that is none. No torch, no device.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

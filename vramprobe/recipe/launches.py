@@ -5,8 +5,6 @@ wrote them. Out: one of the same kind at the cell's own depth: every figure is l
 last depth must agree; and LaunchRules, which give it at any rows and length as log/shapes.py does bytes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction

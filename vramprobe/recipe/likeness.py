@@ -4,8 +4,6 @@ In: a config.json as a dict, as its author, the hub or ``PretrainedConfig.to_dic
 spelling of it, or itself where the catalog has no such shape. No torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Any

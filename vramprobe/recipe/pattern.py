@@ -4,8 +4,6 @@ In: a config.json as a dict. Out: a LayerPattern: layers before the pattern, its
 torch: what transformers fills in, the caller has put into the config.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ In: logs of three depths, and of a few batch shapes. Out: a Recipe, its bytes fo
 depth and at another shape. No torch.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import lzma

@@ -4,8 +4,6 @@ In: a cell as it is recorded, a GPU, Surroundings. Out: a packed recipe (recordi
 A process goes on with the next cell, and ends with this one. No torch.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -5,8 +5,6 @@ answers where nothing can be recorded. A recipe holds a cell, a card, library ve
 events: nothing of the machine or the person. Records nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

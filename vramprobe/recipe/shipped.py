@@ -5,8 +5,6 @@ cell's shape lies beside those that were recorded. Reads data/recipes.zip, which
 own recipes.zip (sharing.py). No torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

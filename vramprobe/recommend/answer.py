@@ -4,8 +4,6 @@ In: a Question, offers. Out: a frozen Recommendation. Nothing in it was measured
 step's with its 80 % interval, money an offer's that has a date. Not counted: downloads, evaluation, failed runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from types import MappingProxyType

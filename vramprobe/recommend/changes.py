@@ -4,8 +4,6 @@ In: a Question and the option it is about. Out: Changes with time and money, tho
 neither memory nor money is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from vramprobe.catalog import Gpu, find_gpu

@@ -4,8 +4,6 @@ In: a Question with one thing left open, and what answers one without. Out: what
 an error that says what not even the smallest meets. By the best values of speed and cost, not by their intervals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ In: a rate with its interval, offers, what the run needs beside its cards. Out: 
 interval. Loads neither predictions nor searches: predict asks it, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from vramprobe.architecture import UnsupportedArchitecture, architecture

@@ -5,8 +5,6 @@ sharding. Nothing in it was measured: memory is predict's, speed the counted ste
 offer's that has a date.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ In: the prices that ship, a CSV file of one's own, or SkyPilot's catalog where t
 or an error that names the file, the line and what is allowed there.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ In: a cell's words (resolve.option_names()) with the method and the batch left o
 Out: what answer.py and inverse.py make of them. Reads prices and records where they are named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial

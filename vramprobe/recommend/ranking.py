@@ -4,8 +4,6 @@ In: a cell's words and a GPU. Out: Ranked, the one that saves most for each perc
 seconds are predicted from recorded steps, as by ``predict`` and ``recommend``.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, NamedTuple
 

@@ -5,8 +5,6 @@ recipe that ships, else recorded now, of several micro-batch sizes at once where
 share an A100's recipes, with their own workspaces; an older one has its own. No torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ of its speed. Settings are tried from the fastest on until one fits; recorded st
 recipes. Loads no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ dtype and meaning, in order. Units are the last word of a name; what is not know
 shows these lists, and a test holds both together.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from vramprobe.catalog.shipped import csv_rows

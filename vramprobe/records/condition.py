@@ -3,8 +3,6 @@
 In: text from a command line. Out: a function from a spec to yes or no. Never evaluates code.
 """
 
-from __future__ import annotations
-
 import difflib
 import operator
 import re

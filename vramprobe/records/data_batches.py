@@ -3,8 +3,6 @@
 In: what profile/data_batches.py found. Out: a frozen part of a rank's profile. Bytes are ints; what is unknown is null.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from vramprobe.records.frozen import FrozenModel

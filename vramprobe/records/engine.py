@@ -5,8 +5,6 @@ In: an engine's own figures. Out: frozen values in a profile's record. Those of 
 as it prints them.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from vramprobe.records.frozen import FrozenModel

@@ -4,8 +4,6 @@ In: a results file or folder, of cells, profiles of commands, or both. Out: Data
 Drops no record: failures are rows, and what is not known is NA. Needs no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal

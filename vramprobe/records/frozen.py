@@ -3,8 +3,6 @@
 In: nothing. Out: pydantic models whose schema is built at their first use.
 """
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 

@@ -4,8 +4,6 @@ In: what the worker saw, or the sweep did with the cell. Out: one frozen class f
 (record.py).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

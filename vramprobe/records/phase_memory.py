@@ -3,8 +3,6 @@
 In: what an instrument observed, or a replay. Out: frozen models. Bytes are ints; what is not known is null, never 0.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

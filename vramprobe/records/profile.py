@@ -4,8 +4,6 @@ In: what profile/ found in a run's raw files. Out: a frozen record, JSON both wa
 or among those of cells: each line says its kind. Bytes are ints; what is not known is null, never 0 or -1.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Literal

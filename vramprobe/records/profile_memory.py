@@ -3,8 +3,6 @@
 In: what the hook recorded, analysed. Out: frozen classes, bytes as integers, which a RankProfile holds (profile.py).
 """
 
-from __future__ import annotations
-
 from vramprobe.records.frozen import FrozenModel
 from vramprobe.records.phase_memory import Amount, Composition
 

@@ -3,8 +3,6 @@
 In: what its processes reported. Out: one frozen class for each kind, which a ProfileRecord holds (profile.py).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

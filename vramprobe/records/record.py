@@ -4,8 +4,6 @@ In: what an instrument observed. Out: a frozen record, and JSON both ways. Bytes
 of the name; what is not known is null, never 0 or -1. Never measures and never judges comparability (table.py does).
 """
 
-from __future__ import annotations
-
 import statistics
 import uuid
 from datetime import datetime

@@ -4,8 +4,6 @@ In: what speed/counted.py finds, and a price. Out: frozen fields of a ProfileRec
 optimizer step with all its micro-steps, on one GPU; nothing here was measured.
 """
 
-from __future__ import annotations
-
 from vramprobe.records.frozen import FrozenModel
 
 

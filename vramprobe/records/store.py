@@ -4,8 +4,6 @@ In: a file or folder, packed or not. Out: what it holds of cells (profiles of co
 is told, never mended: that does writing.py. What a resumed sweep does with it: sweep/resume.py.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

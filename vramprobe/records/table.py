@@ -4,8 +4,6 @@ In: RunRecords. Out: rows with one value per column; bytes are ints with ``_byte
 Never drops a record, and refuses (require_comparable) to let what was measured differently pass for one data set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

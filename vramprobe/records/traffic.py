@@ -6,8 +6,6 @@ together, all that a reduce-scatter takes, a tensor's own bytes otherwise). ``li
 what NCCL really picks (trees, NVLink's own reductions) is not known to us, and no time follows from either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 

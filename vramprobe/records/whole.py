@@ -4,8 +4,6 @@ In: a results file or folder. Out: what store.read gives of it, or a StoreError 
 measured and whose parameters are not known passes; nothing is left out.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

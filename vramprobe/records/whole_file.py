@@ -3,8 +3,6 @@
 A kill, or a full disk, leaves the file that was there before.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

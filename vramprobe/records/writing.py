@@ -5,8 +5,6 @@ the record was rescued to, where it cannot be written. The torn tail of a killed
 process writes to a folder at a time (:func:`lock`). store.py reads it.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -3,8 +3,6 @@
 In: cells, where they come from and the command. Out: a Document; each row adds up to its total exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ In: the records of a real GPU and of its emulation. Out: a Document, and what it
 cell, and leaves none out: one that only one side finished is shown with both outcomes.
 """
 
-from __future__ import annotations
-
 import csv
 import statistics
 from collections.abc import Iterable, Sequence

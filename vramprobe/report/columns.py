@@ -3,8 +3,6 @@
 In: cells of a report. Out: Columns, with the exact value and its text. Never computes what a stage should.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 In: cells, where they come from and the command. Out: a Document. Hides nothing that was measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from vramprobe.report.cells import Cell, summaries

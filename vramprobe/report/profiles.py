@@ -4,8 +4,6 @@ In: ProfileRecords and the command that rebuilds the page. Out: a Document. Says
 emulated; a command that failed has its row, with what was seen until then.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from vramprobe.records.profile import ProfileRecord

@@ -4,8 +4,6 @@ In: a RunRecord. Out: the receipt as a dict of plain values, and as Markdown to 
 of others. What identifies a machine (the GPU's UUID, paths) is not in it. Never runs a cell.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 from collections.abc import Iterable

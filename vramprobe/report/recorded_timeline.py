@@ -4,8 +4,6 @@ In: a cell's words, a GPU, a path. Out: the file. The recording is the recipe en
 to the cell's own depth. Needs no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ In: cells, where they come from and the command. Out: a Document, or None where 
 only on what was measured on that very GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from vramprobe.records.record import RunRecord

@@ -3,8 +3,6 @@
 In: what ships (techniques/). Out: file name → content. Memory is emulated, step time predicted; nothing is run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape

@@ -3,8 +3,6 @@
 In: a Timeline and a path. Out: the file, the same bytes each time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vramprobe.errors import SpecError, StoreError, require_extra

@@ -3,8 +3,6 @@
 In: a Timeline. Out: the page as text. All amounts are put into words here, by units.py; the script only shows them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from html import escape

@@ -3,8 +3,6 @@
 In: a Timeline. Out: the image's bytes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vramprobe.report.plots import LOOKS, images

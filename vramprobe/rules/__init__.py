@@ -5,8 +5,6 @@ each kind of sharding does and takes (sharding.py). spec.py, the command line, p
 read them here. Never raises, never predicts. No torch here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 #: A CellSpec, which these rules check, and which therefore imports them.

@@ -3,8 +3,6 @@
 In: a cell. Out: a reason for each rule that it breaks.
 """
 
-from __future__ import annotations
-
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.options import ADAPTER_OPTIONS
 from vramprobe.rules import Cell

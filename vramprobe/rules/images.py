@@ -3,8 +3,6 @@
 In: a cell. Out: a reason for each rule that it breaks.
 """
 
-from __future__ import annotations
-
 from vramprobe.architecture.images import has_images, image_of, parse_image_size
 from vramprobe.errors import SpecError
 from vramprobe.rules import Cell

@@ -3,8 +3,6 @@
 In: a cell with sharding, num_gpus and what it offloads. Out: reasons, or None where it runs. Imports no torch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vramprobe import catalog

@@ -6,8 +6,6 @@ computes, and each phase ends when both have. The levels were fitted to counted 
 was left out in turn: benchmarks/speed/counted_steps.md says how far off that was. Never imports torch or numpy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

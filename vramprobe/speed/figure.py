@@ -3,8 +3,6 @@
 A type alone, which loads nothing: whoever shows an estimate need not load what estimates.
 """
 
-from __future__ import annotations
-
 from vramprobe.records.frozen import FrozenModel
 
 

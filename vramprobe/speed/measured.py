@@ -4,8 +4,6 @@ In: RunRecords. Out: by card, the factor between measured and estimated tokens p
 are at hand. Only what ran on a GPU itself counts: an emulated card has no times.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@ In: data/rates/. Out: frozen Rates with what they were fitted to and how far the
 kernels. Reads nothing at import; they are fitted by benchmarks/speed/rates_fit.py.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Literal, TypeVar
 

@@ -1,7 +1,5 @@
 """A count of one step as emulate/values/count wrote it → a Count, whose time counted.py tells."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ micro-steps launch in proportion. Ranks send what their sharding gathers and red
 optimizer's state where it is divided. What they send is derived; the time of it is the counted model's.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

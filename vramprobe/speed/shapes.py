@@ -5,8 +5,6 @@ between the measured points by interpolation of logarithms, beyond them those of
 has that of its architecture's, by how much of its peak the best product of either reaches. Never imports numpy.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

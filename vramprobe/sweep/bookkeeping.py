@@ -4,8 +4,6 @@ In: a plan's rows in their order, attempts that began and ended. Out: lines of t
 whoever shows them, a RunSummary. Starts no process and knows no executor but by its answers.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import itertools

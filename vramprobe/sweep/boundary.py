@@ -5,8 +5,6 @@ has one that ran out of memory right behind it. All that is known stands in the 
 where it was. Runs nothing.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import suppress

@@ -3,8 +3,6 @@
 In: a name and a size, a price or a provider. Out: a frozen Card and a Rate. Never asks the machine (measure/nvml.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from vramprobe import catalog

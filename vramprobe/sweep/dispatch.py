@@ -4,8 +4,6 @@ In: what is due, from the bookkeeping; the engine's nodes and answers. Out: reco
 An attempt whose node was lost has no record; its cell is tried again elsewhere, as often as a resumed sweep would.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import dataclass, replace

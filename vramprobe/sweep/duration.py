@@ -5,8 +5,6 @@ In: a spec, the card it runs on, and the records of cells that ran there. Out: s
 account's constants are assumptions until a record of the device corrects them. Never imports torch.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 import statistics

@@ -4,8 +4,6 @@ In: the bookkeeping of a planned sweep. Out: started and ended attempts, told to
 one journal. An executor decides neither what is run nor what a limit allows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Protocol
 

@@ -3,8 +3,6 @@
 In: what is due, from the bookkeeping. Out: its record, whatever the cell's process does. Nothing else runs meanwhile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

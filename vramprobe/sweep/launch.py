@@ -4,8 +4,6 @@ In: a plan per GPU, a bucket, terms, a budget. Out: the text of each task's YAML
 managed job, which SkyPilot starts again after a preemption and takes down at the end. Rents nothing by itself.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ In: a command, the profile that an emulated run of it left, limits. Out: the tas
 profile the first steps, and go on or stop. Rents nothing by itself.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass

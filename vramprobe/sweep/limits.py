@@ -1,7 +1,5 @@
 """Limits: the time, money and cells that a sweep may use, and the clock that keeps them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

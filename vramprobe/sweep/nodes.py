@@ -4,8 +4,6 @@ In: what each node says of itself. Out: the nodes whose records may stand in one
 Starts nothing and knows no engine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

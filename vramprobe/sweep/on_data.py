@@ -3,8 +3,6 @@
 In: a Sweep, a data set's lengths in tokens. Out: a Sweep with the padding of each cell. Imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

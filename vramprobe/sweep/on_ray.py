@@ -4,8 +4,6 @@ In: requests of cells. Out: their answers. A Ray worker keeps a station (measure
 so that a node loads the libraries once per worker. Ray tries nothing again: the fleet does, and writes it down.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

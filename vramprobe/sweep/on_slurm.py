@@ -4,8 +4,6 @@ In: requests of cells. Out: their answers, over submitit's folder on the shared 
 by submitit and makes its attempt again. Partition, account and the like are sbatch's own variables (SBATCH_PARTITION).
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

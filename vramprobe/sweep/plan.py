@@ -5,8 +5,6 @@ order of running: a few cells at the card's boundary first, then small weights b
 together, so that an OOM saves the larger cells behind it. Never runs anything and never imports torch.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress

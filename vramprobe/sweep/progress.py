@@ -4,8 +4,6 @@ In: what the runner makes of its plan, row by row. Out: frozen events for whoeve
 stores and prints nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ In: the folder of a launch, with what was planned. Out: each job beside its plan
 files. Starts and ends no machine.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

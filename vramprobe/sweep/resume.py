@@ -4,8 +4,6 @@ In: the journal's path, cells, and the context that they would be measured in no
 the head of each line, and a whole record only where a decision rests on it: a journal may hold 100,000. Writes nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ stopped, starts nothing that time or money forbid; a failed cell never ends the 
 with the running cell recorded as interrupted. Never prints: whoever shows progress passes ``on_event``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -5,8 +5,6 @@ None. Only two things are evidence: an observed OOM of a cell that is no larger 
 above the whole card. Whether a skip is wanted at all is the plan's to say. Never imports torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from vramprobe import catalog

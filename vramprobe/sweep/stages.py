@@ -5,8 +5,6 @@ sweep, fit.json, the predictions made before measuring, and what was spent. Resu
 decide what is left, so that a kill costs the running cell.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

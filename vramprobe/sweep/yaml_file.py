@@ -3,8 +3,6 @@
 In: a path. Out: mappings, lists and values, or a SpecError that names the file and the line. Knows no key.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

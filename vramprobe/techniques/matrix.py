@@ -4,8 +4,6 @@ In: the registry, and the table of emulated runs that ships. Out: why two cannot
 the matrix of parts. What neither ran nor is refused is not known to work.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product

@@ -3,8 +3,6 @@
 In: data/techniques.toml. Out: Techniques and Bases by id, in the file's order. Adding a technique is one table there.
 """
 
-from __future__ import annotations
-
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ In: data/techniques.csv, which benchmarks/techniques/techniques.py writes from i
 emulated, seconds predicted; a run that gave none says why.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The order is a trainer's: prepare, wrap, cast. Every step is the library's own; 
 because trl is no dependency.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from transformers import PreTrainedModel

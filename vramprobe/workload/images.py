@@ -4,8 +4,6 @@ In: a cell, tokens on its device. Out: the tokens with placeholders where the im
 the family's processor makes of images of that size. Values are random: memory does not depend on them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

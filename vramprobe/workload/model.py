@@ -5,8 +5,6 @@ a time, so a 70B QLoRA never holds its 16-bit weights whole. Values do not decid
 keeps outlier columns apart): weights repeat one random tile, a copy instead of a generator call per element.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 In: the architecture of a CellSpec. Out: the object that models are built from. Builds no model, touches no device.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -4,8 +4,6 @@ Class and arguments stand in its row (optimizers.py) and follow ``transformers.t
 tiny because only memory matters.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import torch

@@ -4,8 +4,6 @@ In: the transformers that is installed, a model. Out: functions and arguments as
 a loss does is that release's own code, and is not here.
 """
 
-from __future__ import annotations
-
 from inspect import signature
 from typing import Any
 

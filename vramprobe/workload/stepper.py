@@ -3,8 +3,6 @@
 In: a CellSpec. Out: a model, its optimizer, what runs a step's parts, and the tensors that stay between them.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

@@ -5,8 +5,6 @@ outside autocast, optimizer step, gradients set to None; or that of another loop
 itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field

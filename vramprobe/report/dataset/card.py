@@ -3,8 +3,6 @@
 In: what the store holds, the columns and the command. Out: README.md as text; others' words are escaped.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

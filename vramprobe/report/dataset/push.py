@@ -3,8 +3,6 @@
 In: file name → content, and NAMESPACE/NAME. Out: the address of the commit. Never stores, shows or asks for a token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

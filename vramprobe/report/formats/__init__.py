@@ -3,8 +3,6 @@
 In: a Document (report/definition.py). Out: file name → content. Computes no number; stays this side of the torch line.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vramprobe.report.definition import Document, Table

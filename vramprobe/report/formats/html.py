@@ -4,8 +4,6 @@ In: a Document. Out: text; all of it is escaped. Each table has a caption, headi
 right, and can be scrolled with the keyboard where it is wider than the screen.
 """
 
-from __future__ import annotations
-
 from html import escape
 
 from vramprobe.report.definition import Document, Table

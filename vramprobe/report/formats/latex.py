@@ -4,8 +4,6 @@ In: a Document. Out: text that any LaTeX of the last years compiles: what it has
 means something to it is escaped, and a long table breaks over pages.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 In: a Document or a Table. Out: text in which no model's name, note or error message can be anything but itself.
 """
 
-from __future__ import annotations
-
 import re
 
 from vramprobe.report.definition import Document, Table

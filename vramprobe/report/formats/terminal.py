@@ -5,8 +5,6 @@ hyphens of a name; where even that is too wide, a row is a block of lines. Other
 markup.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ is escaped; a content security policy lets the page run its own scripts and reac
 stays this side of the torch line.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

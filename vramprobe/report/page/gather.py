@@ -3,8 +3,6 @@
 In: what the report's other files show, and a claims.csv. Out: a Content. Never measures, fits or judges.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

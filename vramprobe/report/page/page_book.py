@@ -4,8 +4,6 @@ In: recipes with the options that they answer. Out: gzipped lines of JSON: an in
 then one for each recipe. growth.js reads them and answers as predict/recipe_replay.py does from the same recipe.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

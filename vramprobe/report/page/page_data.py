@@ -3,8 +3,6 @@
 In: the installed package's catalog and the packed book. Out: plain JSON, and one line of what the answers rest on.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import vramprobe

@@ -4,8 +4,6 @@ In: a size and a function that draws. Out: file name → image bytes. Loads matp
 side of the torch line.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Callable, Sequence

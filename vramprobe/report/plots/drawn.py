@@ -5,8 +5,6 @@ published, and what is wrong with a published file beside its due content. Never
 bytes of a PNG: they hang on matplotlib, freetype and zlib.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

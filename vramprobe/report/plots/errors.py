@@ -4,8 +4,6 @@ In: cells. Out: file name → image bytes, or none without predictions. All are 
 fit has not seen, where there are any. A panel per method; formulas in grey, named at their ends.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence

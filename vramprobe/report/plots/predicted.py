@@ -3,8 +3,6 @@
 In: cells. Out: file name → image bytes. A marker and a colour per method, filled where held out of the fit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 

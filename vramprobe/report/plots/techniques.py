@@ -3,8 +3,6 @@
 In: each technique's run beside its base. Out: file name → image bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

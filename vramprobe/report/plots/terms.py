@@ -3,8 +3,6 @@
 In: cells. Out: file name → image bytes, or none where nothing was traced. A colour and a hatch per term.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, get_args

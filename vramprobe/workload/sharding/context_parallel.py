@@ -5,8 +5,6 @@ and one from its back, and whose SDPA is ring attention while forward and backwa
 are divided, positions are given, by Trainer's own code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 In: a CellSpec of sharding ddp. Out: a Rank. Mixed precision is accelerate's autocast in forward.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vramprobe.workload.sharding.rank import Rank

@@ -6,8 +6,6 @@ activations between cards; the outputs come back to the first card, which has th
 Trainer has it do: autocast in the model, fp32 outputs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ options that ``accelerate config`` writes (units of transformer layers, loading 
 ``offload params``, which keeps the shards, their gradients and the optimizer's state on the host.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -5,8 +5,6 @@ prefetches with ``BACKWARD_PRE`` and puts adapters in units of their own, as Tra
 are machines: each rank sees as many cards as make one group. Mixed precision is accelerate's autocast in forward.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

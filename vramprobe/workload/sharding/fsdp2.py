@@ -6,8 +6,6 @@ cp_size, ``dp_shard_size`` × ``cp_size`` ranks share the model, and ``cp_size``
 Mixed precision is the gathered weights' dtype.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vramprobe.spec import CellSpec

@@ -5,8 +5,6 @@ Stepper for training.py. Has what all kinds of sharding share; each kind has a m
 library is patched: what divides the model are accelerate's own options.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable

@@ -6,8 +6,6 @@ have the same batch. accelerate adds autocast and fp32 outputs alone; gradients 
 Trainer's own hooks.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace

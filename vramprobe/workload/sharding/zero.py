@@ -5,8 +5,6 @@ for, the stage and what is offloaded: buckets and prefetching are DeepSpeed's de
 set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -103,6 +103,8 @@ def rebuilt(page: Path, *, measure_too: bool) -> Iterator[tuple[str, str, str]]:
 
 
 def main() -> None:
+    if unknown := {word for word in sys.argv[1:] if word.startswith("-")} - {"--check", "--unmeasured"}:
+        sys.exit(f"unknown: {', '.join(sorted(unknown))}; --check and --unmeasured are known, beside pages")
     check, stale = "--check" in sys.argv, []
     measure_too = not (check or "--unmeasured" in sys.argv)
     asked = tuple(word for word in sys.argv[1:] if not word.startswith("--"))

@@ -1,4 +1,4 @@
-"""The largest part in words: its factors give its bytes, and what is called no help saves next to nothing of it."""
+"""The largest part in words: its factors give its bytes, and what is said not to reduce it saves next to nothing of it."""
 
 import re
 
@@ -66,11 +66,11 @@ def test_explain_prints_the_parts_and_is_of_one_prediction() -> None:
 
 def test_what_is_no_help_is_none() -> None:
     name, found = _largest(**LORA)
-    assert found.largest_part.endswith("no help: quantization, a smaller LoRA rank or another optimizer")
+    assert found.largest_part.endswith("not reduced by quantization, a smaller LoRA rank or another optimizer")
     for change in ({"lora_r": 8}, {"lora_r": 64}):
         assert api.predict(**LORA | change).terms[name] > 0.95 * found.terms[name]
     name, found = _largest(**FULL)
-    assert "no help: a smaller batch, shorter sequences or gradient checkpointing" in found.largest_part
+    assert "not reduced by a smaller batch, shorter sequences or gradient checkpointing" in found.largest_part
     smaller = api.predict(**FULL | {"batch_size": 1, "seq_len": 4096})
     assert smaller.terms[name] == found.terms[name]
 

@@ -40,10 +40,12 @@ def print_prediction(
     largest_part: str = "",
     parts: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """One prediction: the interval and its widest unknown, the phase, a bar for each term, the largest in words and
-    ``parts``, the verdict for a GPU.
+    """One prediction: the verdict for a GPU first, the interval and its widest unknown, the phase, a bar for each
+    term, the largest in words and ``parts``.
     """
     console = Console(highlight=False)
+    if verdict is not None:
+        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})")
     peak = prediction.peak_allocated_bytes
     console.print(
         f"peak [bold]{format_bytes(peak.value)}[/] allocated ({format_bytes(peak.low)} to {format_bytes(peak.high)}), "
@@ -70,8 +72,6 @@ def print_prediction(
         )
     print_notes(console, prediction.warnings)
     console.print(f"valid for {escape(libraries.in_words(prediction.libraries))}; other versions: docs/versions.md")
-    if verdict is not None:
-        console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})")
 
 
 def _readable(terms: Mapping[str, int]) -> dict[str, int]:

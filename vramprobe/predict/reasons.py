@@ -148,7 +148,7 @@ def largest_part(spec: CellSpec, found: Prediction) -> str:
     name, size = max(found.terms.items(), key=lambda part: part[1])
     formula = _formula(spec, name, size) if spec.num_gpus == 1 else ""
     said = f"{name}, {format_bytes(size)}{f' = {formula}' if formula else ''}"
-    return f"{said}; no help: {_NO_HELP[name]}" if name in _NO_HELP else said
+    return f"{said}; not reduced by {_NO_HELP[name]}" if name in _NO_HELP else said
 
 
 def parts(spec: CellSpec, found: Prediction) -> dict[str, str]:

@@ -11,6 +11,7 @@ from predictions import some_prediction
 from typer.testing import CliRunner
 
 from vramprobe import api, catalog
+from vramprobe.cli import display_changes
 from vramprobe.cli.options import ANSWERED
 from vramprobe.cli.verbs import app
 from vramprobe.interop.arguments import OPTION_OF
@@ -146,7 +147,9 @@ def test_changes_that_are_asked_to_be_recorded_are(monkeypatch: pytest.MonkeyPat
     assert len(asked) == len({*said}) + 1
 
 
-def test_what_would_take_a_recording_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_take_a_recording_is_left_out_and_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rows and length follow from recipes that ship, where nothing was recorded here."""
     monkeypatch.setattr("vramprobe.predict.at_hand.kept_recipe", lambda *words, **more: None)
     monkeypatch.setattr("vramprobe.predict.recorded.find_recipe", None)
@@ -157,6 +160,8 @@ def test_what_would_take_a_recording_is_left_out_and_counted(monkeypatch: pytest
     assert {"optim": "adafactor"} in left_out
     assert {"attn": "sdpa"} not in left_out, "it has that"
     shown = run(*flags(cell), "--gpu", "RTX-5090")
+    display_changes.print_changes([], num_left_out=len(left_out))
+    assert "that was tried" not in capsys.readouterr().out, "most were not"
     assert f"{len(left_out)} other options would each take a recording: --changes makes them" in shown
 
 

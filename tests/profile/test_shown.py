@@ -181,6 +181,18 @@ def test_each_group_of_equal_ranks_has_a_line(tmp_path: Path, capsys: pytest.Cap
     assert "peak of rank 2 17.15 MiB" in text
 
 
+def test_processes_that_have_no_rank_are_not_called_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    read = {"line": "train.py:8", "operator": "item", "state": "uncomputed", "kind": "control", "max_elements": 1}
+    read |= {"num_reads": 1, "could_have_steered": True, "new": 1}
+    forks = [training(100 + number) for number in range(2)]
+    policy = {"contents": "zeros", "routing": "even"}
+    forks[0].say("values", policy=policy, num_reads=1, num_reads_that_could_have_steered=1, reads=[read])
+    text = " ".join(" ".join(shown(record_of(tmp_path, *forks), capsys)).split())
+    assert "2 processes: process 100, process 101" in text
+    assert "1 read of uncomputed values; it could affect control flow: train.py:8 item, 1 time" in text
+    assert "1 times" not in text
+
+
 def test_steps_that_differ_by_little_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0.5 % of 16 MiB; what differs is said from there on."""
     script = training(num_steps=4)

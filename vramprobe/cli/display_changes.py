@@ -27,7 +27,8 @@ def print_changes(changes: Sequence[Change], *, is_near: bool = False, num_left_
     """Those that save most, with what is needed then; whether none is enough, whether all of it is near, and how many
     would take a recording."""
     console = Console(highlight=False)
-    _print_most(console, changes, is_near=is_near)
+    if changes or not num_left_out:
+        _print_most(console, changes, is_near=is_near)
     if num_left_out:
         console.print(f"{num_left_out} other options would each take a recording: --changes makes them")
 

@@ -135,7 +135,8 @@ def _print_ranks(console: Console, record: ProfileRecord) -> None:
     groups: dict[str, list[RankProfile]] = {}
     for rank in record.ranks:
         groups.setdefault(_peak_said(rank), []).append(rank)
-    console.print(f"\n{len(record.ranks)} ranks:")
+    of = "processes" if all(rank.rank is None for rank in record.ranks) else "ranks"
+    console.print(f"\n{len(record.ranks)} {of}:")
     shown = list(groups.items())[:_NUM_PLACES]
     for said, ranks in shown:
         highest = ", the highest" if record.highest_rank in ranks and len(groups) > 1 else ""

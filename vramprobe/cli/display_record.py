@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vramprobe.log.meanings import MEANINGS, PLAIN
-from vramprobe.units import format_bytes
+from vramprobe.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,13 +141,15 @@ def print_values(console: Console, emulation: Emulation) -> None:
     if emulation.num_reads:
         steering = [read for read in emulation.reads if read.could_have_steered]
         console.print(
-            f"{emulation.num_reads} reads of uncomputed values; {_how_many(emulation)} could affect control flow"
+            f"{plural(emulation.num_reads, 'read')} of uncomputed values; "
+            f"{_how_many(emulation)} could affect control flow"
             f"{':' if steering else ''}",
             soft_wrap=True,
         )
         for read in steering[:_MAX_READS]:
             where = read.line or read.torch_line or "no Python line"
-            console.print(f"  {escape(where)}  {escape(read.operator)}, {read.num_reads} times", soft_wrap=True)
+            said = f"  {escape(where)}  {escape(read.operator)}, {plural(read.num_reads, 'time')}"
+            console.print(said, soft_wrap=True)
     else:
         console.print("no uncomputed value reached the host")
     if (verified := emulation.verification) is not None:

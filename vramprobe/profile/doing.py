@@ -14,7 +14,7 @@ from vramprobe.units import format_bytes
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 #: On the stack while something is compiled. Dynamo's wrappers stand there as well where nothing is: gradient
-#: checkpointing is one of the functions that it is kept out of.
+#: checkpointing is one of the functions that it is kept out of; and all stand there while they are imported.
 _COMPILERS = ("/torch/_dynamo/convert_frame", "/torch/_inductor/compile_fx", "/triton/compiler/")
 #: Frames of who waits for a thread or a queue: the line that waits says more.
 _WAITS = ("/threading.py", "/queue.py", "/selectors.py")
@@ -55,7 +55,7 @@ class Doing:
             words.append(f"{self.num_steps:,} step{'' if self.num_steps == 1 else 's'} done")
         if self.allocated_bytes:
             words.append(f"{format_bytes(self.allocated_bytes)} allocated")
-        if any(part in file for file, _, _ in self.stack for part in _COMPILERS):
+        if any(part in file and name != "<module>" for file, _, name in self.stack for part in _COMPILERS):
             words.append("compiling")
         return ", ".join(words)
 

@@ -3,6 +3,8 @@
 Each class has the fields of one kind of line as the hook (hook/) writes it; run_files.py reads them. Judges nothing.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The largest part in words: its factors give its bytes, and what is said not to reduce it saves next to nothing of it."""
+"""The largest part in words: its factors give its bytes, and what is said not to reduce it saves next to nothing."""
 
 import re
 

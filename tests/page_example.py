@@ -12,11 +12,11 @@ from typing import Any
 
 from page_browser import CHROMIUM
 
+from tools import page_book
 from vramprobe.catalog.shipped import data_file
 from vramprobe.recipe.recipe import Recipe, unpack
 from vramprobe.recipe.shipped import BOOK, read_book
 from vramprobe.report import page as page_builder
-from vramprobe.report.page import page_book
 
 ROOT = Path(__file__).parent.parent
 MODELS = ("ernie-4.5-0.3b", "granite-4.0-micro", "glm-4-9b")

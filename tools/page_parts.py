@@ -4,8 +4,6 @@ Compiles the allocator to WebAssembly (ziglang) and packs the recipes that ship:
 configs/book.yaml, and what the page lets people choose are the fields that its cells name.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile
@@ -16,12 +14,15 @@ from typing import Any
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools import page_book
 from vramprobe.catalog.shipped import data_file
 from vramprobe.predict.at_hand import notes_of
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.recipe import unpack
 from vramprobe.recipe.shipped import BOOK, LIKE_ALL, entry_keys, read_book, shapes_of
-from vramprobe.report.page import page_book
+from vramprobe.report.page import page_data
 from vramprobe.spec import CellSpec
 from vramprobe.sweep.definition import load_sweep
 from vramprobe.trainers import TRAINERS
@@ -104,8 +105,8 @@ def entries() -> Iterator[page_book.PageRecipe]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = {
-            page_book.ALLOCATOR: compiled(Path(folder) / "replay.wasm"),
-            page_book.BOOK: page_book.packed_book(entries(), axes(), page_book.digest_of(data_file(BOOK))),
+            page_data.ALLOCATOR: compiled(Path(folder) / "replay.wasm"),
+            page_data.BOOK: page_book.packed_book(entries(), axes(), page_book.digest_of(data_file(BOOK))),
         }
     for path, content in made.items():
         if "--check" in sys.argv and path.read_bytes() != content:

@@ -13,14 +13,14 @@ from grids import exhaustive
 from page_browser import waiting, written
 from page_example import MODELS, content
 
-from tools import page_parts
+from tools import page_book, page_parts
 from vramprobe import catalog
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.predict import at_hand, recorded
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.verdict import verdict
 from vramprobe.recipe.shipped import LIKE_ALL, Shipped, answers_for
-from vramprobe.report.page import page_book
+from vramprobe.report.page import page_data
 from vramprobe.resolve import resolve
 from vramprobe.units import format_bytes
 
@@ -42,7 +42,7 @@ ASK = """(questions) => questions.map(([cell, workspace]) => {
 @pytest.fixture(scope="session")
 def shipped_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of the book that ships."""
-    return written(tmp_path_factory.mktemp("shipped"), content(book=page_book.BOOK.read_bytes()))
+    return written(tmp_path_factory.mktemp("shipped"), content(book=page_data.BOOK.read_bytes()))
 
 
 def by_python(entry: page_book.PageRecipe, shape: tuple[int, int], workspace_bytes: int) -> dict[str, Any]:

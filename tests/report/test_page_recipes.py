@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from grids import exhaustive
 
-from tools import page_parts
+from tools import page_book, page_parts
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.catalog.shipped import data_file
 from vramprobe.log.log import CAUSES, Log, PhaseMark
@@ -21,7 +21,7 @@ from vramprobe.log.shapes import RULES, Shape, ShapeRules
 from vramprobe.predict.recipe_replay import replay_recipe
 from vramprobe.recipe.recipe import Recipe, recipe_of
 from vramprobe.recipe.shipped import BOOK
-from vramprobe.report.page import page_book, part
+from vramprobe.report.page import page_data, part
 from vramprobe.units import MIB
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def ask(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path.write_text(f'<!doctype html><meta charset="utf-8"><script>{part("growth.js")}</script>')
     tab = browser.new_page()
     tab.goto(path.as_uri())
-    allocator = base64.b64encode(page_book.ALLOCATOR.read_bytes()).decode()
+    allocator = base64.b64encode(page_data.ALLOCATOR.read_bytes()).decode()
 
     def asked(packed: bytes, questions: list[tuple[int, Shape, dict[str, Any]]]) -> Any:
         return json.loads(tab.evaluate(ASK, [base64.b64encode(packed).decode(), allocator, questions]))
@@ -78,8 +78,8 @@ def expected(recipe: Recipe, shape: Shape, config: AllocatorConfig | None = None
 
 def test_what_ships_is_of_todays_sources() -> None:
     sources = page_book.digest_of(*(PLAIN / name for name in ("blocks.c", "blocks.h", "replay.c")))
-    assert sources.encode() in page_book.ALLOCATOR.read_bytes(), "rebuild it: python tools/page_parts.py"
-    index = page_book.index_of(page_book.BOOK.read_bytes())
+    assert sources.encode() in page_data.ALLOCATOR.read_bytes(), "rebuild it: python tools/page_parts.py"
+    index = page_data.index_of(page_data.BOOK.read_bytes())
     assert index["digest"] == page_book.digest_of(data_file(BOOK)), "pack it: python tools/page_parts.py"
 
 
@@ -89,8 +89,8 @@ def in_order(entries: list[page_book.PageRecipe]) -> list[page_book.PageRecipe]:
 
 def test_recipes_of_the_book(ask: Any) -> None:
     entries = in_order(list(page_parts.entries()))
-    packed = page_book.BOOK.read_bytes()
-    index = page_book.index_of(packed)
+    packed = page_data.BOOK.read_bytes()
+    index = page_data.index_of(packed)
     assert len(entries) == len(index["entries"])
     firsts = {structure: number for number, (*_, structure) in enumerate(index["entries"])}
     sample = sorted(firsts.values())[:: max(len(firsts) // 8, 1)]
@@ -102,7 +102,7 @@ def test_recipes_of_the_book(ask: Any) -> None:
 def test_every_second_recipe_of_the_book(ask: Any) -> None:
     """Half of them, in the order of models: all 774 take longer than a test may."""
     entries = in_order(list(page_parts.entries()))
-    holds(ask, page_book.BOOK.read_bytes(), entries, range(0, len(entries), 2))
+    holds(ask, page_data.BOOK.read_bytes(), entries, range(0, len(entries), 2))
 
 
 def shapes_for(entry: page_book.PageRecipe) -> Sequence[Shape]:
@@ -219,7 +219,7 @@ def test_recipes_of_one_structure_share_it() -> None:
         | {"rules": ShapeRules(recipe.rules.rule_of, doubled, recipe.rules.fallback)}
     )
     packed = page_book.packed_book([entry_of(recipe), entry_of(other, "other")], {})
-    assert page_book.index_of(packed)["counts"][1] == 1
+    assert page_data.index_of(packed)["counts"][1] == 1
     assert len(packed) < 1.2 * len(page_book.packed_book([entry_of(recipe)], {}))
 
 

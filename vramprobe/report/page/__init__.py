@@ -16,7 +16,7 @@ from string import Template
 from typing import Any
 
 from vramprobe.errors import VramprobeError
-from vramprobe.report.page import page_book, page_data
+from vramprobe.report.page import page_data
 from vramprobe.report.page.tables import Chapter, chapter_html
 
 #: The largest page that opens at once on a phone, in bytes.
@@ -62,7 +62,7 @@ class Content:
     command: str
     word: str = "measured"
     data: Mapping[str, Any] = field(default_factory=page_data.data)
-    book: bytes = field(default_factory=page_book.BOOK.read_bytes)
+    book: bytes = field(default_factory=page_data.BOOK.read_bytes)
     predictor: str = field(default_factory=page_data.predictor)
 
 
@@ -93,7 +93,7 @@ def _text(content: Content) -> str:
         script=script,
         policy=policy([script], style, compiles=True),
         page_data=json_for_html(content.data),
-        allocator=base64.b64encode(page_book.ALLOCATOR.read_bytes()).decode(),
+        allocator=base64.b64encode(page_data.ALLOCATOR.read_bytes()).decode(),
         book=base64.b64encode(content.book).decode(),
         predictor=escape(content.predictor),
         word=escape(content.word.capitalize()),

@@ -3,6 +3,9 @@
 In: the installed package's catalog and the packed book. Out: plain JSON, and one line of what the answers rest on.
 """
 
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 
 import vramprobe
@@ -11,7 +14,14 @@ from vramprobe.log.meanings import MEANINGS
 from vramprobe.predict.recipe_replay import ALLOCATED_RATIOS, RESERVED_RATIOS
 from vramprobe.predict.verdict import TIGHT_SHARE, basis_of_verdict, usable_bytes
 from vramprobe.recipe.shipped import LIKE_ALL, answers_for
-from vramprobe.report.page.page_book import BOOK, index_of
+
+#: What tools/page_parts.py makes: the allocator as WebAssembly, and the recipes that ship.
+ALLOCATOR, BOOK = (Path(__file__).with_name(name) for name in ("allocator.wasm", "book.gz"))
+
+
+def index_of(packed: bytes) -> dict[str, Any]:
+    """Return a packed book's first line."""
+    return json.loads(gzip.decompress(packed).partition(b"\n")[0])
 
 
 def predictor() -> str:

@@ -1,4 +1,4 @@
-"""Pack the book of recipes for the page: the structure of a run once, and per model the sizes alone.
+"""Pack the book of recipes for the page: the structure of a run once, and per model the sizes alone (page_parts.py).
 
 In: recipes with the options that they answer. Out: gzipped lines of JSON: an index, then a line for each structure,
 then one for each recipe. growth.js reads them and answers as predict/recipe_replay.py does from the same recipe.
@@ -25,8 +25,6 @@ from vramprobe.recipe.recipe import Recipe
 from vramprobe.recipe.shipped import LIKE_ALL
 from vramprobe.records.phase_memory import TRAINING_PHASES
 
-#: What tools/page_parts.py makes: the allocator as WebAssembly, and the recipes that ship (:func:`packed_book`).
-ALLOCATOR, BOOK = (Path(__file__).with_name(name) for name in ("allocator.wasm", "book.gz"))
 #: Of each event: its kind, which pairs frees, and its rule (the position among the recipe's, or bytes without a rule).
 _Slot = tuple[int, int, int]
 #: Place of a phase among the book's, and the rules of the slots that are new in it.
@@ -87,11 +85,6 @@ def packed_book(entries: Iterable[PageRecipe], axes: Mapping[str, Sequence[Any]]
 def order(entry: PageRecipe) -> tuple[Any, ...]:
     """Return the place of an entry in a book: next to what is most like it."""
     return json.dumps(entry.options), entry.model, tuple(entry.shapes)
-
-
-def index_of(packed: bytes) -> dict[str, Any]:
-    """Return a packed book's first line."""
-    return json.loads(gzip.decompress(packed).partition(b"\n")[0])
 
 
 def _line(value: Any) -> str:

@@ -11,7 +11,7 @@ from vramprobe import api, catalog
 from vramprobe.cli.display_recommend import limits_of
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import SpecError, StoreError, UnknownName, VramprobeError
-from vramprobe.predict import recorded
+from vramprobe.predict import at_hand, recorded
 from vramprobe.predict.questions import cell_on_ranks
 from vramprobe.predict.shares import near
 from vramprobe.predict.verdict import verdict
@@ -54,7 +54,7 @@ def _nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are of the recipes that ship."""
     monkeypatch.setattr(book, "find_recipe", cannot_record)
     monkeypatch.setattr(recorded, "find_recipe", cannot_record)
-    monkeypatch.setattr(book, "kept_recipe", lambda *words, **more: None)
+    monkeypatch.setattr(at_hand, "kept_for", lambda *words: None)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[CellSpec, str,
         return shipped_as(spec)
 
     monkeypatch.setattr(recorded, "shipped_recipe", lambda *words: None)
-    monkeypatch.setattr(recorded, "_kept", lambda *words: None)
+    monkeypatch.setattr(recorded.at_hand, "kept_for", lambda *words: None)
     monkeypatch.setattr(book, "find_recipe", find_recipe)
     monkeypatch.setattr(recordings, "find_recipe", find_recipe)
     return found

@@ -10,8 +10,11 @@ from factories import on_ranks
 
 from vramprobe import api
 from vramprobe.catalog import find_gpu, gpu_or_size
+from vramprobe.predict import at_hand
 from vramprobe.predict.questions import cell_on_ranks
 from vramprobe.recipe import book
+from vramprobe.recipe.shipped import shipped_recipe
+from vramprobe.recommend import recorded
 from vramprobe.recommend.prices import Offer
 from vramprobe.recommend.step_cost import StepCost, step_cost
 from vramprobe.spec import CellSpec
@@ -27,7 +30,7 @@ def cell(**words: Any) -> CellSpec:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book, "kept_recipe", lambda *words, **more: None)
+    monkeypatch.setattr(at_hand, "kept_for", lambda *words: None)
 
 
 def recommended(gpu: str, num_gpus: int, words: dict[str, Any]) -> tuple[Any, ...]:
@@ -90,8 +93,32 @@ def test_nothing_is_said_where_nothing_is_at_hand(monkeypatch: pytest.MonkeyPatc
     before = SimpleNamespace(launches_at=lambda shape, accumulates: None)
     for words in ({"seq_len": 100_000}, {"optim": "sgd"}):
         assert step_cost(cell(**QLORA | words), find_gpu("L40S")) is None
-    monkeypatch.setattr(book, "kept_recipe", lambda *words, **more: before)
+    monkeypatch.setattr(at_hand, "kept_for", lambda *words: before)
     assert step_cost(cell(**QLORA | {"optim": "sgd"}), find_gpu("L40S")) is None
+
+
+@pytest.mark.parametrize(
+    ("card", "recorded_on"), [("RTX-4090", "RTX-4090"), ("H100-SXM", "A100-80GB-SXM"), ("T4", None)]
+)
+def test_a_recording_of_the_card_or_of_the_a100_has_its_time(
+    card: str, recorded_on: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recording that the card's own kernels would repeat: by the card itself first, with the card's workspaces."""
+    monkeypatch.undo()  # what is kept is found
+    spec, gpu = cell(**QLORA), find_gpu(card)
+    shipped = shipped_recipe(book.recorded_as(spec), find_gpu("A100-80GB-SXM"))
+    assert shipped is not None
+    for room in (at_hand, recorded):
+        monkeypatch.setattr(room, "shipped_recipe", lambda *words: None)
+    monkeypatch.setattr(
+        at_hand, "kept_recipe", lambda spec, one, say: shipped.recipe if one.short_name == recorded_on else None
+    )
+    kept = at_hand.kept_for(spec, gpu)
+    assert (kept is None) == (recorded_on is None)
+    if kept is not None:
+        assert kept.workspace_bytes == (find_gpu(str(recorded_on)).blas_workspace_bytes, gpu.blas_workspace_bytes)
+        assert step_cost(spec, gpu) is not None
+        assert at_hand.replay_at_hand(spec, gpu=gpu) is not None
 
 
 @pytest.mark.parametrize(

@@ -74,17 +74,23 @@ def replay_shipped_near(spec: CellSpec, *, gpu: catalog.Gpu | None) -> Replay:
 
 def _at_hand(spec: CellSpec, gpu: catalog.Gpu | None, recorded: CellSpec, *, accumulates: bool) -> Replay | None:
     """The replay of ``spec`` by a recipe of ``recorded`` at hand."""
-    card = card_of(gpu)
-    try:
-        kept = kept_recipe(recorded, card, lambda words: None)
-    except CANNOT_EMULATE:
-        kept = None
-    if kept is not None:
+    if (kept := kept_for(recorded, gpu)) is not None:
         return replayed(kept, spec, accumulates=accumulates)
-    shipped = shipped_recipe(recorded_as(recorded), card)
+    shipped = shipped_recipe(recorded_as(recorded), card_of(gpu))
     if shipped is None or not shipped.covers(shape_of(spec)):
         return None
     return replayed_shipped(shipped, spec, accumulates=accumulates)
+
+
+def kept_for(spec: CellSpec, gpu: catalog.Gpu | None) -> Recipe | None:
+    """Return the cell's recipe of the cache, by the card itself or by the one whose recipes answer for it, with the
+    card's own workspaces; None without one, and where nothing can be recorded."""
+    card = card_of(gpu)
+    with suppress(*CANNOT_EMULATE):
+        for one in (card, recorded_card(card)):
+            if (kept := kept_recipe(spec, one, lambda words: None)) is not None:
+                return replace(kept, workspace_bytes=(one.blas_workspace_bytes, card.blas_workspace_bytes))
+    return None
 
 
 def cells_that_answer(spec: CellSpec) -> list[tuple[CellSpec, bool]]:

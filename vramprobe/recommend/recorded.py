@@ -40,7 +40,7 @@ class RecordedStep:
 
     def replay(self, gpu: Gpu) -> Replay:
         """Return its replay with the workspaces of ``gpu``."""
-        recorded_on = at_hand.recorded_card(gpu).blas_workspace_bytes
+        recorded_on, _ = self.recipe.workspace_bytes or (at_hand.recorded_card(gpu).blas_workspace_bytes, 0)
         recipe = replace(self.recipe, workspace_bytes=(recorded_on, at_hand.card_of(gpu).blas_workspace_bytes))
         found = at_hand.replayed(recipe, self.spec, self.shape, accumulates=self.accumulates)
         return replace(found, notes=(*found.notes, *self.notes))
@@ -63,7 +63,7 @@ def find_step(spec: CellSpec, gpu: Gpu, *, near: bool = True) -> RecordedStep | 
     for recorded, accumulates in at_hand.cells_that_answer(spec):
         shipped = shipped_recipe(book.recorded_as(recorded), at_hand.recorded_card(gpu))
         is_exact = shipped is not None and shipped.covers(shape_of(spec))
-        kept = None if is_exact else _kept(recorded, gpu)
+        kept = None if is_exact else at_hand.kept_for(recorded, gpu)
         if kept is not None and (found := _own_step(spec, kept, accumulates)) is not None:
             return found
         if shipped is not None and (near or is_exact):  # none that ships makes gradients in forward: a second follows
@@ -128,11 +128,3 @@ def _step(
         return None
     of = {"spec": spec, "recipe": recipe, "shape": shape, "accumulates": accumulates}
     return RecordedStep(**of, count=count_of(launches), notes=notes)
-
-
-def _kept(spec: CellSpec, gpu: Gpu) -> Recipe | None:
-    """Return the cell's recipe of the cache; None without one, and where nothing can be recorded."""
-    try:
-        return book.kept_recipe(spec, at_hand.recorded_card(gpu), lambda words: None)
-    except at_hand.CANNOT_EMULATE:
-        return None

@@ -51,3 +51,5 @@ OPTIONS: dict[str, CellOption] = {row["name"]: _option(row) for row in _ROWS}
 ADAPTER_OPTIONS = tuple(row["name"] for row in _ROWS if row["of"] == "adapter")
 #: Those of several ranks.
 RANK_OPTIONS = tuple(row["name"] for row in _ROWS if row["of"] == "ranks")
+#: Those that change only how a run is measured: a prediction has none of them.
+MEASURED_OPTIONS = ("weights", "timing_steps")

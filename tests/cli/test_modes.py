@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from vramprobe.cli import predict, profile, recommend
 from vramprobe.cli.modes import Mode, answer, flags_of
 from vramprobe.cli.verbs import app
+from vramprobe.options import MEASURED_OPTIONS
 
 #: Verbs with modes → (the verb, its modes, values that ask for each mode).
 VERBS: dict[str, tuple[Callable[..., None], Sequence[Mode], Sequence[Mapping[str, Any]]]] = {
@@ -123,6 +124,13 @@ def test_a_run_that_has_ended_takes_no_options_of_a_command() -> None:
         said = f"^{flags_of(profile.profile)[option]}.*: not an option of --from"
         with pytest.raises(typer.BadParameter, match=said):
             profile.profile(from_folder="nowhere", **{option: 7 if default is not True else False})
+
+
+def test_only_measure_has_the_options_that_no_prediction_reads() -> None:
+    verbs = {command.callback.__name__: inspect.signature(command.callback) for command in app.registered_commands}
+    assert {"predict", "grpo", "recommend", "techniques", "measure"} <= set(verbs)
+    for option in MEASURED_OPTIONS:
+        assert {name for name, signature in verbs.items() if option in signature.parameters} == {"measure"}
 
 
 def test_no_verb_has_an_option_that_its_body_does_not_name() -> None:

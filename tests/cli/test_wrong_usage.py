@@ -25,6 +25,7 @@ CELL = ("--model", "gpt2", "--method", "lora")
         (("predict", *CELL, "--modules-to-save", "lm_head"), "vramprobe profile --emulate GPU --empty-weights"),
         (("predict", *CELL, "--use-liger-kernel"), "here it is --fused-linear-cross-entropy"),
         (("predict", *CELL, "--stack", "transformers-4.48"), "--python PATH; `vramprobe emulate setup --torch 2.6.0"),
+        (("predict", *CELL, "--weights", "random"), "has no option --weights: it changes how a cell is measured"),
         (("predict", *CELL, "--serve"), "an engine that serves a model is vramprobe serve"),
         (("predict", "--model"), "'--model' requires an argument"),
         (("predicct",), "Did you mean 'predict'?"),

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from factories import make_environment, make_record, make_spec
+from typer.testing import CliRunner
 
 from vramprobe import api, catalog
 from vramprobe.cli.display_recommend import limits_of
+from vramprobe.cli.verbs import app
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import SpecError, StoreError, UnknownName, VramprobeError
 from vramprobe.predict import at_hand, recorded
@@ -19,7 +21,7 @@ from vramprobe.recipe import book
 from vramprobe.recommend import inverse
 from vramprobe.recommend.answer import Recommendation
 from vramprobe.recommend.inverse import Most
-from vramprobe.recommend.options import Option
+from vramprobe.recommend.options import Limits, Option
 from vramprobe.recommend.settings import SettingsSearch
 from vramprobe.recommend.step_cost import speed_at_hand
 from vramprobe.spec import CellSpec
@@ -163,6 +165,24 @@ def test_over_budget_is_said() -> None:
     assert "costs more than the budget of $0.10" in found.answers[0].doubt
     priced = [one for one in found.options if one.usd is not None]
     assert {limits_of(one) for one in priced if one.fits} == {"too dear"}  # the answers' own rows, too
+    assert (found.verdict, asked(max_gpus=1).verdict) == ("does not fit", "fits")
+
+
+def test_the_verdict_is_that_of_what_keeps_the_limits(found: Recommendation) -> None:
+    fits = next(one for one in found.options if one.fits and one.usd is not None)
+    verdict = fits.setting.verdict.model_copy(update={"verdict": "tight"})
+    tight = fits.model_copy(update={"setting": fits.setting.model_copy(update={"verdict": verdict})})
+    assert Limits().verdict_of([tight, fits]) == "fits"
+    assert Limits(deadline_seconds=3600 * fits.hours.high).verdict_of([tight]) == "tight"
+    assert Limits(deadline_seconds=1).verdict_of([fits]) == "does not fit"
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 3), (("--exit-zero",), 0)])
+def test_the_exit_code_says_that_nothing_keeps_the_budget(words: tuple[str, ...], code: int) -> None:
+    of_a_cell = ("--model", "llama-3.1-8b", "--method", "qlora", "--seq-len", "2048", "--tokens", "50M")
+    asked = ("recommend", *of_a_cell, "--gpu", "RTX-4090", "--max-gpus", "1", "--budget", "0.01", *words)
+    done = CliRunner().invoke(app, asked)
+    assert (done.exit_code, "more than the budget" in done.output) == (code, True), done.output
 
 
 def test_what_does_not_fit_says_how_much_it_lacks_and_what_would_help() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vramprobe.cli.options import ExitZero, Gpu, Json, exit_with, show, takes_a_cell, takes_given
 from vramprobe.cli.serve import SERVE_OPTIONS
-from vramprobe.options import RANK_OPTIONS
+from vramprobe.options import MEASURED_OPTIONS, RANK_OPTIONS
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ GRPO_OPTIONS: dict[str, tuple[Any, str]] = {
 
 
 @functools.partial(takes_given, mapping="rollouts", options=GRPO_OPTIONS)
-@takes_a_cell(without=(*RANK_OPTIONS, "batch_size", "seq_len", "trainer", "loop", "limit_vram", "device"))
+@takes_a_cell(
+    without=(*RANK_OPTIONS, *MEASURED_OPTIONS, "batch_size", "seq_len", "trainer", "loop", "limit_vram", "device")
+)
 def grpo(
     cell: dict[str, Any], rollouts: dict[str, Any], gpu: Gpu, exit_zero: ExitZero = False, json_output: Json = False
 ) -> None:

@@ -31,7 +31,7 @@ from vramprobe.cli.options import (
 )
 from vramprobe.cli.predict_cell import show_cell
 from vramprobe.cli.predict_run import named_card, show_largest, show_largest_of_run, show_run
-from vramprobe.options import RANK_OPTIONS
+from vramprobe.options import MEASURED_OPTIONS, RANK_OPTIONS
 
 if TYPE_CHECKING:
     from vramprobe.choices import Sharding
@@ -43,7 +43,7 @@ RANKS = {name: CELL_OPTIONS[name] for name in RANK_OPTIONS}
 @functools.partial(takes_given, mapping="ranks", options=RANKS)
 @takes_a_cell(
     asks={"max_batch": "batch_size", "max_seq_len": "seq_len", "largest_model": "model"},
-    without=RANK_OPTIONS,
+    without=(*RANK_OPTIONS, *MEASURED_OPTIONS),
     instead="from_run",
 )
 def predict(

@@ -12,10 +12,10 @@ import typer
 
 from vramprobe.cli.emulate import say
 from vramprobe.cli.modes import Mode, answer
-from vramprobe.cli.options import BatchSampler, Json, Lengths, PadToMultipleOf, takes_a_cell
+from vramprobe.cli.options import BatchSampler, ExitZero, Json, Lengths, PadToMultipleOf, exit_with, takes_a_cell
 from vramprobe.cli.recommend_command import of_command, of_folder
 from vramprobe.errors import SpecError
-from vramprobe.options import RANK_OPTIONS
+from vramprobe.options import MEASURED_OPTIONS, RANK_OPTIONS
 from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.units import parse_count, short_count
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from vramprobe.recommend.inverse import Most
 
 
-@takes_a_cell(optional=("model", "method", "batch_size", "seq_len"), without=(*RANK_OPTIONS, "steps", "loop"))
+@takes_a_cell(
+    optional=("model", "method", "batch_size", "seq_len"), without=(*RANK_OPTIONS, *MEASURED_OPTIONS, "steps", "loop")
+)
 def recommend(
     cell: dict[str, Any],
     command: Annotated[
@@ -76,6 +78,7 @@ def recommend(
     every: Annotated[
         bool, typer.Option("--all", help="Show every GPU and every number of GPUs, not only the best of each.")
     ] = False,
+    exit_zero: ExitZero = False,
     json_output: Json = False,
 ) -> None:
     """Say which GPU to rent, how many, for how long and for how much; or how many tokens the limits allow."""
@@ -87,19 +90,19 @@ def recommend(
 #: What is asked of the offers, whatever is to run.
 _LIMITS = ("deadline", "budget", "gpu", "max_gpus")
 _OFFERS = ("provider", "region", "terms", "prices")
-_OF_A_RUN = ("every", "json_output", "steps", "tokens", "epochs", *_LIMITS, *_OFFERS)
+_OF_A_RUN = ("every", "exit_zero", "json_output", "steps", "tokens", "epochs", *_LIMITS, *_OFFERS)
 _OF_A_MODEL = (
     "cell", "tokens", *_LIMITS, "global_batch", "sharding", *_OFFERS, "records", "lengths", "sampler",
-    "pad_to_multiple_of", "longest", "largest_model", "every", "json_output",
+    "pad_to_multiple_of", "longest", "largest_model", "every", "exit_zero", "json_output",
 )  # fmt: skip
 
 
-def _of_command(*, command: list[str], every: bool, json_output: bool, **asked: Any) -> None:
-    _print(of_command(command, **asked), every=every, json_output=json_output)
+def _of_command(*, command: list[str], every: bool, exit_zero: bool, json_output: bool, **asked: Any) -> None:
+    _print(of_command(command, **asked), every=every, exit_zero=exit_zero, json_output=json_output)
 
 
-def _of_folder(*, from_folder: Path, every: bool, json_output: bool, **asked: Any) -> None:
-    _print(of_folder(from_folder, **asked), every=every, json_output=json_output)
+def _of_folder(*, from_folder: Path, every: bool, exit_zero: bool, json_output: bool, **asked: Any) -> None:
+    _print(of_folder(from_folder, **asked), every=every, exit_zero=exit_zero, json_output=json_output)
 
 
 def _of_model(
@@ -113,6 +116,7 @@ def _of_model(
     longest: bool,
     largest_model: bool,
     every: bool,
+    exit_zero: bool,
     json_output: bool,
     **asked: Any,
 ) -> None:
@@ -132,7 +136,7 @@ def _of_model(
     if most is not None and every:
         raise typer.BadParameter("--all lists GPUs for a run of --tokens, and this looks for the most of one; drop it.")
     found = api.recommend(tokens=tokens, gpus=gpu or (), most=most, say=say, **asked, **cell)
-    _print(found, every=every, json_output=json_output)
+    _print(found, every=every, exit_zero=exit_zero, json_output=json_output)
 
 
 _MODES = (
@@ -171,7 +175,7 @@ def _on_data(
     return cell | {"seq_len": data.longest}, str(padded)
 
 
-def _print(found: Recommendation | Most, *, every: bool, json_output: bool) -> None:
+def _print(found: Recommendation | Most, *, every: bool, exit_zero: bool, json_output: bool) -> None:
     from vramprobe.cli import display_recommend
     from vramprobe.recommend.inverse import Most
 
@@ -181,3 +185,4 @@ def _print(found: Recommendation | Most, *, every: bool, json_output: bool) -> N
         display_recommend.print_most(found)
     else:
         display_recommend.print_recommendation(found, every=every)
+    exit_with(None if isinstance(found, Most) else found.verdict, exit_zero=exit_zero)

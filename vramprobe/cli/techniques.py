@@ -11,13 +11,13 @@ import typer
 
 from vramprobe.cli.emulate import say
 from vramprobe.cli.options import Check, Json, flag, print_json, show, takes_a_cell
-from vramprobe.options import RANK_OPTIONS
+from vramprobe.options import MEASURED_OPTIONS, RANK_OPTIONS
 
 _NEEDED = ("model", "method", "batch_size", "seq_len")
 _KINDS = "weights | training | optimizer | adapter | activations | trainer"
 
 
-@takes_a_cell(optional=_NEEDED, without=(*RANK_OPTIONS, "loop"))
+@takes_a_cell(optional=_NEEDED, without=(*RANK_OPTIONS, *MEASURED_OPTIONS, "loop"))
 def techniques(
     cell: dict[str, Any],
     gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`, for a cell of one's own.")] = None,

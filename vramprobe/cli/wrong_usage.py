@@ -11,7 +11,7 @@ from typing import Any
 from vramprobe.cli.help import EXAMPLES, VERBS
 from vramprobe.emulate.environment import OTHER_VERSIONS
 from vramprobe.interop.arguments import OPTION_OF
-from vramprobe.options import RANK_OPTIONS
+from vramprobe.options import MEASURED_OPTIONS, RANK_OPTIONS
 
 
 def _letters(name: str) -> str:
@@ -48,6 +48,11 @@ _NONE: dict[tuple[str, str], str] = {
         ("grpo", name): "it predicts one GPU, with a whole model each for trainer and engine; predict has it for the "
         "trainer alone, and vramprobe profile --emulate 'GPU x8' -- COMMAND runs the whole"
         for name in RANK_OPTIONS
+    },
+    **{
+        (verb, name): "it changes how a cell is measured, not what it takes: drop it, or run vramprobe measure"
+        for verb in ("predict", "grpo", "recommend", "techniques")
+        for name in MEASURED_OPTIONS
     },
     **{("predict", name): "an engine that serves a model is vramprobe serve" for name in ("serve", "vllm")},
     ("predict", "stack"): "other library versions are recorded, with an interpreter that has them: --python PATH; "

@@ -86,6 +86,7 @@ def recommended(folder: Path, question: CommandQuestion, offers: Sequence[Offer]
         answers=answers,
         options=judged(question.limits, options, answers),
         by_method={},
+        verdict=question.limits.verdict_of(options),
         changes_of=None,
         old_prices=old_dates([one.option.offer for one in answers if one.option and one.option.offer], today),
         notes=[

@@ -63,6 +63,7 @@ class Recommendation(FrozenModel, Shown):
     options: list[Option]
     notes: list[str]
     by_method: dict[str, str | None]  # method → what keeps it from an answer; null where it has one
+    verdict: Literal["fits", "tight", "does not fit"]  # the best of the options that hold the budget and the deadline
     changes_of: Option | None = None
     changes: list[Effect] = []
     num_steps: int | None = None  # of a command's run, on the number of GPUs that was emulated
@@ -139,6 +140,7 @@ def recommended(
         answers=answers,
         options=judged(question, options, answers),
         by_method=by_method,
+        verdict=question.verdict_of(options),
         old_prices=old_dates([one.option.offer for one in answers if one.option and one.option.offer], today),
         notes=[
             *_notes(question, options, today),

@@ -48,10 +48,7 @@ class Most(FrozenModel, Shown):
 
 def meets(question: Question, one: Option) -> bool:
     """Return True if an option fits, and ends in time and within the budget by its best values."""
-    if not one.fits or one.hours is None:
-        return False
-    in_time = question.deadline_seconds is None or one.hours.value * 3600 <= question.deadline_seconds
-    return in_time and (question.budget_usd is None or (one.usd is not None and one.usd.value <= question.budget_usd))
+    return one.fits and question.hold(one)
 
 
 def _require_limit(question: Question, asked: str) -> None:

@@ -5,8 +5,8 @@ sharding. Nothing in it was measured: memory is predict's, speed the counted ste
 offer's that has a date.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from vramprobe.catalog import Gpu
 from vramprobe.choices import Sharding
@@ -30,6 +30,18 @@ class Limits(FrozenModel):
 
     deadline_seconds: float | None = None
     budget_usd: float | None = None
+
+    def hold(self, one: "Option") -> bool:
+        """Return True if an option ends in time and within the budget, by its best values."""
+        if one.hours is None:
+            return False
+        in_time = self.deadline_seconds is None or one.hours.value * 3600 <= self.deadline_seconds
+        return in_time and (self.budget_usd is None or (one.usd is not None and one.usd.value <= self.budget_usd))
+
+    def verdict_of(self, options: Iterable["Option"]) -> Literal["fits", "tight", "does not fit"]:
+        """Return the best verdict of what ends in time and within the budget; *does not fit* where nothing does."""
+        held = [one.fits for one in options if self.hold(one)]
+        return "fits" if any(held) else "tight" if held else "does not fit"
 
 
 class Question(Limits):

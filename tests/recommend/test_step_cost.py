@@ -118,7 +118,9 @@ def test_a_recording_of_the_card_or_of_the_a100_has_its_time(
     if kept is not None:
         assert kept.workspace_bytes == (find_gpu(str(recorded_on)).blas_workspace_bytes, gpu.blas_workspace_bytes)
         assert step_cost(spec, gpu) is not None
-        assert at_hand.replay_at_hand(spec, gpu=gpu) is not None
+        replayed = at_hand.replay_at_hand(spec, gpu=gpu)
+        assert replayed is not None
+        assert any("cuBLAS" in note for note in replayed.notes) == (recorded_on != card)
 
 
 @pytest.mark.parametrize(

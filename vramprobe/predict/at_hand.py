@@ -18,7 +18,7 @@ from vramprobe.log.shapes import Shape
 from vramprobe.predict.recipe_replay import Replay, replay_recipe
 from vramprobe.recipe.book import kept_recipe, recorded_as, repeats_micro_steps
 from vramprobe.recipe.recipe import Recipe, shape_of
-from vramprobe.recipe.shipped import LIKE_ALL, Shipped, answers_for, shipped_recipe
+from vramprobe.recipe.shipped import LIKE_ALL, Shipped, answers_for, of_another_card, shipped_recipe
 from vramprobe.rules.cell import not_quantized
 from vramprobe.rules.not_sharded import reasons_not_run
 from vramprobe.spec import CellSpec
@@ -75,7 +75,10 @@ def replay_shipped_near(spec: CellSpec, *, gpu: catalog.Gpu | None) -> Replay:
 def _at_hand(spec: CellSpec, gpu: catalog.Gpu | None, recorded: CellSpec, *, accumulates: bool) -> Replay | None:
     """The replay of ``spec`` by a recipe of ``recorded`` at hand."""
     if (kept := kept_for(recorded, gpu)) is not None:
-        return replayed(kept, spec, accumulates=accumulates)
+        found = replayed(kept, spec, accumulates=accumulates)
+        is_other = kept.workspace_bytes is not None and len({*kept.workspace_bytes}) > 1
+        other = (of_another_card(recorded_card(gpu).name),) if is_other else ()
+        return replace(found, notes=(*found.notes, *other))
     shipped = shipped_recipe(recorded_as(recorded), card_of(gpu))
     if shipped is None or not shipped.covers(shape_of(spec)):
         return None

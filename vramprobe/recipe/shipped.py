@@ -52,18 +52,20 @@ class Shipped:
         where = f"{first[0]} x {first[1]:,} to {last[0]} x {last[1]:,} tokens"
         comes = "that was merged here" if self.is_merged else "that ships with vramprobe"
         ships = f"a recipe {comes}, of {where}; --engine recipe records this very cell"
-        card = (
-            f"recorded on {self.recorded_on}, with this GPU's cuBLAS workspaces in place of its own (docs/recipes.md)"
-        )
         return (
             ships,
-            *([card] if self.recorded_on else []),
+            *([of_another_card(self.recorded_on)] if self.recorded_on else []),
             *([] if self.covers(shape) else [f"{shape[0]} x {shape[1]:,} tokens lie outside: near, not exact"]),
         )
 
     def covers(self, shape: Shape) -> bool:
         """Return True if ``shape`` lies among those that were recorded."""
         return _distance(self.shapes, shape) == 0
+
+
+def of_another_card(name: str) -> str:
+    """Say that an answer rests on a recording on the card ``name``, whose workspaces differ."""
+    return f"recorded on {name}, with this GPU's cuBLAS workspaces in place of its own (docs/recipes.md)"
 
 
 def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shipped | None:

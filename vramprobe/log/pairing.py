@@ -7,6 +7,7 @@ many living blocks of its kind are newer (its rank). And back: Scripts → a Log
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -48,18 +49,18 @@ class Script:
     ranks: np.ndarray  # int64
     sizes: np.ndarray | None = None  # int64
 
-    @property
+    @cached_property
     def size_bytes(self) -> np.ndarray:
         """Bytes of each event, negative for a free."""
         sizes = self.kinds.size_bytes[np.abs(self.codes) - 1] if self.sizes is None else self.sizes
         return np.sign(self.codes) * sizes
 
-    @property
+    @cached_property
     def causes(self) -> np.ndarray:
         """The cause of each event's block, as a position in :data:`ALL_CAUSES`."""
         return self.kinds.causes[np.abs(self.codes) - 1]
 
-    @property
+    @cached_property
     def streams(self) -> np.ndarray:
         """The stream of each event's block."""
         return self.kinds.streams[np.abs(self.codes) - 1]
@@ -87,18 +88,14 @@ def scripts_of(logs: Sequence[Log], kind_of_layer: Callable[[int], int] = lambda
 
 def log_from(scripts: Sequence[Script], marks: Sequence[PhaseMark]) -> Log:
     """Return the events of phases that follow each other; blocks are numbered in order. Raises Unpaired."""
-    whole = Script(
-        scripts[0].kinds,
-        np.concatenate([one.codes for one in scripts]),
-        np.concatenate([one.ranks for one in scripts]),
-        np.concatenate([np.abs(one.size_bytes) for one in scripts]),
-    )
+    names = ("codes", "ranks", "size_bytes", "causes", "streams")
+    codes, ranks, sizes, causes, streams = (np.concatenate([getattr(one, name) for one in scripts]) for name in names)
     stops = np.cumsum([len(script.codes) for script in scripts])
     return Log(
-        size_bytes=whole.size_bytes,
-        blocks=_blocks(whole),
-        causes=whole.causes,
-        streams=whole.streams,
+        size_bytes=sizes,
+        blocks=_blocks(codes, ranks, sizes),
+        causes=causes,
+        streams=streams,
         marks=tuple(
             replace(mark, events=range(int(stop) - len(script.codes), int(stop)))
             for mark, script, stop in zip(marks, scripts, stops, strict=True)
@@ -165,17 +162,17 @@ def _ranks(codes: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _blocks(script: Script) -> np.ndarray:
+def _blocks(codes: np.ndarray, ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     if paired is not None:
-        arrays = (np.ascontiguousarray(one) for one in (script.codes, script.ranks, script.size_bytes))
+        arrays = (np.ascontiguousarray(one) for one in (codes, ranks, sizes))
         try:
             return np.frombuffer(paired(*arrays), dtype=np.int64)
         except ValueError as error:
             raise Unpaired(f"a free: {error}") from None
     blocks: list[int] = []
-    alive: list[list[int]] = [[] for _ in range(int(np.abs(script.codes).max(initial=0)) + 1)]
+    alive: list[list[int]] = [[] for _ in range(int(np.abs(codes).max(initial=0)) + 1)]
     count = 0
-    for code, rank, size in zip(script.codes.tolist(), script.ranks.tolist(), script.size_bytes.tolist(), strict=True):
+    for code, rank, size in zip(codes.tolist(), ranks.tolist(), sizes.tolist(), strict=True):
         if code > 0:
             count += 1
             alive[code].append(count)

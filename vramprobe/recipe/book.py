@@ -74,6 +74,8 @@ def kept_recipe(
     where: Surroundings = USUAL,
 ) -> Recipe | None:
     """Return the cell's recipe from the cache; None where it was not recorded. Raises NotEmulatable."""
+    if not (folder or _folder()).is_dir():
+        return None
     return _read(_path(recorded_as(spec), gpu, shapes, folder, where, near=near), say)
 
 
@@ -107,10 +109,14 @@ def repeats_micro_steps(spec: CellSpec) -> bool:
     return spec.num_gpus == 1 and spec.loop != "step-function" and not spec.torch_compile
 
 
+def _folder() -> Path:
+    return cache_folder() / "recipes"
+
+
 def _path(
     spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape], folder: Path | None, where: Surroundings, *, near: bool = False
 ) -> Path:
     """The file of a recording; its name is a hash of the cell, the GPU, the libraries that run it, the emulator."""
     words = [FORMAT, recorded_words(spec), gpu.short_name, list(shapes), *(["near"] if near else []), *where.key()]
     key = hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
-    return (folder or cache_folder() / "recipes") / f"{key}.recipe"
+    return (folder or _folder()) / f"{key}.recipe"

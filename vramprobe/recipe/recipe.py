@@ -47,7 +47,7 @@ class Origin:
     cell: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Recipe:
     """Growth of each phase of a cell from the shallowest run; ``times`` copies of a period give the cell's own depth.
 

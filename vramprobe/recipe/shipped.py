@@ -117,9 +117,14 @@ def _names(book: Path) -> list[str]:
     """Names of a book's entries. Raises StoreError for a file that is no book."""
     if not book.is_file():
         return []
+    return [name for name in _opened(book, book.stat().st_mtime_ns).namelist() if _NAME.fullmatch(name)]
+
+
+@lru_cache(maxsize=2)
+def _opened(book: Path, mtime_ns: int) -> zipfile.ZipFile:
+    """The book as it was written then; its list of entries is long, and read once. Raises StoreError."""
     try:
-        with zipfile.ZipFile(book) as file:
-            return [name for name in file.namelist() if _NAME.fullmatch(name)]
+        return zipfile.ZipFile(book)
     except zipfile.BadZipFile as error:
         raise StoreError(f"{book} is no file of recipes ({error}): vramprobe recipes export writes one") from error
 
@@ -141,8 +146,7 @@ def _read_names(book: Path, mtime_ns: int) -> Mapping[str, Sequence[str]]:
 @lru_cache(maxsize=8)
 def _read_recipe(book: Path, mtime_ns: int, name: str) -> Recipe:
     """One entry of the book as it was written then; the last few are asked again at other shapes."""
-    with zipfile.ZipFile(book) as file:
-        return unpack(file.read(name), f"{book}: {name}")
+    return unpack(_opened(book, mtime_ns).read(name), f"{book}: {name}")
 
 
 def entry_keys(spec: CellSpec | Mapping[str, Any], card: str) -> tuple[str, str]:

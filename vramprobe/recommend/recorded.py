@@ -41,7 +41,9 @@ class RecordedStep:
     def replay(self, gpu: Gpu) -> Replay:
         """Return its replay with the workspaces of ``gpu``."""
         recorded_on, _ = self.recipe.workspace_bytes or (at_hand.recorded_card(gpu).blas_workspace_bytes, 0)
-        recipe = replace(self.recipe, workspace_bytes=(recorded_on, at_hand.card_of(gpu).blas_workspace_bytes))
+        own = at_hand.card_of(gpu).blas_workspace_bytes
+        is_as_asked = (recorded_on, own) == (self.recipe.workspace_bytes or (own, own))
+        recipe = self.recipe if is_as_asked else replace(self.recipe, workspace_bytes=(recorded_on, own))
         found = at_hand.replayed(recipe, self.spec, self.shape, accumulates=self.accumulates)
         return replace(found, notes=(*found.notes, *self.notes))
 

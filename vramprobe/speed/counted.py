@@ -109,6 +109,32 @@ class Count:
     message_bytes: tuple[float, ...] = ()
     num_sharing: int = 1
 
+    @cached_property
+    def flops(self) -> tuple[int, int]:
+        """(the model's operations, those with what a checkpoint repeats)."""
+        return sum(row.flops for row in self.rows if row.phase != "recompute"), sum(row.flops for row in self.rows)
+
+    @cached_property
+    def launches(self) -> int:
+        """Of all rows."""
+        return sum(row.launches for row in self.rows)
+
+    @cached_property
+    def looked_up(self) -> tuple[int | None, int | None, int | None]:
+        """(tokens, samples, tokens of one micro-step) by what the largest embedding of the forward looks up."""
+        found: dict[tuple[int, ...], list[tuple[int, Sequence[int]]]] = {}
+        for row in self.rows:
+            if row.phase == "forward" and row.name == "aten::embedding":
+                table, indices = _shapes(row.shapes.partition(" -> ")[0])[:2]
+                found.setdefault(table, []).append((row.calls, indices))
+        if not found:
+            return None, None, None
+        lookups = found[max(found)]  # by the number of its rows
+        sizes = [math.prod(indices) for _, indices in lookups]
+        tokens = sum(calls * size for (calls, _), size in zip(lookups, sizes, strict=True))
+        all_rows = all(len(indices) > 1 for _, indices in lookups)
+        return tokens, sum(calls * indices[0] for calls, indices in lookups) if all_rows else None, max(sizes)
+
     @property
     def unclaimed_share(self) -> float:
         """Share of the driver's launches that no operator claimed."""
@@ -152,7 +178,7 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
         phase[1] += seconds if kind in KERNELS else 0.0
     num_unclaimed = max(0, count.num_launches - count.num_claimed)
     phases[0][0] += num_unclaimed * fit.rates.kernel_seconds
-    num_kernels = sum(row.launches for row in count.rows) + num_unclaimed
+    num_kernels = count.launches + num_unclaimed
     by_class["launches"] = num_kernels * fit.rates.kernel_seconds
     by_class["collectives"] = sum(
         seconds_of.collective(*one, message)
@@ -161,12 +187,12 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
     by_class["rest"] = fit.rates.step_seconds
     seconds = math.hypot(replayed(phases), by_class["collectives"], copied_beside)
     seconds += by_class["copies"] - copied_beside + by_class["rest"]
-    tokens, samples, shortest = _tokens(count.rows)
+    tokens, samples, shortest = count.looked_up
     tokens, samples = (one and round(one / count.num_sharing) for one in (tokens, samples))
     condition = _condition(gpu, count, by_class, shortest, fit)
     factor = math.exp(fit.half_widths[condition])
     peak = seconds_of.peak * seconds
-    model_flops = sum(row.flops for row in count.rows if row.phase != "recompute")
+    model_flops, all_flops = count.flops
     return CountedTime(
         seconds=seconds,
         low_seconds=seconds / factor,
@@ -175,7 +201,7 @@ def time_of(count: Count, gpu: Gpu, *, fit: SpeedFit | None = None) -> CountedTi
         tokens=tokens,
         samples=samples,
         mfu=model_flops / peak,
-        hfu=sum(row.flops for row in count.rows) / peak,
+        hfu=all_flops / peak,
         by_class={name: value for name, value in by_class.items() if value},
         by_line=sorted(by_line.items(), key=lambda pair: -pair[1])[:_NUM_LINES],
         num_kernels=num_kernels,
@@ -252,22 +278,6 @@ class Roofline:
                 "which share a machine"
             )
         return link_bytes / (sent_bytes_per_second(self.gpu, kind, num_ranks, message_bytes) * self._link_share)
-
-
-def _tokens(rows: Iterable[CountRow]) -> tuple[int | None, int | None, int | None]:
-    """(tokens, samples, tokens of one micro-step) by what the largest embedding of the forward looks up."""
-    found: dict[tuple[int, ...], list[tuple[int, Sequence[int]]]] = {}
-    for row in rows:
-        if row.phase == "forward" and row.name == "aten::embedding":
-            table, indices = _shapes(row.shapes.partition(" -> ")[0])[:2]
-            found.setdefault(table, []).append((row.calls, indices))
-    if not found:
-        return None, None, None
-    lookups = found[max(found)]  # by the number of its rows
-    sizes = [math.prod(indices) for _, indices in lookups]
-    tokens = sum(calls * size for (calls, _), size in zip(lookups, sizes, strict=True))
-    samples = sum(calls * indices[0] for calls, indices in lookups) if all(len(i) > 1 for _, i in lookups) else None
-    return tokens, samples, max(sizes)
 
 
 @cache

@@ -207,6 +207,8 @@ def test_metal_memory_outside_pytorch_is_no_other_process() -> None:
     found = explain(parse(ON_MPS.replace("3.95 MB", "17.90 GB").replace("17.68 GB", "0.50 GB")), UNKNOWN)
     assert (found.cause, parse(ON_MPS).outside_allocator) == ("size", mib(3.95))
     assert "restart Python" in found.changes[0].text
+    below = ON_MPS.replace("3.95 MB", "14.76 GB").replace("17.68 GB", "2.30 GB").replace("private", "shared")
+    assert explain(parse(below), UNKNOWN).cause == "size"  # the limit is not reached, and nothing else is as large
     shared = explain(parse(ON_MPS.replace("private", "shared")), UNKNOWN)
     assert not parse(ON_MPS.replace("private", "shared")).is_cut
     assert all("PYTORCH_CUDA_ALLOC_CONF" not in change.text for change in shared.changes)

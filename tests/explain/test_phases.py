@@ -32,6 +32,11 @@ def test_a_source_line_tells_what_no_function_name_does() -> None:
     told = [Frame("/job/x.py", 3, "setup", "a, b = accelerator.prepare(model, optimizer)")]
     assert phase_of(told).name == "prepare"
     assert phase_of([Frame("/job/x.py", 3, "setup", "a = model(b)")]) == UNKNOWN
+    compiled = [
+        Frame("/t/trainer.py", 3, "training_step", "self.accelerator.backward(loss)"),
+        Frame("/x.py", 4, "call"),
+    ]
+    assert phase_of(compiled).name == "backward"
     tower = [Frame("/job/x.py", 3, "forward", "embeds = self.visual(pixels)"), Frame("/job/y.py", 4, "forward")]
     assert phase_of(tower).detail == "the vision tower"
     assert host_copy([Frame("/job/x.py", 3, "move", "x = x.to('cpu')")]) == "copying to the host"
@@ -61,6 +66,6 @@ def test_every_row_of_advice_is_of_a_phase_and_a_detail_that_rules_name() -> Non
         assert 0 < len(changes) <= MAX_CHANGES, key
         assert len(set(changes)) == len(changes), key
     assert set(DETAILS) <= phases
-    assert phases - set(ADVICE) == {"forward or backward"}  # that of forward or of backward
+    assert phases - set(ADVICE) == {"forward or backward", "startup"}  # that of forward or of backward, of generation
     named = {f"{phase}: {rule.name}" for phase in ("generation", "prepare") for rule in DETAILS[phase]}
     assert named <= {*ADVICE, "prepare: creating the optimizer state"}

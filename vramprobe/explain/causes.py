@@ -155,7 +155,8 @@ def _keys(oom: OomMessage, phase: Phase, is_logits: bool = False, is_head: bool 
 
 
 def _phase_keys(phase: Phase) -> Iterator[str]:
-    yield f"{phase.name}: {phase.detail}"
+    name = "generation" if phase.name == "startup" else phase.name  # of an engine, whose settings are the same
+    yield f"{name}: {phase.detail}"
     yield from (f"{one}: {phase.detail}" for one in ("forward", "backward") if one in phase.name and phase.detail)
     yield phase.name
 
@@ -228,6 +229,9 @@ def _limited(oom: OomMessage, asked: int) -> tuple[Cause, str] | None:
     if oom.allowed is None or held is None:
         return None
     outside = oom.outside_allocator or 0
+    if oom.backend == "MPS" and outside >= max(_NEIGHBOR, held):  # of the shared pool MPS refuses before its limit
+        shares = f"{format_bytes(outside)} of the {format_bytes(oom.allowed)} that MPS allows"
+        return "size", f"{shares} are Metal memory outside PyTorch's allocator, which holds {format_bytes(held)}"
     if held + outside + asked <= oom.allowed - 0.02 * GIB:  # printed to 0.01 GiB each
         return None
     if oom.backend == "MPS":

@@ -9,8 +9,12 @@ import pytest
 
 from vramprobe import api, catalog
 from vramprobe.predict import at_hand, recorded
+from vramprobe.recipe import book
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.likeness import as_in_catalog
+from vramprobe.recipe.recipe import pack
+from vramprobe.recipe.recorder import Surroundings
+from vramprobe.recipe.shipped import shipped_recipe
 
 transformers = pytest.importorskip("transformers")
 
@@ -91,3 +95,18 @@ def test_a_cell_is_recorded_with_the_catalog_s_spelling(tmp_path: Path) -> None:
     spec = api.cell(model=str(tmp_path), method="lora", device="cuda", batch_size=1, seq_len=64)
     assert spec.architecture != OWN
     assert recorded_as(spec).architecture == OWN
+
+
+def test_what_a_model_s_recording_kept_answers_for_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever name the shape is asked: the second is not recorded again."""
+    (tmp_path / "config.json").write_text(json.dumps(HUB))
+    words = {"method": "lora", "device": "cuda", "batch_size": 1, "seq_len": 2048}
+    base, tuned = (api.cell(model=model, **words) for model in ("llama-3.1-8b", str(tmp_path)))
+    gpu = catalog.find_gpu("A100-80GB-SXM")
+    shipped = shipped_recipe(recorded_as(base), gpu)
+    assert shipped is not None
+    monkeypatch.setattr(Surroundings, "key", lambda self: ["torch 2.13.0"])
+    monkeypatch.setattr(book, "record_packed", lambda *given, **more: pack(shipped.recipe))
+    assert book.kept_recipe(tuned, gpu, print, folder=tmp_path / "kept") is None
+    book.find_recipe(base, gpu, folder=tmp_path / "kept")
+    assert book.kept_recipe(tuned, gpu, print, folder=tmp_path / "kept") is not None

@@ -116,7 +116,15 @@ def _folder() -> Path:
 def _path(
     spec: CellSpec, gpu: Gpu, shapes: Sequence[Shape], folder: Path | None, where: Surroundings, *, near: bool = False
 ) -> Path:
-    """The file of a recording; its name is a hash of the cell, the GPU, the libraries that run it, the emulator."""
-    words = [FORMAT, recorded_words(spec), gpu.short_name, list(shapes), *(["near"] if near else []), *where.key()]
+    """The file of a recording; its name is a hash of the cell but its model's name, the GPU, the libraries that run it,
+    and the emulator."""
+    words = [
+        FORMAT,
+        recorded_words(spec, {"model"}),
+        gpu.short_name,
+        list(shapes),
+        *(["near"] if near else []),
+        *where.key(),
+    ]
     key = hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()[:24]
     return (folder or _folder()) / f"{key}.recipe"

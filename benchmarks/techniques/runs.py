@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import journal
+from benchmarks.techniques.commands import command_of
 from vramprobe.records.profile import ProfileRecord
-from vramprobe.techniques.registry import Base, Technique, command_of
+from vramprobe.techniques.registry import Base, Technique
 
 HERE = Path(__file__).resolve().parent
 #: What every command of a Trainer has beside: it changes nothing in a step.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import as_csv, as_markdown, write_or_check
+from benchmarks.techniques.commands import COMBINATIONS, LEFT_OUT
 from benchmarks.techniques.runs import fingerprint
 from vramprobe.report.plots.techniques import plot
 from vramprobe.techniques.matrix import matrix, parts
@@ -17,9 +18,7 @@ from vramprobe.techniques.registry import (
     KINDS,
     Technique,
     bases,
-    combinations,
     exclusions,
-    left_out,
     of_kind,
     remarks_of,
     techniques,
@@ -42,7 +41,7 @@ def write(entries: Entries, *, check: bool) -> None:
     rows = [row for one in techniques().values() if (row := row_of(entries, one.base, [one])) is not None]
     several = [
         row
-        for one in combinations()
+        for one in COMBINATIONS
         if (row := row_of(entries, one.base, [techniques()[name] for name in one.techniques])) is not None
     ]
     made: dict[Path, str | bytes] = {
@@ -138,7 +137,7 @@ def page(entries: Entries, rows: list[Row], several: list[Row]) -> str:
     found = [
         [techniques()[name].name, techniques()[name].package, said.replace("|", "\\|")] for name, said in why.items()
     ]
-    found += [[f"`{name}`", group, said] for group, names in left_out().items() for name, said in names.items()]
+    found += [[f"`{name}`", group, said] for group, names in LEFT_OUT.items() for name, said in names.items()]
     return "\n".join([*lines, *as_markdown(["technique", "package", "why"], "lll", found), ""])
 
 

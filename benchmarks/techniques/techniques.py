@@ -16,8 +16,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import journal
+from benchmarks.techniques.commands import COMBINATIONS
 from benchmarks.techniques.runs import attempt, fingerprint
-from vramprobe.techniques.registry import KINDS, Technique, bases, combinations, of_kind, techniques
+from vramprobe.techniques.registry import KINDS, Technique, bases, of_kind, techniques
 
 JOURNAL = Path(__file__).with_suffix(".jsonl")
 
@@ -26,7 +27,7 @@ def todo() -> list[tuple[str, list[Technique]]]:
     """Every run: each base, each technique by itself, a kind after the other, each combination."""
     by_kind = [[one for one in of_kind(kind) if one.base and not one.left_out] for kind in KINDS]
     alone = [(one.base, [one]) for turn in zip_longest(*by_kind) for one in turn if one is not None]
-    several = [(one.base, [techniques()[name] for name in one.techniques]) for one in combinations()]
+    several = [(one.base, [techniques()[name] for name in one.techniques]) for one in COMBINATIONS]
     return [*((name, []) for name in bases()), *alone, *several]
 
 

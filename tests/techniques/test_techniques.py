@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.techniques.commands import COMBINATIONS, LEFT_OUT, arguments_of, command_of
 from vramprobe.cli.verbs import app
 from vramprobe.errors import UnknownName
 from vramprobe.predict.questions import predict
@@ -15,9 +16,6 @@ from vramprobe.recommend.ranking import rank
 from vramprobe.techniques.registry import (
     Technique,
     bases,
-    combinations,
-    command_of,
-    left_out,
     of_kind,
     remarks_of,
     techniques,
@@ -32,7 +30,7 @@ def test_every_technique_runs_beside_a_base_or_says_why_not() -> None:
     for one in techniques().values():
         assert bool(one.left_out) or one.base in bases(), one.id
         assert one.docs.startswith("https://"), one.id
-    for several in combinations():
+    for several in COMBINATIONS:
         assert several.base in bases()
         assert all(not techniques()[name].left_out for name in several.techniques)
 
@@ -40,7 +38,7 @@ def test_every_technique_runs_beside_a_base_or_says_why_not() -> None:
 def test_every_optimizer_of_transformers_has_a_row_or_a_reason() -> None:
     names = {one.value for one in pytest.importorskip("transformers.training_args").OptimizerNames}
     ours = {one.optim for one in techniques().values() if one.optim}
-    aside = set(left_out()["optim"])
+    aside = set(LEFT_OUT["optim"])
     assert names - ours - aside == {"adamw_torch_fused"}, "the base of the optimizers"
     assert (ours | aside) - names == set()
     assert ours & aside == set()
@@ -50,7 +48,7 @@ def test_every_method_of_peft_has_a_row_or_a_reason() -> None:
     mapping = pytest.importorskip("peft.mapping").PEFT_TYPE_TO_CONFIG_MAPPING
     by_class = {config.__name__: kind.value for kind, config in mapping.items()}
     classes = {match[1] for one in techniques().values() if (match := re.match(r"(\w+)\(", one.adapter))}
-    ours, aside = {by_class[name] for name in classes}, set(left_out()["peft"])
+    ours, aside = {by_class[name] for name in classes}, set(LEFT_OUT["peft"])
     missing = {kind.value for kind in mapping} - ours - aside - {"BONE"}
     assert missing == set()
     assert ours & aside == set()
@@ -59,7 +57,7 @@ def test_every_method_of_peft_has_a_row_or_a_reason() -> None:
 def test_every_quantization_of_transformers_has_a_row_or_a_reason() -> None:
     methods = {one.value for one in pytest.importorskip("transformers.utils.quantization_config").QuantizationMethod}
     ours = {"bitsandbytes", "hqq", "torchao", "gptq", "awq", "mxfp4", "fp8"}
-    assert methods - ours - set(left_out()["quantization"]) == set()
+    assert methods - ours - set(LEFT_OUT["quantization"]) == set()
 
 
 def test_a_switch_is_the_frameworks_own_or_follows_from_the_option() -> None:
@@ -147,7 +145,7 @@ def test_the_command_lists_ranks_and_refuses_half_a_cell() -> None:
 
 def test_a_technique_is_one_table() -> None:
     one = Technique(id="a", name="A", kind="optimizer", package="p", docs="https://a", base="full-8b", optim="b")
-    assert one.arguments == ["--optim", "b"]
+    assert arguments_of(one) == ["--optim", "b"]
     shipped = Path(__file__).parents[2] / "vramprobe" / "data" / "techniques.csv"
     with shipped.open(newline="") as file:
         assert {name for row in csv.DictReader(file) for name in row["technique"].split(" + ")} <= set(techniques())

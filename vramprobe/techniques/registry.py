@@ -3,7 +3,6 @@
 In: data/techniques.toml. Out: Techniques and Bases by id, in the file's order. Adding a technique is one table there.
 """
 
-import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,12 +73,6 @@ class Technique:
     published: str = ""  # a saving that its own documentation claims, in its words
     published_at: str = ""
     difference: str = ""  # why the run here saves another share; "" where that is not known
-
-    @property
-    def arguments(self) -> list[str]:
-        """Arguments that its run adds to the base's command."""
-        named = [[f"--{name}", value] for name in _FORMS if (value := getattr(self, name))]
-        return [*(word for pair in named for word in pair), *shlex.split(self.run)]
 
     def switch(self, framework: str) -> str:
         """Return the setting that switches it on in one of FRAMEWORKS; "" where there is none."""
@@ -175,40 +168,3 @@ def of_kind(kind: str | None) -> list[Technique]:
     if kind is not None and kind not in KINDS:
         raise UnknownName("kind of technique", kind, KINDS, f"Allowed: {', '.join(KINDS)}.")
     return [one for one in techniques().values() if kind in (None, one.kind)]
-
-
-def command_of(base: Base, several: Sequence[Technique]) -> list[str]:
-    """The command that tries these techniques together, or none of them."""
-    command = next((one.command for one in several if one.command), base.command)
-    return _joined([*shlex.split(command), *(word for one in several for word in one.arguments)])
-
-
-def _joined(words: list[str]) -> list[str]:
-    """Python that several techniques run at one place as one argument: of a repeated one the last counts."""
-    for name in ("--patch", "--loaded", "--then"):
-        at = [index + 1 for index, word in enumerate(words) if word == name]
-        if len(at) > 1:
-            code = "; ".join(words[index] for index in at)
-            words = [word for index, word in enumerate(words) if {index, index + 1}.isdisjoint(at)] + [name, code]
-    return words
-
-
-def left_out() -> dict[str, dict[str, str]]:
-    """Return the techniques without a row: group (optim, peft, quantization) → the library's name → reason."""
-    return _table()["left_out"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Combination:
-    """Several techniques in one run."""
-
-    base: str
-    techniques: tuple[str, ...]
-
-
-@cache
-def combinations() -> tuple[Combination, ...]:
-    """Those that were run together."""
-    return tuple(
-        Combination(base=one["base"], techniques=tuple(one["techniques"])) for one in _table().get("combination", ())
-    )

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vramprobe import catalog
+from vramprobe.catalog import list_gpus as gpus
+from vramprobe.catalog import list_models as models
 from vramprobe.errors import require_extra
 from vramprobe.interop.questions import changes, predict, recommend, techniques
 from vramprobe.predict.questions import cell, given_fit
@@ -23,13 +24,13 @@ from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_l
 from vramprobe.sweep.jobs import default_results
 
 if TYPE_CHECKING:
-    from vramprobe.check import CheckReport
+    from vramprobe.check import check
     from vramprobe.check.contribute import contribute
     from vramprobe.check.merge import merge
     from vramprobe.explain.failure import Report
     from vramprobe.literature.calibrate import Calibration
     from vramprobe.literature.claims import Judgement
-    from vramprobe.measure.doctor import Diagnosis
+    from vramprobe.measure.doctor import doctor
     from vramprobe.model.card_fit import CardFit
     from vramprobe.predict.evaluate import Evaluation, LeaveOut
     from vramprobe.predict.from_run import largest_of_run, predict_run, run_on_gpus
@@ -59,8 +60,10 @@ __all__ = [
 
 #: Module → what stands there and is loaded when it is asked for: predictions need none of it.
 _ROOMS = {
+    "check": ("check",),
     "check.contribute": ("contribute",),
     "check.merge": ("merge",),
+    "measure.doctor": ("doctor",),
     "predict.from_run": ("largest_of_run", "predict_run", "run_on_gpus"),
     "predict.frontier": ("frontier", "frontier_of_run"),
     "predict.grpo": ("grpo",),
@@ -90,13 +93,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosis:
-    """Check that this machine can measure on ``device``, and say what to do if it cannot; takes half a minute."""
-    from vramprobe.measure.doctor import diagnose
-
-    return diagnose(device, Path(results))
-
-
 def explain(
     failure: BaseException | str | Path,
     model: Any = None,
@@ -123,13 +119,6 @@ def explain(
             return report_of(file, **words)
     text = failure if isinstance(failure, str) else "".join(traceback.format_exception(failure))
     return report_of(io.BytesIO(text.encode()), **words)
-
-
-def check(results: str | Path, *, strict: bool = False) -> CheckReport:
-    """Check the records under ``results``; ``strict``: warnings make the report not ok, too."""
-    from vramprobe.check import check as check_records
-
-    return check_records(results, strict=strict)
 
 
 def fit(results: str | Path, *, say: Callable[[str], None] = lambda words: None) -> CardFit:
@@ -269,13 +258,3 @@ def dataset(results: str | Path, out: str | Path, *, push: str | None = None, ch
     if push is not None:
         hub.push(files, push)
     return written
-
-
-def models() -> list[catalog.ModelEntry]:
-    """The architectures that ship with vramprobe."""
-    return catalog.list_models()
-
-
-def gpus() -> list[catalog.Gpu]:
-    """The GPUs that ship with vramprobe."""
-    return catalog.list_gpus()

@@ -60,7 +60,7 @@ def test_one_gib_moves_every_tier_by_one_gib() -> None:
 
 
 def test_the_doctor_finds_this_machine_ready(tmp_path: Path) -> None:
-    diagnosis = doctor.diagnose("cuda", tmp_path)
+    diagnosis = doctor.doctor(device="cuda", results=tmp_path)
     assert diagnosis.ready, diagnosis.verdict
     found = {finding.name: finding for finding in diagnosis.findings}
     assert found["torch build"].status == found["self-test"].status == "ok"

@@ -75,7 +75,7 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.fixture
 def look(h200: dict[str, Any], tmp_path: Path) -> Look:
     """Diagnoses that machine for its GPU."""
-    return lambda device="cuda", results=tmp_path: doctor.diagnose(device, results)
+    return lambda device="cuda", results=tmp_path: doctor.doctor(device=device, results=results)
 
 
 def found(diagnosis: Diagnosis, name: str) -> CheckResult:
@@ -116,7 +116,7 @@ def test_a_cell_is_spawned_where_nothing_can_be_forked(tmp_path: Path, monkeypat
     monkeypatch.setattr("vramprobe.measure.forkserver.is_available", lambda: False)
     answers = {"torch": {"version": "2.13.0", "cuda": None, "available": False}, "cpu": GOOD_CPU}
     monkeypatch.setattr(doctor, "_ask", lambda test, seconds: answers[test])
-    diagnosis = doctor.diagnose("cpu", tmp_path)
+    diagnosis = doctor.doctor(device="cpu", results=tmp_path)
     assert diagnosis.ready
     assert found(diagnosis, "fork server").status == "warning"
     assert "no fork with pidfd" in found(diagnosis, "fork server").detail
@@ -367,7 +367,7 @@ def test_a_child_that_hangs_or_dies_is_an_answer(monkeypatch: pytest.MonkeyPatch
 
 def test_a_device_that_is_none_is_refused() -> None:
     with pytest.raises(SpecError, match="allowed: auto, cuda, cpu"):
-        doctor.diagnose("gpu")
+        doctor.doctor(device="gpu")
 
 
 def test_words_from_the_machine_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from vramprobe.check.entry import Entry
 from vramprobe.errors import IncomparableRecords, StoreError
 from vramprobe.records import store, writing
 from vramprobe.records.record import RunRecord
+from vramprobe.records.whole_file import replacing
 
 _MOST_NAMED = 5
 
@@ -111,13 +112,10 @@ def _shares(records: Sequence[tuple[str, RunRecord]]) -> list[Share]:
 def _write(out: Path, records: Sequence[RunRecord]) -> None:
     """All lines, synced, or no file."""
     writing.require_writable(out)
-    partial = out.with_name(f"{out.name}.partial")
     try:
-        with partial.open("w") as file:
+        with replacing(out) as part, part.open("w") as file:
             file.writelines(f"{record.to_json_line()}\n" for record in records)
             file.flush()
             os.fsync(file.fileno())
-        partial.rename(out)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StoreError(f"cannot write {out}: {error.strerror}; free some space, or name another file") from error

@@ -47,17 +47,17 @@ class Diagnosis:
         return asdict(self)
 
 
-def diagnose(device: str = "auto", results: Path = Path("results")) -> Diagnosis:
-    """Look at this machine; takes about half a minute. Never raises for what it finds.
+def doctor(*, device: str = "auto", results: str | Path = "results") -> Diagnosis:
+    """Check that this machine can measure on ``device``, and say what to do if it cannot; takes half a minute.
 
-    Raises SpecError for a device that is none.
+    Never raises for what it finds; SpecError for a device that is none.
     """
     if device not in ("auto", "cuda", "cpu"):
         raise SpecError(f"device: {device!r} given; allowed: auto, cuda, cpu")
     began = time.monotonic()
     findings: list[CheckResult] = []
     with tempfile.TemporaryDirectory(prefix="vramprobe-") as scratch:
-        case = DoctorState(environment.device_to_use(device), results, Path(scratch))
+        case = DoctorState(environment.device_to_use(device), Path(results), Path(scratch))
         try:
             for check in CHECKS:
                 findings += _survived(check, case)

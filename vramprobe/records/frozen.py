@@ -11,6 +11,10 @@ class FrozenModel(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
+    def to_json_line(self) -> str:
+        """One line of JSON, without the newline."""
+        return self.model_dump_json()
+
 
 class FiniteModel(FrozenModel):
     """Base of fitted values: none is infinite or NaN."""

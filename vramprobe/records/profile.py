@@ -237,10 +237,6 @@ class ProfileRecord(FrozenModel, Shown):
         differ = rank.repeats is False and rank.step_peaks is not None and rank.step_peaks.differ
         return differ and self.outcome.kind == "ok" and self.outcome.stopped
 
-    def to_json_line(self) -> str:
-        """One line of JSON, without the newline."""
-        return self.model_dump_json()
-
 
 def profile_from_json(line: str | bytes) -> ProfileRecord:
     """Read one profile. Raises ValueError (pydantic's) on anything else."""

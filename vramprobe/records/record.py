@@ -180,10 +180,6 @@ class RunRecord(FrozenModel):
     ranks: list[RankRecord] = []  # of a cell with several, those that were run; under device-map, the cards
     warnings: list[str] = []
 
-    def to_json_line(self) -> str:
-        """One line of JSON, without the newline."""
-        return self.model_dump_json()
-
 
 class Started(FrozenModel):
     """An attempt has begun; its record, with the same ``attempt_id``, is still to come. One without is interrupted."""
@@ -196,10 +192,6 @@ class Started(FrozenModel):
     instrument: Instrument
     started_at: str  # ISO 8601, UTC
     sweep: str | None = None
-
-    def to_json_line(self) -> str:
-        """One line of JSON, without the newline."""
-        return self.model_dump_json()
 
 
 def new_attempt_id() -> str:

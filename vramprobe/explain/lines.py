@@ -20,8 +20,8 @@ _MAX_LINE = 200_000  # bytes; a longer line is read in parts
 class LogLines:
     """Reads a file by chunks. Raises VramprobeError for what is no text."""
 
-    def __init__(self, file: IO[bytes], beginning: bytes = b"") -> None:
-        self._file, self._beginning = file, beginning
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self._chunk = Chunk(b"", b"")
         self.num_bytes = self.num_lines = 0
 
@@ -50,15 +50,14 @@ class LogLines:
         return self._chunk
 
     def _blocks(self) -> Iterator[bytes]:
-        source, data = self._file, self._beginning or self._file.read(_CHUNK_BYTES)
-        if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            source = _InUtf8(self._file, data)  # type: ignore[assignment]
-            data = source.read(_CHUNK_BYTES)
+        data, decode = self._file.read(_CHUNK_BYTES), None
+        if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # as PowerShell writes it
+            decode = codecs.getincrementaldecoder("utf-16")(errors="replace").decode
         elif b"\0" in data[:4096]:
             raise VramprobeError("this is neither a text log nor a memory snapshot: it holds binary data")
         while data:
-            yield data
-            data = source.read(_CHUNK_BYTES)
+            yield decode(data).encode() if decode else data
+            data = self._file.read(_CHUNK_BYTES)
 
 
 @dataclass
@@ -111,18 +110,3 @@ def _split(data: bytes) -> tuple[bytes, bytes]:
     """Whole lines, and what is begun of the next; a carriage return at the end may be half of a line's end."""
     end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
     return data[:end], data[end:]
-
-
-class _InUtf8:
-    """A file in UTF-16, as PowerShell writes it, read as UTF-8."""
-
-    def __init__(self, file: IO[bytes], beginning: bytes) -> None:
-        self._file, self._beginning = file, beginning
-        self._decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
-
-    def read(self, size: int) -> bytes:
-        text = ""
-        while not text and (chunk := self._beginning or self._file.read(size)):
-            self._beginning = b""
-            text = self._decoder.decode(chunk)
-        return text.encode()

@@ -132,14 +132,14 @@ class _Stream:
     source_due: int = 0  # lines in which the source of the last frame may follow
 
 
-def read(file: IO[bytes], beginning: bytes = b"") -> LogFacts:
-    """Read a log to its end; ``beginning`` is what was read of it before. Raises VramprobeError for what is no text."""
-    return _Reader(file, beginning).read()
+def read(file: IO[bytes]) -> LogFacts:
+    """Read a log to its end. Raises VramprobeError for what is no text."""
+    return _Reader(file).read()
 
 
 class _Reader:
-    def __init__(self, file: IO[bytes], beginning: bytes) -> None:
-        self.log, self.lines = LogFacts(), LogLines(file, beginning)
+    def __init__(self, file: IO[bytes]) -> None:
+        self.log, self.lines = LogFacts(), LogLines(file)
         self.seen: set[object] = set()
         self.streams: dict[str | None, _Stream] = {}
 

@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from vramprobe.architecture import architecture
 from vramprobe.catalog import find_model
@@ -44,7 +44,15 @@ def report_of(
 
     Raises VramprobeError for what is none of the three kinds, or empty.
     """
-    head = file.read(_HEAD_BYTES)
+    reader = io.BufferedReader(cast(Any, file), _HEAD_BYTES)  # a pipe cannot be rewound
+    try:
+        return _read(reader, {"batch_size": batch_size, "seq_len": seq_len, "num_gpus": num_gpus}, model)
+    finally:
+        reader.detach()  # it would close the file
+
+
+def _read(file: io.BufferedReader, given: dict[str, int | None], model: str | dict[str, Any] | None) -> Report:
+    head = file.peek(_HEAD_BYTES)
     if not head.strip():
         raise VramprobeError("the input is empty: nothing to explain")
     if head.startswith(_COMPRESSED):
@@ -52,41 +60,16 @@ def report_of(
             "the input is compressed or an archive: unpack it first, for instance zcat run.log.gz | vramprobe explain -"
         )
     if head[0] == 0x80 and head[1] <= 5:
-        states = states_of(load_plain(_Rejoined(head, file)))
-        return _of_snapshot(states, *_factors(model, batch_size, seq_len, num_gpus, {}))
-    log = logs.read(file, head)
-    return _of_log(log, *_factors(model, batch_size, seq_len, num_gpus, log.settings))
-
-
-class _Rejoined(io.RawIOBase):
-    """``head`` and then the rest of ``file``, for a file that cannot be rewound."""
-
-    def __init__(self, head: bytes, file: IO[bytes]) -> None:
-        self._head, self._file = io.BytesIO(head), file
-
-    def read(self, size: int = -1) -> bytes:
-        begun = self._head.read(size)
-        return begun + self._file.read(size - len(begun) if size >= 0 else -1)
-
-    def readline(self, size: int | None = -1) -> bytes:
-        begun = self._head.readline(-1 if size is None else size)
-        return begun if begun.endswith(b"\n") else begun + self._file.readline()
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        chunk = self.read(len(buffer))
-        buffer[: len(chunk)] = chunk
-        return len(chunk)
+        states = states_of(load_plain(file))
+        return _of_snapshot(states, *_factors(model, given, {}))
+    log = logs.read(file)
+    return _of_log(log, *_factors(model, given, log.settings))
 
 
 def _factors(
-    model: str | dict[str, Any] | None,
-    batch_size: int | None,
-    seq_len: int | None,
-    num_gpus: int | None,
-    settings: dict[str, str],
+    model: str | dict[str, Any] | None, given: dict[str, int | None], settings: dict[str, str]
 ) -> tuple[Factors | None, tuple[str, ...]]:
     """Merge the user's values with those of the log; return notes of unusable ones, and None without a known model."""
-    given = {"batch_size": batch_size, "seq_len": seq_len, "num_gpus": num_gpus}
     shown = {key: int(text) for key, text in settings.items() if key in given}
     known = {key: shown.get(key) if value is None else value for key, value in given.items()}
     try:

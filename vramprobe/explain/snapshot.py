@@ -10,7 +10,6 @@ import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import RawIOBase
 from typing import IO, TYPE_CHECKING, Any
 
 from vramprobe.errors import VramprobeError
@@ -30,7 +29,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise VramprobeError("refused: this pickle would run code when it is loaded; a memory snapshot holds none")
 
 
-def load_plain(file: IO[bytes] | RawIOBase) -> Any:
+def load_plain(file: IO[bytes]) -> Any:
     """The plain values of a pickle from anywhere, read without running code. Raises VramprobeError for all others."""
     try:
         return _PlainUnpickler(file).load()

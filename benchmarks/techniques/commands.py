@@ -1,4 +1,4 @@
-"""Which runs try the techniques: the command of each, of several together, and why some have none.
+"""Commands of the runs that try the techniques, alone and together, and the reasons why some have none.
 
 In: the registry, and the tables of data/techniques.toml that only benchmarks read. Out: commands as words.
 """

@@ -5,7 +5,9 @@ stdout; an option or a field that is not answered is one line and exit status 2.
 command has: the standard library alone. It shows every card, whatever CUDA_VISIBLE_DEVICES says, as a real one does.
 """
 
+import csv
 import ctypes
+import os
 import sys
 import time
 
@@ -15,59 +17,17 @@ _ANSWERED = (
     "without options, -L, -i ID, -l SECONDS, -lms MILLISECONDS, --query-gpu=FIELDS or --query-compute-apps=FIELDS with "
     "--format=csv[,noheader][,nounits]"
 )
-#: A field → its key in a card, its unit; other names of the same field in nvidia-smi's own help.
-FIELDS = {
-    "timestamp": ("timestamp", ""),
-    "count": ("count", ""),
-    "index": ("index", ""),
-    "name": ("name", ""),
-    "uuid": ("uuid", ""),
-    "pci.bus_id": ("bus_id", ""),
-    "driver_version": ("driver_version", ""),
-    "compute_cap": ("compute_cap", ""),
-    "persistence_mode": ("persistence_mode", ""),
-    "compute_mode": ("compute_mode", ""),
-    "mig.mode.current": ("mig_mode", ""),
-    "ecc.mode.current": ("ecc_mode", ""),
-    "pstate": ("pstate", ""),
-    "memory.total": ("total_mib", "MiB"),
-    "memory.reserved": ("reserved_mib", "MiB"),
-    "memory.used": ("used_mib", "MiB"),
-    "memory.free": ("free_mib", "MiB"),
-    "utilization.gpu": ("utilization", "%"),
-    "utilization.memory": ("utilization", "%"),
-    "temperature.gpu": ("celsius", ""),
-    "fan.speed": ("fan", "%"),
-    "power.draw": ("watts", "W"),
-    "power.limit": ("watts_limit", "W"),
-    "clocks.current.sm": ("sm_mhz", "MHz"),
-    "clocks.current.graphics": ("sm_mhz", "MHz"),
-    "clocks.current.memory": ("memory_mhz", "MHz"),
-    "clocks.max.sm": ("sm_mhz", "MHz"),
-    "clocks.max.memory": ("memory_mhz", "MHz"),
-    "serial": ("serial", ""),
-}
-OTHER_NAMES = {
-    "gpu_name": "name",
-    "gpu_uuid": "uuid",
-    "gpu_bus_id": "pci.bus_id",
-    "clocks.sm": "clocks.current.sm",
-    "clocks.gr": "clocks.current.graphics",
-    "clocks.mem": "clocks.current.memory",
-    "power.draw.instant": "power.draw",
-    "power.draw.average": "power.draw",
-}
-#: Of --query-compute-apps: a row for each process on each card.
-APP_FIELDS = {
-    "pid": ("pid", ""),
-    "process_name": ("process", ""),
-    "name": ("process", ""),
-    "used_memory": ("used_mib", "MiB"),
-    "used_gpu_memory": ("used_mib", "MiB"),
-    "gpu_name": ("gpu_name", ""),
-    "gpu_uuid": ("gpu_uuid", ""),
-    "gpu_bus_id": ("gpu_bus_id", ""),
-}
+with open(
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "nvidia_smi_fields.csv"), encoding="utf-8"
+) as _file:
+    _ROWS = list(csv.DictReader(_file))
+#: A field → its key in a card, its unit; and, of --query-compute-apps, in a process on a card.
+FIELDS, APP_FIELDS = (
+    {row["field"]: (row["key"], row["unit"]) for row in _ROWS if row["query"] == query}
+    for query in ("gpu", "compute-apps")
+)
+#: Other names of the same field in nvidia-smi's own help.
+OTHER_NAMES = {name: row["field"] for row in _ROWS for name in row["other_names"].split()}
 
 
 class UnknownQuery(Exception):
@@ -163,13 +123,13 @@ def answered(words, cards, versions):
     if asked["what"] == "list":
         return "\n".join(f"GPU {card['index']}: {card['name']} (UUID: {card['uuid']})" for card in chosen)
     if asked["what"] == "gpu":
-        return csv(asked, {**FIELDS, **{other: FIELDS[name] for other, name in OTHER_NAMES.items()}}, chosen)
+        return csv_lines(asked, {**FIELDS, **{other: FIELDS[name] for other, name in OTHER_NAMES.items()}}, chosen)
     if asked["what"] == "compute-apps":
         of_card = {"gpu_name": "name", "gpu_uuid": "uuid", "gpu_bus_id": "bus_id"}
         apps = [
             {**app, **{key: card[name] for key, name in of_card.items()}} for card in chosen for app in card["apps"]
         ]
-        return csv(asked, APP_FIELDS, apps)
+        return csv_lines(asked, APP_FIELDS, apps)
     return table(chosen, versions)
 
 
@@ -205,7 +165,7 @@ def _value(word, words):
     return words.pop(0)
 
 
-def csv(asked, known, rows):
+def csv_lines(asked, known, rows):
     """Header and rows, as the format says. Raises UnknownQuery for an unknown field."""
     for field in asked["fields"]:
         if field not in known:

@@ -63,19 +63,8 @@ _SETTING_WORDS = (
 #: Each line of a known message or a traceback, and the first of a table, holds one of these; a test goes through the
 #: forms. Few and rare: a trainer writes "memory" in each of its lines, and each word costs 0.5 ms per MiB of log.
 WORDS = (
-    *(
-        "f memory",
-        "f resource",
-        "rror",
-        "OOM",
-        "_OUT_OF_",
-        "ALLOC",
-        "calloc",
-        "bad_alloc",
-        "annot allocate",
-        "xit",
-        "illed",
-    ),
+    *("f memory", "f resource", "rror", "OOM", "_OUT_OF_", "ALLOC", "calloc", "bad_alloc", "annot allocate"),
+    *("xit", "illed"),
     *("dispatched", "Memory on", "memory summary", "Memory-Usage", "memory.used"),
     *("Traceback", "File ", ".py in ", "│", "xception", "Interrupt"),
 )

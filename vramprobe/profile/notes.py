@@ -5,47 +5,14 @@ it means or what to do; nothing where nothing is to be said. Never guesses a siz
 """
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vramprobe.catalog.shipped import data_file
 from vramprobe.emulate.machine import MachineEvent
 
-#: (a line of the command's last ones, words of which another has one, what it means and what to do). FlashInfer
-#: compiles kernels as they run; an engine's kernels may be made for another CUDA than torch; flash-attn is no
-#: dependency of what imports it; vLLM dropped bitsandbytes, which TRL asks it for beside a 4-bit trainer; TRL warns of
-#: a release that it was not written for, and goes on.
-_REASONS: tuple[tuple[re.Pattern[str], tuple[str, ...], str], ...] = (
-    (
-        re.compile(r"ninja: build stopped|Ninja build failed"),
-        ("flashinfer",),
-        "FlashInfer compiles this kernel with nvcc as it runs, and the CUDA toolkit is missing here: with vLLM, set "
-        "VLLM_USE_FLASHINFER_SAMPLER=0 and no attention backend of FlashInfer's; SGLang (0.5.10 and 0.5.23 were tried) "
-        "needs the toolkit's headers for its norms",
-    ),
-    (
-        re.compile(r"ImportError: (lib[\w.+-]+\.so[.\d]*): cannot open shared object file"),
-        ("vllm", "sgl"),
-        "the engine's kernels need {0}, which is not there: its wheel was made for another CUDA release than this "
-        "torch; install the torch that the engine's release names",
-    ),
-    (
-        re.compile(r"No module named '(?:flash_attn|ring_flash_attn)\b"),
-        (),
-        "flash-attn is missing: PyPI has its source alone, which nvcc compiles; install a wheel made for this torch "
-        "and Python, or choose SDPA where the program lets you (attn_implementation=sdpa)",
-    ),
-    (
-        re.compile(r"Unknown quantization method: (\w+)"),
-        (),
-        "this vLLM has no {0}: install a release that has it, or do not quantize the trainer's model in 4 bits "
-        "(TRL gives the engine the same format)",
-    ),
-    (
-        re.compile(r"TRL currently supports vLLM versions from ([\d.]+) to ([\d.]+)\. You have version ([\w.+]+)"),
-        (),
-        "vLLM {2} is installed, and this TRL supports {0} to {1}: install one of these releases",
-    ),
-)
+_REASONS = tomllib.loads(data_file("failures.toml").read_text(encoding="utf-8"))["reason"]
 _NAMES = {"libcudnn": "cuDNN", "libcufft": "cuFFT", "libcusolver": "cuSOLVER", "libcusparse": "cuSPARSE"}
 _NAMES |= {"libcusparseLt": "cuSPARSELt"}
 _ENDED = "unknown_function"  # of a function without a status: the process was ended
@@ -55,10 +22,10 @@ _COUNTED = re.compile(r"([\d,]+) for (.+ pixels), counted by")
 
 def why_not(lines: Sequence[str]) -> str | None:
     """The first reason that the lines show."""
-    for pattern, others, said in _REASONS:
-        match = next(filter(None, map(pattern.search, lines)), None)
-        if match and (not others or any(word in line for word in others for line in lines)):
-            return said.format(*match.groups())
+    for row in _REASONS:
+        match = next(filter(None, (re.search(row["pattern"], line) for line in lines)), None)
+        if match and (not row["others"] or any(word in line for word in row["others"] for line in lines)):
+            return row["text"].format(*match.groups())
     return None
 
 

@@ -12,23 +12,9 @@ from importlib import metadata
 import torch
 
 _LIBRARIES = (
-    "transformers",
-    "peft",
-    "trl",
-    "accelerate",
-    "bitsandbytes",
-    "deepspeed",
-    "unsloth",
-    "axolotl",
-    "llamafactory",
-    "torchtune",
-    "litgpt",
-    "lightning",
-    "torchao",
-    "liger-kernel",
-    "flash-attn",
-    "vllm",
-)
+    "transformers", "peft", "trl", "accelerate", "bitsandbytes", "deepspeed", "unsloth", "axolotl", "llamafactory",
+    "torchtune", "litgpt", "lightning", "torchao", "liger-kernel", "flash-attn", "vllm",
+)  # fmt: skip
 
 
 def rank():

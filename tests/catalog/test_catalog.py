@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -273,6 +274,20 @@ def test_the_hub_is_asked_once_and_shortly(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(MissingDependency, match=r"unreachable \(.*no route\).*Nearest: .*vramprobe models"):
         catalog.find_model("some-org/llama-9b")
     assert asked == [("HEAD", 3.0)]
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
+    def head(*_: object, **__: object) -> None:
+        answers.wait(3)  # as socket.getaddrinfo does, whatever the timeout of the request
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", head)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(catalog.models, "_HUB_SECONDS", 0.05)
+    with pytest.raises(MissingDependency, match=r"the hub is unreachable \(no answer in 0\.05 s\).*Nearest: .*gpt2"):
+        catalog.find_model("some-org/gpt2-mini")
+    answers.set()
 
 
 def test_hub_package_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,13 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
 from typing import Any, Literal
 
 from vramprobe.catalog.names import match_name, nearest_names
@@ -327,7 +329,7 @@ def _hub_config(hub_id: str) -> Path:
 
     def download(name: str) -> Path:
         # Asked first and without retries: hf_hub_download asks six times, 24 s long, where there is no connection.
-        get_hf_file_metadata(hf_hub_url(hub_id, name), timeout=_HUB_SECONDS)
+        _in_time(lambda: get_hf_file_metadata(hf_hub_url(hub_id, name), timeout=_HUB_SECONDS))
         return Path(hf_hub_download(hub_id, name, etag_timeout=_HUB_SECONDS))
 
     try:
@@ -349,3 +351,27 @@ def _hub_config(hub_id: str) -> Path:
             f"model {hub_id!r} is not in the catalog nor in the hub's local cache, and the hub is unreachable "
             f"({error}). Check the connection. {instead}"
         ) from None
+
+
+def _in_time(ask: Callable[[], Any]) -> None:
+    """Wait for ``ask`` as long as an answer of the hub may take: a client's timeout is not that of its name server.
+
+    Raises what it raises, or TimeoutError.
+    """
+    ended: Queue[Exception | None] = Queue()
+
+    def run() -> None:
+        try:
+            ask()
+        except Exception as error:
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    Thread(target=run, daemon=True).start()
+    try:
+        error = ended.get(timeout=_HUB_SECONDS)
+    except Empty:
+        raise TimeoutError(f"no answer in {_HUB_SECONDS:g} s") from None
+    if error is not None:
+        raise error

@@ -17,7 +17,7 @@ from vramprobe.choices import Method
 from vramprobe.errors import FitError, VramprobeError
 from vramprobe.literature.formulas import CONSTANTS, FORMULAS, Facts, FormulaEstimate, facts_of
 from vramprobe.model.card_fit import CardFit
-from vramprobe.predict.at_hand import replay_without_recording
+from vramprobe.predict.at_hand import replay_at_hand
 from vramprobe.predict.recorded import predict_replay
 from vramprobe.records import store
 from vramprobe.records.frozen import FrozenModel
@@ -169,7 +169,7 @@ def _row(record: RunRecord, model: CardFit | None) -> _Row:
     reasons = {name: why for name, why in applied.items() if isinstance(why, str)}
     peaks = {one.name: answers[one.name] for one in FORMULAS if one.name in answers and one.predicts == "peak"}
     peak, device = {}, {}
-    if (replay := replay_without_recording(spec, gpu=gpu)) is not None:
+    if (replay := replay_at_hand(spec, gpu=gpu, near=True)) is not None:
         peak[OURS] = replay.peak.allocated_bytes
     if replay is not None and model is not None:
         fitted = predict_replay(replay, spec, gpu=gpu, model=model)

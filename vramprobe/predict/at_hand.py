@@ -38,8 +38,9 @@ class NoRecipe(SpecError):
     """A cell that is not recorded: only what one process does on an NVIDIA GPU is."""
 
 
-def replay_at_hand(spec: CellSpec, *, gpu: catalog.Gpu | None = None) -> Replay | None:
-    """The cell's recipe from the cache, or one that ships and was recorded around its shape; None without either.
+def replay_at_hand(spec: CellSpec, *, gpu: catalog.Gpu | None = None, near: bool = False) -> Replay | None:
+    """The cell's recipe from the cache, or one that ships and was recorded around its shape, else, if ``near``, the
+    nearest that ships, whose notes say so; None without any.
 
     Several micro-steps also from a recipe of one, where a later micro-step follows from it.
     """
@@ -47,19 +48,20 @@ def replay_at_hand(spec: CellSpec, *, gpu: catalog.Gpu | None = None) -> Replay 
         require_recordable(spec, gpu)
     except NoRecipe:
         return None
+    others = []
     for recorded, accumulates in cells_that_answer(spec):
+        kept = kept_for(recorded, gpu)
+        shipped = shipped_recipe(recorded_as(recorded), card_of(gpu)) if kept is None or near else None
         with suppress(NoSecond):
-            if (found := _at_hand(spec, gpu, recorded, accumulates=accumulates)) is not None:
-                return found
+            if kept is not None:
+                return _replayed_kept(kept, spec, gpu, accumulates=accumulates)
+            if shipped is not None and shipped.covers(shape_of(spec)):
+                return replayed_shipped(shipped, spec, accumulates=accumulates)
+        others += [(shipped, accumulates)] if near and shipped is not None else []
+    for shipped, accumulates in others:
+        with suppress(NoSecond):
+            return replayed_shipped(shipped, spec, accumulates=accumulates)
     return None
-
-
-def replay_without_recording(spec: CellSpec, *, gpu: catalog.Gpu | None = None) -> Replay | None:
-    """The replay of a recipe at hand, else of the nearest that ships, whose notes say so; None without any."""
-    try:
-        return replay_at_hand(spec, gpu=gpu) or replay_shipped_near(spec, gpu=gpu)
-    except NoRecipe:
-        return None
 
 
 def replay_shipped_near(spec: CellSpec, *, gpu: catalog.Gpu | None) -> Replay:
@@ -73,17 +75,12 @@ def replay_shipped_near(spec: CellSpec, *, gpu: catalog.Gpu | None) -> Replay:
     raise NoRecipe(f"no recipe of {spec.cell_id} ships")
 
 
-def _at_hand(spec: CellSpec, gpu: catalog.Gpu | None, recorded: CellSpec, *, accumulates: bool) -> Replay | None:
-    """The replay of ``spec`` by a recipe of ``recorded`` at hand."""
-    if (kept := kept_for(recorded, gpu)) is not None:
-        found = replayed(kept, spec, accumulates=accumulates)
-        is_other = kept.workspace_bytes is not None and len({*kept.workspace_bytes}) > 1
-        other = (of_another_card(recorded_card(gpu).name),) if is_other else ()
-        return replace(found, notes=(*found.notes, *other))
-    shipped = shipped_recipe(recorded_as(recorded), card_of(gpu))
-    if shipped is None or not shipped.covers(shape_of(spec)):
-        return None
-    return replayed_shipped(shipped, spec, accumulates=accumulates)
+def _replayed_kept(kept: Recipe, spec: CellSpec, gpu: catalog.Gpu | None, *, accumulates: bool) -> Replay:
+    """Return the replay of ``spec`` by a recipe of the cache. Raises NoSecond."""
+    found = replayed(kept, spec, accumulates=accumulates)
+    is_other = kept.workspace_bytes is not None and len({*kept.workspace_bytes}) > 1
+    other = (of_another_card(recorded_card(gpu).name),) if is_other else ()
+    return replace(found, notes=(*found.notes, *other))
 
 
 def kept_for(spec: CellSpec, gpu: catalog.Gpu | None) -> Recipe | None:
@@ -91,7 +88,7 @@ def kept_for(spec: CellSpec, gpu: catalog.Gpu | None) -> Recipe | None:
     card's own workspaces; None without one, and where nothing can be recorded."""
     card = card_of(gpu)
     with suppress(*CANNOT_EMULATE):
-        for one in (card, recorded_card(card)):
+        for one in dict.fromkeys((card, recorded_card(card))):
             if (kept := kept_recipe(spec, one, lambda words: None)) is not None:
                 return replace(kept, workspace_bytes=(one.blas_workspace_bytes, card.blas_workspace_bytes))
     return None

@@ -10,7 +10,7 @@ from vramprobe.catalog import Gpu, gpu_seen
 from vramprobe.errors import VramprobeError
 from vramprobe.model.card_fit import CardFit
 from vramprobe.model.fit import Expected, fit
-from vramprobe.predict.at_hand import NoRecipe, replay_at_hand, replay_without_recording, require_recordable
+from vramprobe.predict.at_hand import NoRecipe, replay_at_hand, require_recordable
 from vramprobe.predict.prediction import Prediction
 from vramprobe.records.record import RunRecord
 from vramprobe.spec import CellSpec
@@ -25,7 +25,7 @@ def predict_at_hand(spec: CellSpec, gpu: Gpu | None, model: CardFit | None = Non
     """
     from vramprobe.predict.recorded import predict_replay
 
-    replay = (replay_without_recording if near else replay_at_hand)(spec, gpu=gpu)
+    replay = replay_at_hand(spec, gpu=gpu, near=near)
     if replay is None:
         require_recordable(spec, gpu)
         raise NoRecipe("no recipe of the cell is at hand: vramprobe predict with its options records one")

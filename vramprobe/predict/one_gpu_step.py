@@ -12,7 +12,7 @@ import numpy as np
 from vramprobe import catalog
 from vramprobe.choices import PhaseName
 from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
-from vramprobe.predict.at_hand import recorded_card, replay_without_recording
+from vramprobe.predict.at_hand import recorded_card, replay_at_hand
 from vramprobe.predict.recipe_replay import Replay
 from vramprobe.predict.recorded import replay_of
 from vramprobe.recipe.book import MOST_MICRO_STEPS, repeats_micro_steps
@@ -79,7 +79,7 @@ def step_at_hand(spec: CellSpec, card: catalog.Gpu) -> Step | None:
     raised = own.model_copy(update={"kbit_prep": spec.kbit_prep})
     for alone in (own, *([raised] if raised != own else [])):
         key = alone.fingerprint, on.short_name
-        if key not in _FOUND and (replay := replay_without_recording(alone, gpu=on)) is not None:
+        if key not in _FOUND and (replay := replay_at_hand(alone, gpu=on, near=True)) is not None:
             _FOUND[key] = _step_of(replay)
         if key in _FOUND:
             return _FOUND[key]._replace(is_wider=alone is raised)

@@ -253,7 +253,7 @@ def predicted(
     from vramprobe.predict import at_hand, recorded
 
     if engine == "auto" and where is None:
-        replay = (at_hand.replay_at_hand if records else at_hand.replay_without_recording)(one, gpu=gpu)
+        replay = at_hand.replay_at_hand(one, gpu=gpu, near=not records)
         if replay is not None:
             return recorded.predict_replay(replay, one, gpu=gpu, model=model)
         if not records:

@@ -22,18 +22,8 @@ class Block:
     """A piece of a segment: in use, cached, or (in an expandable segment) addresses without memory."""
 
     __slots__ = (
-        "address",
-        "born",
-        "busy",
-        "expandable",
-        "mapped",
-        "next",
-        "order",
-        "pool",
-        "prev",
-        "requested",
-        "size",
-    )
+        "address", "born", "busy", "expandable", "mapped", "next", "order", "pool", "prev", "requested", "size",
+    )  # fmt: skip
 
     def __init__(
         self, address: int, size: int, pool: Pool, expandable: ExpandableSegment | None = None, order: int = 0

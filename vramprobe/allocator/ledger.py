@@ -55,22 +55,10 @@ class Ledger:
     """The counters, current and peak."""
 
     __slots__ = (
-        "_lowest_address",
-        "active",
-        "active_peak",
-        "allocated",
-        "allocated_peak",
-        "allowed_bytes",
-        "limit_bytes",
-        "num_alloc_retries",
-        "num_orders",
-        "num_segments",
-        "num_segments_peak",
-        "requested",
-        "requested_peak",
-        "reserved",
-        "reserved_peak",
-    )
+        "_lowest_address", "active", "active_peak", "allocated", "allocated_peak", "allowed_bytes", "limit_bytes",
+        "num_alloc_retries", "num_orders", "num_segments", "num_segments_peak", "requested", "requested_peak",
+        "reserved", "reserved_peak",
+    )  # fmt: skip
 
     def __init__(self, device: Device, memory_fraction: float) -> None:
         self.allocated = self.requested = self.active = self.reserved = self.num_segments = 0

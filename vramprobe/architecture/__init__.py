@@ -22,17 +22,9 @@ from vramprobe.architecture.parts import (
 )
 
 __all__ = [
-    "SCORE",
-    "Architecture",
-    "Linear",
-    "Parameter",
-    "Role",
-    "RunFails",
-    "UnsupportedArchitecture",
-    "Wrapped",
-    "architecture",
-    "families",
-]
+    "SCORE", "Architecture", "Linear", "Parameter", "Role", "RunFails", "UnsupportedArchitecture", "Wrapped",
+    "architecture", "families",
+]  # fmt: skip
 
 #: The module by which a model scores rows.
 SCORE = "score"

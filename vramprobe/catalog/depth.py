@@ -12,15 +12,9 @@ _DEPTH_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 #: What has one element per layer (a list, or a letter of a pattern), and lists of layer indices: both must follow the
 #: depth. Some of these are one value for all layers in other families.
 _PER_LAYER = (
-    "layer_types",
-    "mlp_layer_types",
-    "layers_block_type",
-    "no_rope_layers",
-    "attention_layers",
-    "hybrid_override_pattern",
-    "intermediate_size",
-    "activation_sparsity_pattern",
-)
+    "layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "attention_layers",
+    "hybrid_override_pattern", "intermediate_size", "activation_sparsity_pattern",
+)  # fmt: skip
 _LAYER_INDEX_LISTS = ("mlp_only_layers", "moe_layers")
 
 

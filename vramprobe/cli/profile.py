@@ -31,19 +31,9 @@ _NOT_THERE = re.compile(
 
 #: What a run is shown by that has ended.
 _OF_A_FOLDER = (
-    "from_folder",
-    "gpus",
-    "host_memory",
-    "replay_steps",
-    "timeline",
-    "max_allocated",
-    "baseline",
-    "max_growth",
-    "max_slowdown",
-    "summary",
-    "save",
-    "json_output",
-)
+    "from_folder", "gpus", "host_memory", "replay_steps", "timeline", "max_allocated", "baseline", "max_growth",
+    "max_slowdown", "summary", "save", "json_output",
+)  # fmt: skip
 
 
 #: What the verb itself reads; all else is api.profiled's.

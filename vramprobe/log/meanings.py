@@ -27,13 +27,6 @@ MEANINGS: dict[str, str] = {
 }
 #: These need no word below a table.
 PLAIN = (
-    "weights",
-    "gradients",
-    "optimizer_state",
-    "batch",
-    "saved_activations",
-    "logits",
-    "temporaries",
-    "optimizer_temporaries",
-    "other",
-)
+    "weights", "gradients", "optimizer_state", "batch", "saved_activations", "logits", "temporaries",
+    "optimizer_temporaries", "other",
+)  # fmt: skip

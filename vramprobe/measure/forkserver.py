@@ -35,13 +35,9 @@ _PRELOADED_WITH_CARE = (
 )
 #: What a cell on an emulated GPU needs besides.
 _PRELOADED_EMULATED = (
-    "vramprobe.measure.emulation",
-    "vramprobe.measure.log_source",
-    "vramprobe.emulate.values.watch",
-    "vramprobe.emulate.values.compiled",
-    "vramprobe.emulate.values.mode",
-    "vramprobe.emulate.values.count.step",
-)
+    "vramprobe.measure.emulation", "vramprobe.measure.log_source", "vramprobe.emulate.values.watch",
+    "vramprobe.emulate.values.compiled", "vramprobe.emulate.values.mode", "vramprobe.emulate.values.count.step",
+)  # fmt: skip
 #: Names a variable of the environment: the modules that a server leaves to its children.
 _LEFT_OUT = "VRAMPROBE_FORKSERVER_WITHOUT"
 #: What a killed process may take to go.

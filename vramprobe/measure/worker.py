@@ -40,12 +40,8 @@ if TYPE_CHECKING:
 
 #: What every cell needs, and what touches no device as it loads.
 PRELOADED = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "vramprobe.workload.training",
-    "transformers.models.auto.modeling_auto",
-)
+    "torch", "transformers", "accelerate", "vramprobe.workload.training", "transformers.models.auto.modeling_auto",
+)  # fmt: skip
 #: What a device out of memory says, in its many coats; the allocator's own observer is asked first.
 _DEVICE_OOM = (
     "CUDA out of memory",

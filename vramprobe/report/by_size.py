@@ -28,20 +28,9 @@ if TYPE_CHECKING:
 LADDER = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-2-13b", "qwen2.5-32b", "llama-3.1-70b")
 #: Of the spec: the model, how it is observed, and what the table's conditions say. The rest is the method.
 _NOT_THE_METHOD = (
-    "model",
-    "architecture",
-    "num_layers",
-    "weights",
-    "trust_remote_code",
-    "batch_size",
-    "seq_len",
-    "grad_accum",
-    "gradient_checkpointing",
-    "steps",
-    "timing_steps",
-    "seed",
-    "device",
-)
+    "model", "architecture", "num_layers", "weights", "trust_remote_code", "batch_size", "seq_len", "grad_accum",
+    "gradient_checkpointing", "steps", "timing_steps", "seed", "device",
+)  # fmt: skip
 _MARK = "≈ "
 
 

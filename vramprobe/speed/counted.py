@@ -116,7 +116,7 @@ class Count:
 
     @cached_property
     def launches(self) -> int:
-        """Of all rows."""
+        """Number of launches, of all rows."""
         return sum(row.launches for row in self.rows)
 
     @cached_property

@@ -16,15 +16,9 @@ except ImportError:  # before 5
     from transformers.modeling_utils import no_init_weights
 
 __all__ = [
-    "CALL_OPTIONS",
-    "DTYPE",
-    "HAS_MASK",
-    "adapters_in_fp32",
-    "enable_checkpointing",
-    "no_init_weights",
-    "quantize_linears",
-    "vocab_size",
-]
+    "CALL_OPTIONS", "DTYPE", "HAS_MASK", "adapters_in_fp32", "enable_checkpointing", "no_init_weights",
+    "quantize_linears", "vocab_size",
+]  # fmt: skip
 
 _RELEASE = Version(transformers.__version__)
 _IS_FOURTH = Version("5.0.0.dev0") > _RELEASE

@@ -29,15 +29,9 @@ LONG_ROW_TOKENS, FEWEST = 16_384, 8
 SPLITS = ("train", "test", "validation")
 _ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _NOT_THERE = {
-    "DatasetNotFoundError",
-    "ConnectionError",
-    "OfflineModeIsEnabled",
-    "LocalEntryNotFoundError",
-    "RepositoryNotFoundError",
-    "HfHubHTTPError",
-    "FileNotFoundError",
-    "DataFilesNotFoundError",
-}
+    "DatasetNotFoundError", "ConnectionError", "OfflineModeIsEnabled", "LocalEntryNotFoundError",
+    "RepositoryNotFoundError", "HfHubHTTPError", "FileNotFoundError", "DataFilesNotFoundError",
+}  # fmt: skip
 
 
 def serve(module, run):

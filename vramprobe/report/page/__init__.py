@@ -25,17 +25,9 @@ MAX_BYTES = 3_000_000
 _FEWER_ROWS = (1000, 300, 100, 30)
 #: In the order in which they need each other.
 SCRIPTS = (
-    "words.js",
-    "tables.js",
-    "growth.js",
-    "answer.js",
-    "state.js",
-    "form.js",
-    "chart.js",
-    "result.js",
-    "cards.js",
+    "words.js", "tables.js", "growth.js", "answer.js", "state.js", "form.js", "chart.js", "result.js", "cards.js",
     "page.js",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,11 @@ from command_line import vramprobe
 
 from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.catalog import find_model
+from vramprobe.catalog.names import QUANTIZED
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.predict import serving_memory
 from vramprobe.predict.serve import serve
+from vramprobe.predict.serving_memory import NAMED, QUANTIZATIONS
 from vramprobe.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
@@ -207,6 +209,29 @@ def test_a_cache_that_is_only_bounded_from_above_never_fits(model: str, left_out
     assert [one.startswith(part) for one, part in zip(found.left_out, left_out, strict=True)] == [True] * len(left_out)
     assert serve(model=model, gpu="T4", max_model_len=4096, quantization="none").verdict == "does not fit"
     assert "may fit" in vramprobe("serve", "--model", model, "--gpu", "H200", "--max-model-len", "4096").stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "quantization"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "fp8"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "awq"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "gptq"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "w8a8"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "bitsandbytes"),
+        ("Qwen/Qwen3-32B", "none"),
+    ],
+)
+def test_a_name_tells_the_quantization_that_vllm_loads(model: str, quantization: str) -> None:
+    assert serve(model=model, gpu="H200").quantization == quantization
+    assert serve(model=model, gpu="H200", quantization="fp8").quantization == "fp8"
+
+
+def test_a_quantization_by_name_that_is_not_counted_is_refused() -> None:
+    with pytest.raises(SpecError, match="quantized by nvfp4, which is not counted; give the nearest"):
+        serve(model="nvidia/Llama-3.1-8B-Instruct-NVFP4", gpu="B200")
+    assert {*NAMED} <= {*QUANTIZED}
+    assert {*NAMED.values()} <= {*QUANTIZATIONS}
 
 
 def test_the_checkpoints_own_quantization_is_the_default(tmp_path: Path) -> None:

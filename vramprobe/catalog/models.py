@@ -145,7 +145,7 @@ def _same_shape(name: str) -> tuple[str, str] | None:
     if (match := match_name(name, known)) is None:
         return None
     slug, end = known[match.known], match.quantized[1:]
-    more = f"; its own quantization ({end}) is counted where --quant or --quantization says it" if end else ""
+    more = f"; its own quantization ({end}) is counted by serve, and elsewhere where --quant says it" if end else ""
     return slug, f"same shape as {slug}{more}"
 
 

@@ -11,6 +11,7 @@ from vramprobe.architecture import Architecture, UnsupportedArchitecture, archit
 from vramprobe.architecture.images import has_images
 from vramprobe.catalog import find_model, text_config
 from vramprobe.catalog.models import ModelEntry
+from vramprobe.catalog.names import split_quantized
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.choices import meant
 from vramprobe.emulate.cards import CardProperties, card_properties
@@ -162,8 +163,9 @@ def serve(
 
 
 def _quantization(entry: ModelEntry) -> str:
-    """The checkpoint's own. Raises SpecError for one that is not counted."""
-    own = entry.quantization or "none"
+    """The checkpoint's own, by its configuration or its name. Raises SpecError for one that is not counted."""
+    _, end = split_quantized(entry.name)
+    own = serving_memory.NAMED.get(end, end[1:]) or entry.quantization or "none"
     if own not in serving_memory.QUANTIZATIONS:
         raise SpecError(
             f"the checkpoint {entry.name} is quantized by {own}, which is not counted; give the nearest as "

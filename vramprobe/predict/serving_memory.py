@@ -44,6 +44,17 @@ QUANTIZATIONS = {
     "mxfp4": Format(4, 8, 32, ("experts",)),
 }
 
+#: What the end of a repository's name (catalog/names.py) says → that of them that vLLM then loads.
+NAMED = {
+    "-awq": "awq",
+    "-gptq-int4": "gptq",
+    "-quantized.w4a16": "gptq",
+    "-quantized.w8a8": "w8a8",
+    "-fp8-dynamic": "fp8",
+    "-fp8": "fp8",
+    "-bnb-4bit": "bitsandbytes",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSpec:

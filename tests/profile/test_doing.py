@@ -132,9 +132,10 @@ def test_slow_steps_say_how_long_all_take_and_once_how_to_shorten_them(monkeypat
     assert pace.in_words([loop]) == "; a step takes about 35 s here"
 
 
-def test_a_launcher_that_waits_is_not_the_process_whose_time_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["subprocess.py", "site-packages/torch/distributed/elastic/agent/server/api.py"])
+def test_a_launcher_that_waits_is_not_the_process_whose_time_counts(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "7.doing").write_text(doing("load", '  File "/e/site-packages/tf/load.py", line 5 in load'))
-    (tmp_path / "8.doing").write_text(doing("load", '  File "/usr/lib/python3.11/subprocess.py", line 9 in _try_wait'))
+    (tmp_path / "8.doing").write_text(doing("load", f'  File "/usr/lib/python3.11/{launcher}", line 9 in wait'))
     found = waiting.latest(tmp_path)
     assert found.stack[0][2] == "load"
 
@@ -166,6 +167,20 @@ def test_the_line_that_waits_is_shown_and_never_one_of_the_profiler(frames: list
     files = ["/usr/lib/python3.11/threading.py", "/any/vramprobe/profile/hook/history.py", *frames]
     found = doing_of(doing("generation", *(f'  File "{file}", line 5 in main' for file in files)))
     assert found.place([]) == place
+
+
+@pytest.mark.parametrize(("phase", "is_importing"), [("load", True), ("forward", False)])
+def test_a_long_import_is_said_at_the_programs_line(phase: str, is_importing: bool) -> None:
+    bootstrap, package = '  File "<frozen importlib._bootstrap>", line 1176 in _find_and_load', "/e/site-packages/timm"
+    inner = [
+        f'  File "{package}/layers.py", line 4 in <module>',
+        bootstrap,
+        f'  File "{package}/a.py", line 7 in <module>',
+    ]
+    lazy = '  File "/usr/lib/python3.11/importlib/__init__.py", line 126 in import_module'
+    found = doing_of(doing(phase, *inner, bootstrap, lazy, '  File "/job/train.py", line 3 in main'))
+    assert ("importing" in found.progress()) is is_importing
+    assert found.place([]) == ("/job/train.py:3 main" if is_importing else "timm/layers.py:4 <module>")
 
 
 def test_a_run_of_seconds_says_nothing_of_its_time(tmp_path: Path, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""Describe a process's last known activity in words: phase and progress, compiling, the program's line.
+"""Describe a process's last known activity in words: phase and progress, compiling or importing, the program's line.
 
 In: the text of a ``.doing`` file (hook/doing.py). Out: a Doing, or None for a torn one.
 """
@@ -17,7 +17,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 #: checkpointing is one of the functions that it is kept out of; and all stand there while they are imported.
 _COMPILERS = ("/torch/_dynamo/convert_frame", "/torch/_inductor/compile_fx", "/triton/compiler/")
 #: Frames of who waits for a thread or a queue: the line that waits says more.
-_WAITS = ("/threading.py", "/queue.py", "/selectors.py")
+_WAITS = ("/threading.py", "/queue.py", "/selectors.py", "/importlib/__init__.py")
 _OWN = re.compile(r"(?:^|/)vramprobe/(?:emulate|profile)/")
 _NAMES = {None: "before its first use of a GPU", "load": "loading", "other": "between phases"}
 
@@ -40,9 +40,18 @@ class Doing:
         return f"{self.progress()}, at {place}" if place else self.progress()
 
     def place(self, homes: Sequence[str]) -> str:
-        """The program's line: ``train.py:12 main``; empty where only the profiler's own lines are on the stack."""
-        place = Places((), list(homes)).of_stack([one for one in self.stack if not one[0].endswith(_WAITS)])
+        """The program's line: ``train.py:12 main``, the one that imports during an import; empty where only the
+        profiler's own lines are on the stack.
+        """
+        stack = [one for one in self.stack[self._imports() :] if not one[0].endswith(_WAITS)]
+        place = Places((), list(homes)).of_stack(stack)
         return f"{place.line} {place.function}" if place.line and not _OWN.search(place.line) else ""
+
+    def _imports(self) -> int:
+        """Count the frames up to the outermost import, before training: 0 where nothing is imported."""
+        if self.phase not in (None, "load"):  # a program may train within an import
+            return 0
+        return max((n for n, frame in enumerate(self.stack, 1) if frame[2] == "_find_and_load"), default=0)
 
     def progress(self) -> str:
         """``evaluation, 640 so far, 0 steps done, 1.20 GiB allocated, compiling``."""
@@ -57,6 +66,8 @@ class Doing:
             words.append(f"{format_bytes(self.allocated_bytes)} allocated")
         if any(part in file and name != "<module>" for file, _, name in self.stack for part in _COMPILERS):
             words.append("compiling")
+        if self._imports():
+            words.append("importing")
         return ", ".join(words)
 
 

@@ -21,7 +21,8 @@ _SHORTER = (
     "other lengths, or says why not), or fewer layers"
 )
 _GENERATION = "; Python launches each token's kernels here: fewer or shorter completions shorten it"
-_WAITS = ("/subprocess.py", "/multiprocessing/popen_fork.py")  # for a child to end
+#: For a child to end; torchrun's agent, too.
+_WAITS = ("/subprocess.py", "/multiprocessing/popen_fork.py", "/elastic/agent/server/api.py")
 #: transformers' own loops in place of a package's kernels.
 _LOOP = re.compile(r" (?:torch_\w+|\w*recurrent\w*|\w*chunk\w*|slow_forward)$")
 _KERNELS = (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scripts import script
 
-from vramprobe.records.profile import profile_from_json
+from vramprobe.records.profile import ProfileRecord
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "versions"
 
@@ -67,7 +67,7 @@ def test_a_run_that_did_not_repeat_is_no_figure() -> None:
     profile = {"attempt_id": "a", "name": "n", "command": ["c"], "started_at": "2026-11-22T00:00:00Z"}
     profile |= {"instrument": "emulated", "outcome": {"kind": "ok"}, "environment": {}}
     for repeats, outcome in ((True, "ok"), (False, "error"), (None, "error")):
-        record = profile_from_json(json.dumps(profile | {"ranks": [rank | {"repeats": repeats}]}))
+        record = ProfileRecord.model_validate_json(json.dumps(profile | {"ranks": [rank | {"repeats": repeats}]}))
         assert attempt.entry_of(record, "said")["outcome"] == outcome
     assert attempt.entry_of(None, "said") == {"outcome": "error", "said": "said"}
 

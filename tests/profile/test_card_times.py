@@ -15,7 +15,7 @@ from vramprobe.profile.analyse import analyse
 from vramprobe.profile.card_times import with_times
 from vramprobe.profile.run_files import read_run
 from vramprobe.recommend.prices import Offer
-from vramprobe.records.profile import CardVerdict, profile_from_json
+from vramprobe.records.profile import CardVerdict, ProfileRecord
 from vramprobe.speed.counted import time_of
 from vramprobe.speed.raw_count import count_of
 
@@ -106,7 +106,7 @@ def test_where_other_kernels_would_run_there_is_no_time(tmp_path: Path) -> None:
 
 def test_a_profile_has_them_and_the_command_line_shows_what_they_are(tmp_path: Path) -> None:
     record = analyse(run(tmp_path), gpus=["L4", "T4", "H100-SXM"])
-    assert profile_from_json(record.to_json_line()) == record
+    assert ProfileRecord.model_validate_json(record.to_json_line()) == record
     console = Console(width=80, highlight=False, emoji=False)
     with console.capture() as capture:
         print_cards(console, timed(tmp_path, "L4", "T4", "H100-SXM"))

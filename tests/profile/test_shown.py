@@ -325,7 +325,7 @@ def test_a_profile_is_one_line_and_back(tmp_path: Path) -> None:
     assert [one.gpu for one in record.cards] == ["L4"]
     line = record.to_json_line()
     assert "\n" not in line
-    assert profiles.profile_from_json(line) == record
+    assert profiles.ProfileRecord.model_validate_json(line) == record
     assert store.is_profile(line.encode())
 
 

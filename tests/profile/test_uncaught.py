@@ -7,7 +7,7 @@ from profile_factory import FIRST_NS, analysed, training
 from run_command import require_emulation
 from run_verb import Verb
 
-from vramprobe.records.profile import profile_from_json
+from vramprobe.records.profile import ProfileRecord
 
 
 def test_the_first_to_fail_is_named_whoever_wrote_first(tmp_path: Path) -> None:
@@ -23,7 +23,9 @@ def test_the_first_to_fail_is_named_whoever_wrote_first(tmp_path: Path) -> None:
         },
     ]
     (tmp_path / "uncaught").write_text("".join(json.dumps(one) + "\n" for one in said))
-    outcome = profile_from_json(analysed(tmp_path, exit_status=1, tail=["====", "FAILED"]).to_json_line()).outcome
+    outcome = ProfileRecord.model_validate_json(
+        analysed(tmp_path, exit_status=1, tail=["====", "FAILED"]).to_json_line()
+    ).outcome
     assert outcome.kind == "error"
     assert (outcome.rank, outcome.exception) == (1, "AssertionError: no data")
     assert (outcome.line, outcome.function) == ("mine/train.py:12", "main")

@@ -32,16 +32,19 @@ _INSTEAD = "Use a slug from `vramprobe models`, or the path of a config.json or 
 BOOKKEEPING_KEYS = ("_name_or_path", "_commit_hash", "transformers_version")
 
 
+Origin = Literal["catalog", "path", "hub", "config"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
     """One model: its architecture (the config.json) and what is known of it. Counts take tied parameters once."""
 
     name: str  # slug, absolute path or hub id; find_model(entry.name) finds it again
-    hf_id: str | None  # null for a local path
+    hf_id: str | None = None  # null for a local path
     config: dict[str, Any]
-    n_params: int | None  # verified; null outside the catalog's PARAMETERS.csv
-    n_embedding_params: int | None
-    origin: Literal["catalog", "path", "hub", "config"]
+    n_params: int | None = None  # verified; null outside the catalog's PARAMETERS.csv
+    n_embedding_params: int | None = None
+    origin: Origin
     dtype: str | None = None  # of the checkpoint's weights on the hub, in torch's word; null where no source tells it
     quantization: str | None = None  # of the checkpoint, its config's quant_method; null: none
 
@@ -214,32 +217,15 @@ def _catalog_entry(slug: str) -> ModelEntry:
     row = _model_rows()[slug]
     # Parsed anew each time: a caller may change its dict, and must not change the next caller's.
     config = json.loads(_config_text(slug))
-    quantization = _quantization(config)
+    counts = {name: int(row[name]) for name in ("n_params", "n_embedding_params")}
+    entry = _of_config(slug, config, "catalog", hf_id=row["hf_id"], dtype=row["dtype"] or None, **counts)
     config.pop("quantization_config", None)  # of the file: a catalog's architecture is what is built from it
-    return ModelEntry(
-        name=slug,
-        hf_id=row["hf_id"],
-        config=config,
-        quantization=quantization,
-        n_params=int(row["n_params"]),
-        n_embedding_params=int(row["n_embedding_params"]),
-        origin="catalog",
-        dtype=row["dtype"] or None,
-    )
+    return entry
 
 
 def _profiled_entry(model: ProfiledModel) -> ModelEntry:
     config = json.loads(model.config.read_text(encoding="utf-8"))
-    return ModelEntry(
-        name=model.name,
-        hf_id=model.hf_id,
-        config=config,
-        quantization=_quantization(config),
-        n_params=None,
-        n_embedding_params=None,
-        origin="catalog",
-        dtype=model.dtype,
-    )
+    return _of_config(model.name, config, "catalog", hf_id=model.hf_id, dtype=model.dtype)
 
 
 def _path_entry(path: Path, trust_remote_code: bool) -> ModelEntry:
@@ -260,23 +246,11 @@ def _path_entry(path: Path, trust_remote_code: bool) -> ModelEntry:
     return _of_config(name, config, "path")
 
 
-def _of_config(
-    name: str, config: dict[str, Any], origin: Literal["path", "hub", "config"], hf_id: str | None = None
-) -> ModelEntry:
-    return ModelEntry(
-        name=name,
-        hf_id=hf_id,
-        config=config,
-        n_params=None,
-        n_embedding_params=None,
-        origin=origin,
-        quantization=_quantization(config),
-    )
-
-
-def _quantization(config: dict[str, Any]) -> str | None:
+def _of_config(name: str, config: dict[str, Any], origin: Origin, **known: Any) -> ModelEntry:
+    """The entry of a model; ``known``: what else is known of it, by its fields."""
     said = config.get("quantization_config")
-    return said.get("quant_method") if isinstance(said, dict) else None
+    quantization = said.get("quant_method") if isinstance(said, dict) else None
+    return ModelEntry(name=name, config=config, origin=origin, quantization=quantization, **known)
 
 
 def _base_of_adapter(file: Path, name: str, trust_remote_code: bool) -> ModelEntry:

@@ -238,11 +238,6 @@ class ProfileRecord(FrozenModel, Shown):
         return differ and self.outcome.kind == "ok" and self.outcome.stopped
 
 
-def profile_from_json(line: str | bytes) -> ProfileRecord:
-    """Read one profile. Raises ValueError (pydantic's) on anything else."""
-    return ProfileRecord.model_validate_json(line)
-
-
 def append_profile(path: str | Path, record: ProfileRecord) -> str | None:
     """Add ``record`` as one whole line; see writing.append, which raises StoreError and warns of a torn tail."""
     return writing.append(path, record)
@@ -276,6 +271,6 @@ def _profile(line: bytes, file: Path, number: int) -> ProfileRecord:
             "vramprobe to read it"
         )
     try:
-        return profile_from_json(line)
+        return ProfileRecord.model_validate_json(line)
     except ValidationError as error:
         raise store.cannot_be(f"{file}, line {number} is a profile", error) from None

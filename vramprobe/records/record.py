@@ -216,8 +216,3 @@ def record_from_json(line: str | bytes) -> RunRecord:
     for older, name in _OLDER_NAMES.items():
         line = line.replace(older, name)
     return RunRecord.model_validate_json(line)
-
-
-def started_from_json(line: str | bytes) -> Started:
-    """Read one ``started`` line. Raises ValueError (pydantic's) on anything else."""
-    return Started.model_validate_json(line)

@@ -18,7 +18,7 @@ from typing import IO, Any
 from pydantic import ValidationError
 
 from vramprobe.errors import IncomparableRecords, StoreError
-from vramprobe.records.record import FORMAT_HISTORY, RunRecord, Started, record_from_json, started_from_json
+from vramprobe.records.record import FORMAT_HISTORY, RunRecord, Started, record_from_json
 
 #: Outcomes that the same cell on the same machine would give again. ``invalid`` is one: the steps of this cell did not
 #: repeat, and running it again unchanged hides that. The others (error, timeout, interrupted, oom_host, contaminated,
@@ -206,7 +206,7 @@ def read_line(line: bytes, file: Path, number: int) -> RunRecord | Started:
             "upgrade vramprobe to read it"
         )
     try:
-        return started_from_json(line) if is_start else record_from_json(line)
+        return Started.model_validate_json(line) if is_start else record_from_json(line)
     except ValidationError as error:
         raise cannot_be(f"{where} is a record of format {version}", error) from None
 

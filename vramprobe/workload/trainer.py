@@ -23,8 +23,6 @@ from vramprobe.workload.storages import Storages, weight_storages
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-_PRECISION = {"none": "no", "bf16": "bf16", "fp16": "fp16"}
-
 
 class LossTrainer(Protocol):
     """Interface of an object that computes a cell's loss in place of its model."""
@@ -52,7 +50,7 @@ def trainer_of(spec: CellSpec, model: nn.Module, accelerator: Accelerator | None
     load_trl(spec)
     if accelerator is not None:
         return _MADE[spec.trainer](spec, model, accelerator)
-    alone = _accelerator(spec)
+    alone = accelerator_of(spec)
     trainer: LossTrainer = _MADE[spec.trainer](spec, model, alone)
     trainer.take(alone.prepare_model(model, device_placement=False))
     return trainer
@@ -270,8 +268,8 @@ def _reference(spec: CellSpec, accelerator: Accelerator) -> nn.Module:
 _MADE: dict[str, Any] = {"dpo": Dpo, "kto": Kto, "orpo": Orpo, "reward": Reward, "grpo": GroupRelative}
 
 
-def _accelerator(spec: CellSpec) -> Accelerator:
+def accelerator_of(spec: CellSpec, **options: Any) -> Accelerator:
     """transformers' Trainer has one, which puts each model's forward under autocast."""
     from accelerate import Accelerator
 
-    return Accelerator(mixed_precision=_PRECISION[spec.autocast])
+    return Accelerator(mixed_precision="no" if spec.autocast == "none" else spec.autocast, **options)

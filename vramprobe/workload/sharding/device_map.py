@@ -19,6 +19,7 @@ from vramprobe.workload.model import build_skeleton, materialise, quantization_c
 from vramprobe.workload.optimizer import build_optimizer
 from vramprobe.workload.releases import no_init_weights
 from vramprobe.workload.stepper import Stepper
+from vramprobe.workload.trainer import accelerator_of
 
 
 class SpreadStepper(Stepper):
@@ -34,11 +35,8 @@ class SpreadStepper(Stepper):
 
     def prepare(self, base: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
         """(the model as it is called, its optimizer)."""
-        from accelerate import Accelerator
-
         model = prepare_model(self.spec, base)
-        accelerator = Accelerator(mixed_precision="no" if self.spec.autocast == "none" else self.spec.autocast)
-        return accelerator.prepare(model, build_optimizer(self.spec, model))
+        return accelerator_of(self.spec).prepare(model, build_optimizer(self.spec, model))
 
 
 def _spread(spec: CellSpec) -> tuple[PreTrainedModel, list[list[str]]]:

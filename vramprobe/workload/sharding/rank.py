@@ -23,7 +23,7 @@ from vramprobe.workload.model import counted
 from vramprobe.workload.optimizer import build_optimizer
 from vramprobe.workload.stepper import Stepper
 from vramprobe.workload.storages import Storages, gradient_tensors, state_tensors, storages_on, weight_tensors
-from vramprobe.workload.trainer import trainer_of
+from vramprobe.workload.trainer import accelerator_of, trainer_of
 
 #: How long a collective waits for the other ranks, which may have failed or be slow.
 _PATIENCE = timedelta(minutes=10)
@@ -48,10 +48,7 @@ class Rank(Stepper):
             world_size=spec.num_gpus,
             timeout=_PATIENCE,
         )
-        from accelerate import Accelerator
-
-        precision = "no" if spec.autocast == "none" else spec.autocast
-        self.accelerator = Accelerator(mixed_precision=precision, **self.accelerator_options())
+        self.accelerator = accelerator_of(spec, **self.accelerator_options())
         self._counted: dict[str, int] = {}
         self._on_host: dict[str, Storages] = {}
 

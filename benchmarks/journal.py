@@ -5,8 +5,6 @@ the profiles that ``vramprobe profile --save`` appends. A line that was torn (a 
 the next one starts on a line of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ ends it after the cell in which they are over. At the end it puts all that the c
 vramprobe/data/recipes.zip, beside what is there. ``--check`` records nothing and says what the book lacks.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

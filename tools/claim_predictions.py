@@ -6,8 +6,6 @@ each; what is kept stays, also where this is interrupted. ``--again`` predicts a
 for and not kept, and the reverse.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Docstrings as the API pages' builder takes them: Markdown, where a role of Sphinx is text and <x> is HTML."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -6,8 +6,6 @@ card, which share of its peak a matrix product reaches by shape, how much faster
 forward by length, and the bytes per second of each collective by size.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ vramprobe/profile/empty/merges.txt, two symbols a line, most frequent first. Nee
 text comes to three to four characters a token with it, whatever the releases of those libraries.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import sysconfig

@@ -5,8 +5,6 @@ lines under it are what that command ends with, one statement a line. ``--check`
 stale.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

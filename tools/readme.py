@@ -7,8 +7,6 @@ blocks that are stale; what a command measures differs each time, and a picture 
 not run then, nor with ``--unmeasured``, which rebuilds the others alone.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

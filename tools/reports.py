@@ -5,8 +5,6 @@ beside it, and fails naming each file that is missing or says something else. Fo
 alone.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

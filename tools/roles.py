@@ -5,8 +5,6 @@ page, fitted to by nothing that the comparison tests. A row with no such use is 
 file, whose header is line 1. Read from the benchmarks' own tables, so that a page and the manifest cannot differ.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -5,8 +5,6 @@ repository whose address nobody knows here. docs/ is the site's top folder; the 
 A link to a file that is not there, an anchor that no heading has, and any warning of the builder end the build.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

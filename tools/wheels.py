@@ -5,8 +5,6 @@ platform and one with the allocator in C for each of TARGETS, checked by twine, 
 nothing. Windows takes the wheel of pure Python.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

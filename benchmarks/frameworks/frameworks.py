@@ -10,8 +10,6 @@ framework that clears gradients by itself (DeepSpeed, Unsloth) has no phase zero
 ``--only NAME`` runs these anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

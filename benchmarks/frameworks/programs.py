@@ -8,8 +8,6 @@ programs.md names. Written: programs.csv and .md; ``--only`` runs these alone an
 compares page and csv. Emulated: nothing was measured here.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

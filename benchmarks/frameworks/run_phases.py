@@ -13,8 +13,6 @@ the table has are kept; ``--only NAME`` runs these anew. About 30 s of CPU a run
 29500: let no other run have it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ each is 3.3 GB on disk, of which those with the same torch share 2 GB (hard link
 on one file system). ``--remove NAME`` takes one away.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

@@ -5,8 +5,6 @@ predictions.csv was written before either. Writes FOLDER/README.md, cells.csv an
 they are what the records give.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

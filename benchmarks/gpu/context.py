@@ -5,8 +5,6 @@ the device less what it was before the process began, less what torch reserved. 
 beside the tensors of the case.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -6,8 +6,6 @@ of each as NAME.json, and NAME.err where it ended otherwise. The programs are th
 LSTM, a compiled GPT, one that runs out of memory.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

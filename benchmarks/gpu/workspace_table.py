@@ -4,8 +4,6 @@ Reads workspaces.jsonl.xz (made by ``workspaces.py``) of FOLDER and of emulated/
 an emulated cuDNN whose workspaces were 0; writes FOLDER/workspaces.md, or checks it with ``--check``.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import math

@@ -9,8 +9,6 @@ they name and no package of NVIDIA's (emulated.md tells how); two to four minute
     python benchmarks/rollouts/emulated.py --check          # fails if it is stale
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

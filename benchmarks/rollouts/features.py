@@ -8,8 +8,6 @@ no package of NVIDIA's; one to four minutes a row on two cores:
     python benchmarks/rollouts/features.py --check          # fails if it is stale
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tomllib

@@ -6,8 +6,6 @@ Needs nothing but this package and takes a second; the counts of graphs.csv are 
     python benchmarks/rollouts/graphs.py --check    # fails if it is stale, or the emulated GPU charges something else
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -13,8 +13,6 @@ here, ten minutes and 16 GB of memory a row; ms-swift and Unsloth ones of their 
     python benchmarks/rollouts/grpo.py --check          # fails if they are stale
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@ Needs nothing but this package; takes a second. Rows with an even number are lea
     python benchmarks/rollouts/serving.py --check    # fails if one is stale
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from pathlib import Path

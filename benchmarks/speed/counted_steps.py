@@ -9,8 +9,6 @@ Nothing is emulated here: the journals have what the second step of a source's o
 its day, or its cell in today's, two shallow versions extrapolated; commit 587d4fd7 has the scripts that counted them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -5,8 +5,6 @@ of a step's seconds, a large error counted by its size and not its square, and e
 kernels anywhere, so that few rows move it little. What it leaves behind ships as numbers in data/rates/.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

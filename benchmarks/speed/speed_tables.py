@@ -3,8 +3,6 @@
 In: log errors, log(predicted / published) of tokens per second. Out: Markdown.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

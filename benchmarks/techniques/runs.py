@@ -3,8 +3,6 @@
 In: a base, the technique or none, an interpreter that has every package. Out: an entry of the journal: a dict.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

@@ -3,8 +3,6 @@
 In: the journal's entries by fingerprint. Out: files, written or compared. Runs nothing.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

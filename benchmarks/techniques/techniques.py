@@ -5,8 +5,6 @@ emulated GPU by its own package, then writes techniques.md, techniques.csv, tech
 the package. Memory is *emulated*, step time *predicted*. A run takes half a minute to two minutes on two cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from itertools import zip_longest

@@ -6,8 +6,6 @@ and are not run again; ``--check`` says whether catalog.md is what catalog.csv s
 row.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

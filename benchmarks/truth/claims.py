@@ -9,8 +9,6 @@ claims.csv, and the published formulas scored on the smallest card's cells (form
 says whether they are what the records give.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

@@ -3,8 +3,6 @@
 data/contexts.csv has a figure a row; catalog/contexts.py makes the range of a card of them.
 """
 
-from __future__ import annotations
-
 import io
 import statistics
 import sys

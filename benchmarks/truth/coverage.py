@@ -8,8 +8,6 @@ where the page is stale, or where unknowns.py has other shares. ``--record`` mak
 under transformers 4, each recorded with its own libraries (benchmarks/frameworks/stacks.py; needs uv).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import statistics

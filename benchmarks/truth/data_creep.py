@@ -6,8 +6,6 @@ minutes a run on two cores; ``--run NAME`` runs one anew. Alone it writes the pa
 it is what the CSV gives.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -6,8 +6,6 @@ and train on a dozen batches; one trains on all 782 (``--whole``). Alone it writ
 says whether it is what the profiles give. ``--run NAME`` runs one anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

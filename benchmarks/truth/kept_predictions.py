@@ -5,8 +5,6 @@ kept_predictions.jsonl.xz; of several GPUs near, by one GPU's recording. A recor
 hour at most, so that pages are rebuilt without. ``--again`` predicts all anew.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import sys

@@ -6,8 +6,6 @@ layers do not repeat) and whole, as ``measure --emulate`` runs it. A row is writ
 goes on where it ended. ``--check`` says whether late_2026.md is what the CSV gives. No GPU was measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -7,8 +7,6 @@ profile``, all ranks or one, minutes each, and replaces its row in megatron.csv;
 mem-max-allocated-bytes of the last rank, after 50 or 100 steps. Neither figure is a prediction.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -5,8 +5,6 @@ log of its recipe, at hand or recorded now, goes through the allocator's replay 
 message leaves to PyTorch, reserved and free. Nothing is fitted; ``--check`` writes nothing.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

@@ -6,8 +6,6 @@ process of its own: about ten minutes. Written: operators.csv and .md. ``--check
 says which operators run, not that they are right.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -4,8 +4,6 @@
 are those of torch's own tests (``op_db``). In: a JSON list of operators' names on stdin, [] for all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ and then run at these shapes on the same emulated GPU. Some minutes; ``--only NA
 other rows; ``--check`` says whether the page is what the CSV gives.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -7,8 +7,6 @@ a peer's tensors are compared, without what it adds for the CUDA context, fragme
 total too. ``--check`` writes nothing and fails where the table is stale.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ In: vramprobe/data/published.csv. Out: PublishedRow values, and the CellSpec of 
 Conditions come from the row, and where its columns are silent from the code that the source names; nothing is guessed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ their names), and writes published_verdicts.csv; a peer that is not asked keeps 
 are applied here (vramprobe/literature).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -7,8 +7,6 @@ several ranks of 80 take long on two cores. ``--only WORDS`` runs those whose na
 ``--check`` says whether qlora_70b.md is what the journal says.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

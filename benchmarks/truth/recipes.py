@@ -11,8 +11,6 @@ by seed, each whole on the emulated GPU that it is kept for (ranks of ZeRO need 
 the exit code is 1 where one takes other bytes.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import math

@@ -9,8 +9,6 @@ journal's rows again, of every stack and number of ranks in turn, and says wheth
 ``--profile --line 22`` runs the source's own 100 steps under ``vramprobe profile``, which ends them when they repeat.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import signal

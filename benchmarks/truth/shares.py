@@ -5,8 +5,6 @@ two seconds each. ``--check`` says whether the page is what they give, ``--ratio
 prints the intervals that shares.py has: within them lie 90 % of the ranks that each was taken from.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

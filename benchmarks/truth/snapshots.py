@@ -6,8 +6,6 @@ clones in the folder that is its argument: ``git clone https://github.com/OWNER/
 no GPU. Without an argument it rebuilds the page from snapshots.csv; ``--check`` writes nothing.
 """
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

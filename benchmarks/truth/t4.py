@@ -5,8 +5,6 @@ libraries that its row names (``--python``: an interpreter that has them, ``uv p
 t4.jsonl, smallest first; run it again to go on. ``--check`` says whether the page is what the journal gives.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -4,8 +4,6 @@ In: a Run, an interpreter and its packages. Out: a journal's entry: ``ok`` with 
 largest blocks with the lines that asked for them, ``oom``, ``timeout`` or ``error`` with its last words.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -4,8 +4,6 @@ In: causes.toml and the journal. Out: the causes of a jump. A jump without one i
 somebody has found it.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

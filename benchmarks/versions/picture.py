@@ -3,8 +3,6 @@
 In: versions.csv's rows. Out: file name → image bytes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vramprobe.report import plots

@@ -5,8 +5,6 @@ Each run of versions.csv is a cell that ``vramprobe predict --python`` records w
 there is not recorded again (``--again``: all are). ``--stack NAME`` takes these stacks alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

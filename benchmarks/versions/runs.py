@@ -3,8 +3,6 @@
 In: nothing. Out: Runs, each a name, a model of the catalog with so many of its layers, and the words of train.py.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ In: the journal's entries and the stacks in the order of their days. Out: versio
 with the change since the stack before and its cause; versions.md; versions.svg and .png.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

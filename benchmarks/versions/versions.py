@@ -8,8 +8,6 @@ journal says. The journal also has the runs by which releases were found: a stac
 (``changed``).
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import statistics

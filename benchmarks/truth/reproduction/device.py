@@ -7,8 +7,6 @@ several ranks, NCCL's buffers. ``reserved`` is the mean over the ranks; where a 
 back, what is reserved when a step has ended.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ that its source names: for fms-acceleration scripts/benchmarks/{benchmark.py, de
 accelerate.yaml} and sample-configurations/, as they were at the row's commit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -5,8 +5,6 @@ and what the allocator of every rank did, ``oom``, ``timeout`` or ``error`` with
 made once and kept; nothing else of a run stays.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import hashlib

@@ -3,8 +3,6 @@
 In: published.csv's rows and the journal. Out: one table row for each published one (CSV), and a page.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections import Counter

@@ -13,7 +13,8 @@ from vramprobe.cli import verbs
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.profile.diff import compare, parse_limit, too_much
 from vramprobe.profile.summary import markdown
-from vramprobe.records.profile import ProfileRecord, append_profile
+from vramprobe.records import writing
+from vramprobe.records.profile import ProfileRecord
 
 MORE = 300_032  # rounds up by 512 as the saved activation itself does not, so allocated grows by the same
 
@@ -30,7 +31,7 @@ def vramprobe(*words: str) -> Result:
 
 
 def saved(path: Path, record: ProfileRecord) -> str:
-    append_profile(path, record)
+    writing.append(path, record)
     return str(path)
 
 

@@ -331,9 +331,9 @@ def test_a_profile_is_one_line_and_back(tmp_path: Path) -> None:
 
 def test_a_journal_of_profiles_is_appended_to_and_read(tmp_path: Path) -> None:
     record, path = record_of(tmp_path / "run"), tmp_path / "journal" / "profiles.jsonl"
-    assert profiles.append_profile(path, record) is None
+    assert writing.append(path, record) is None
     path.write_bytes(path.read_bytes() + b'{"format":1,"kind":"prof')
-    assert "half-written line" in profiles.append_profile(path, record)
+    assert "half-written line" in writing.append(path, record)
     assert len(profiles.read_profiles(path)) == 2
     path.write_bytes(path.read_bytes()[:-9])
     assert profiles.read_profiles(path) == (record,)
@@ -364,7 +364,7 @@ def test_profiles_may_lie_among_a_sweep_s_records(tmp_path: Path) -> None:
 
 def test_a_report_of_profiles_alone(tmp_path: Path) -> None:
     folder = tmp_path / "results"
-    profiles.append_profile(folder / "p.jsonl", record_of(tmp_path / "run", training(rank=0), training(200, rank=1)))
+    writing.append(folder / "p.jsonl", record_of(tmp_path / "run", training(rank=0), training(200, rank=1)))
     assert not check(folder).findings
     written = api.report(folder, tmp_path / "out")
     assert {file.name for file in written} == {f"profiles.{ending}" for ending in ("md", "csv", "tex", "html")}
@@ -378,7 +378,7 @@ def test_a_report_of_profiles_alone(tmp_path: Path) -> None:
 def test_the_last_profile_of_a_journal_counts(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     for folder in ("a", "b"):
-        profiles.append_profile(path, record := record_of(tmp_path / folder))
+        writing.append(path, record := record_of(tmp_path / folder))
     assert profiles.last_profile(path) == record
     path.write_text("")
     with pytest.raises(StoreError, match="holds no profile; make one: vramprobe profile"):

@@ -21,7 +21,8 @@ from vramprobe import api
 from vramprobe.cli import verbs
 from vramprobe.cli.diff import ProfileLimits
 from vramprobe.errors import MissingDependency, SpecError, StoreError, VramprobeError
-from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, RankProfile, append_profile
+from vramprobe.records import writing
+from vramprobe.records.profile import ProfileEnvironment, ProfileRecord, RankProfile
 from vramprobe.records.profile_memory import ProfilePeak
 from vramprobe.records.profile_outcomes import ProfileError, ProfileOk
 from vramprobe.records.step_time import StepTime
@@ -51,7 +52,7 @@ def profiled(seconds: float | None = 0.5, **more: Any) -> ProfileRecord:
 
 
 def saved(file: Path, record: ProfileRecord) -> Path:
-    append_profile(file, record)
+    writing.append(file, record)
     return file
 
 

@@ -104,9 +104,9 @@ def _finish(
     try:
         run.profile, run.why_none = profile_so_far(gpus, error), ""
         if save is not None:
-            from vramprobe.records.profile import append_profile
+            from vramprobe.records import writing
 
-            append_profile(save, run.profile)
+            writing.append(save, run.profile)
     except VramprobeError as failed:
         run.why_none = str(failed)
         if error is None:

@@ -195,10 +195,10 @@ def analysed(
     record = analyse(home, gpus=gpus, host_memory_bytes=host_memory_bytes, replay_steps=replay_steps)
     failed: list[VramprobeError] = []
     if save is not None:
-        from vramprobe.records.profile import append_profile
+        from vramprobe.records import writing
 
         try:
-            append_profile(save, record)
+            writing.append(save, record)
         except VramprobeError as error:
             failed.append(error)
     if timeline is not None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from vramprobe.errors import StoreError
-from vramprobe.records import store, writing
+from vramprobe.records import store
 from vramprobe.records.data_batches import DataBatches
 from vramprobe.records.engine import EngineMemory, RequestAnswer, ServedOn
 from vramprobe.records.frozen import FrozenModel
@@ -236,11 +236,6 @@ class ProfileRecord(FrozenModel, Shown):
             return False
         differ = rank.repeats is False and rank.step_peaks is not None and rank.step_peaks.differ
         return differ and self.outcome.kind == "ok" and self.outcome.stopped
-
-
-def append_profile(path: str | Path, record: ProfileRecord) -> str | None:
-    """Add ``record`` as one whole line; see writing.append, which raises StoreError and warns of a torn tail."""
-    return writing.append(path, record)
 
 
 def read_profiles(path_or_folder: str | Path) -> tuple[ProfileRecord, ...]:

@@ -92,12 +92,9 @@ class Recipe:
 
     def _gradients_bytes(self, shape: Shape | None) -> list[int]:
         """Return the bytes of each gradient that an optimizer step ends with."""
-        log = log_of(self.marks, self._scripts(shape))
-        if log is None:
-            return []
-        ends = next(mark.events for mark in reversed(log.marks) if mark.name == "zero_grad")
-        sizes, causes = log.size_bytes[ends.start : ends.stop], log.causes[ends.start : ends.stop]
-        return (-sizes[(sizes < 0) & (causes == _GRADIENTS)]).tolist()
+        last = max(place for place, mark in enumerate(self.marks) if mark.name == "zero_grad")
+        ends = self.growths[last].at(self.times, self._sizes(shape)[last])
+        return (-ends.size_bytes[(ends.size_bytes < 0) & (ends.causes == _GRADIENTS)]).tolist()
 
     def deep(self, shape: Shape | None = None, *, accumulates: bool = False) -> Deep:
         """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth.
@@ -111,12 +108,15 @@ class Recipe:
         return log_and_phases(marks, scripts)
 
     def _scripts(self, shape: Shape | None) -> list[Script]:
+        pairs = zip(self.growths, self._sizes(shape), strict=True)
+        return [growth.at(self.times, sizes) for growth, sizes in pairs]
+
+    def _sizes(self, shape: Shape | None) -> list[np.ndarray]:
+        """Return the bytes of each growth's events at ``shape``, on the card that is answered for."""
         sizes = [growth.kinds.size_bytes[np.abs(growth.codes) - 1] for growth in self.growths]
         if shape is not None and self.rules is not None:
             sizes = np.split(self.rules.sizes(*shape), np.cumsum([len(one) for one in sizes])[:-1])
-        return [
-            growth.at(self.times, self._on_card(growth, own)) for growth, own in zip(self.growths, sizes, strict=True)
-        ]
+        return [self._on_card(growth, own) for growth, own in zip(self.growths, sizes, strict=True)]
 
     def _on_card(self, growth: Growth, sizes: np.ndarray) -> np.ndarray:
         """Return the bytes of a growth's events with the workspaces of the card that is answered for."""

@@ -138,8 +138,8 @@ def _names_by_key(book: Path) -> Mapping[str, Sequence[str]]:
 def _read_names(book: Path, mtime_ns: int) -> Mapping[str, Sequence[str]]:
     """Names by key of the book as it was written then."""
     found: dict[str, list[str]] = {}
-    for name in _names(book):
-        found.setdefault(name.split()[0], []).append(name)
+    for name in _opened(book, mtime_ns).namelist():
+        found.setdefault(name.partition(" ")[0], []).append(name)
     return found
 
 

@@ -1,5 +1,6 @@
 """The stages that plan, read and predict start fast: importing them loads nothing heavy."""
 
+import os
 import subprocess
 import sys
 
@@ -37,3 +38,18 @@ def test_the_command_line_starts_without_pydantic_and_numpy() -> None:
     code = "import sys, vramprobe.cli.verbs; print([name for name in ('pydantic', 'numpy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/task is Linux's")
+def test_an_answer_starts_no_threads_and_leaves_the_environment_to_what_is_run_from_it() -> None:
+    """NumPy's BLAS starts a thread per core as it loads; a command that is profiled or recorded has its own."""
+    code = (
+        "import os, sys; from vramprobe.cli.verbs import main\n"
+        "sys.argv[1:] = 'predict --model smollm2-135m --method lora --batch-size 2 --seq-len 1024 --json'.split()\n"
+        "try: main()\n"
+        "except SystemExit: print('numpy' in sys.modules, 'OPENBLAS_NUM_THREADS' in os.environ, "
+        "len(os.listdir('/proc/self/task')), file=sys.stderr)"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stderr == "True False 1\n"

@@ -5,6 +5,7 @@ refused, so that none is ever ignored.
 """
 
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,7 +39,19 @@ def answer(modes: Sequence[Mode], verb: Callable[..., None], values: Mapping[str
     mode = next(one for one in modes if one.is_asked(values))
     require_read(verb, values, mode.reads, mode.said, {one.said: one.reads for one in modes if one is not mode})
     of_groups = {name: value for name, (value, group) in _given(verb, values).items() if group}
+    _load_numpy()
     mode.answer(**{name: value for name, value in (of_groups | dict(values)).items() if name in mode.reads})
+
+
+def _load_numpy() -> None:
+    """Load NumPy with one thread of its BLAS, which else starts one for each core in twice the time, and no answer
+    needs them; what is run from here starts its own."""
+    name = "OPENBLAS_NUM_THREADS"
+    if name not in os.environ:
+        os.environ[name] = "1"
+        import numpy  # noqa: F401
+
+        del os.environ[name]
 
 
 def require_read(

@@ -59,10 +59,12 @@ def _print(found: Served) -> None:
         f"{found.max_num_seqs:,}, gpu_memory_utilization {found.gpu_memory_utilization:g}, quantization "
         f"{found.quantization}\n"
     )
+    from vramprobe.predict.serve import PADDING
+
     at_least, at_most = (" at least", " at most") if found.left_out else ("", "")
     for what, num_bytes, bound in (
         ("requested", found.requested_bytes, ""),
-        ("weights", found.weights_bytes, at_least if found.quantization == "mxfp4" else ""),
+        ("weights", found.weights_bytes, at_least if any(one.startswith(PADDING) for one in found.left_out) else ""),
         *([("buffers", found.buffer_bytes, "")] if found.buffer_bytes else []),
         ("activation peak", found.activation_bytes, at_least),
         ("non-torch", found.non_torch_bytes, ""),

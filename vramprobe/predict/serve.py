@@ -24,6 +24,7 @@ from vramprobe.units import GIB, MIB
 #: Releases whose formulas these are → (the engine, gpu_memory_utilization by default).
 RELEASES = {"0.19": ("vllm 0.17 to 0.19", 0.9), "0.32": ("vllm 0.32", 0.92)}
 #: What 0.32 takes off the cache and is not known of every setting.
+PADDING = "the padding of MXFP4 experts"
 GRAPHS = "what CUDA graphs take off the cache with these settings"
 _LARGE_GPU_BYTES = 70 * GIB
 _ALL_GRAPHS_SEQS = 256  # vllm/config/vllm.py: sizes up to min(2 × max_num_seqs, 512)
@@ -104,6 +105,7 @@ def serve(
         dtype=meant("dtype", dtype),
         quantization=_quantization(entry) if quantization is None else quantization,
         kv_cache_dtype=kv_cache_dtype,
+        capability=card.compute_capability[0],
     )
     _check(spec, arch, utilization)
     if vllm_release == "0.32" and spec.quantization == "bitsandbytes":
@@ -179,8 +181,9 @@ def _left_out(entry: ModelEntry, arch: Architecture, spec: serving_memory.ServeS
     parts = []
     if arch.has_experts:
         parts.append("the experts' workspaces")
-    if spec.quantization == "mxfp4" and arch.has_experts:
-        parts.append("the padding of MXFP4 experts (6 to 9 % of the weights in published logs of gpt-oss)")
+    is_padded = serving_memory.pads_experts(arch, spec) and spec.capability != 9  # Triton's layouts are not known
+    if spec.quantization == "mxfp4" and arch.has_experts and not is_padded:
+        parts.append(f"{PADDING} (6 to 9 % of the weights in published logs of gpt-oss)")
     if has_images(entry.config):
         parts.append("the vision tower's activations and cache")
     return parts

@@ -54,6 +54,11 @@ NAMED = {
     "-fp8": "fp8",
     "-bnb-4bit": "bitsandbytes",
 }
+#: Major compute capability → multiples of an MXFP4 expert's intermediate and hidden size: Triton's on Hopper,
+#: FlashInfer's on data center Blackwells, on any other GPU Marlin's (fused_moe/oracle/mxfp4.py:
+#: mxfp4_round_up_hidden_size_and_intermediate_size).
+_MXFP4_MULTIPLES = {9: (64, 1), 10: (256, 256)}
+_MARLIN_MULTIPLES = (128, 256)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,7 @@ class ServeSpec:
     dtype: str = "bf16"
     quantization: str = "none"
     kv_cache_dtype: str = "auto"
+    capability: int = 9  # the GPU's, its major number
 
     @property
     def item_bytes(self) -> int:
@@ -123,15 +129,40 @@ def _parameter_bytes(one: Parameter, arch: Architecture, spec: ServeSpec) -> flo
     numel: float = one.numel
     if one.role in ("embedding", "head") and one.shape[0] == arch.vocab_size:
         numel = padded_vocab(arch) * math.prod(one.shape[1:])
+    if pads_experts(arch, spec) and one.role == "experts":
+        return _mxfp4_bytes(one, spec)
     bits: float = 8 * spec.item_bytes
     if form.bits and one.role in form.roles and len(one.shape) > 1:
         bits = form.bits + form.group_bits / form.group_size
     return numel * bits / 8 / shares
 
 
+def pads_experts(arch: Architecture, spec: ServeSpec) -> bool:
+    """Return True for a model whose MXFP4 experts are counted as vLLM's kernels have them: gpt-oss."""
+    return spec.quantization == "mxfp4" and arch.model_type == "gpt_oss"
+
+
+def _mxfp4_bytes(one: Parameter, spec: ServeSpec) -> float:
+    """An expert tensor on one GPU, padded; biases keep 16 bits
+    (vllm/model_executor/layers/quantization/mxfp4.py: create_weights)."""
+    of_intermediate, of_hidden = _MXFP4_MULTIPLES.get(spec.capability, _MARLIN_MULTIPLES)
+    num_experts, *sides = one.shape
+    is_down, is_bias = "down_proj" in one.name, len(sides) == 1
+    intermediate, hidden = (sides[0], sides[-1]) if is_down else (sides[-1] // 2, sides[0])
+    padded = _up(intermediate / spec.tensor_parallel_size, of_intermediate) * (1 if is_down else 2)
+    if is_bias:
+        return num_experts * (_up(hidden, of_hidden) if is_down else padded) * spec.item_bytes
+    form = QUANTIZATIONS["mxfp4"]
+    return num_experts * padded * _up(hidden, of_hidden) * (form.bits + form.group_bits / form.group_size) / 8
+
+
+def _up(size: float, multiple: int) -> int:
+    return math.ceil(size / multiple) * multiple
+
+
 def padded_vocab(arch: Architecture) -> int:
     """Rows of embedding and head."""
-    return math.ceil(arch.vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    return _up(arch.vocab_size, VOCAB_MULTIPLE)
 
 
 def activation_bytes(

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from vramprobe.architecture import Architecture, architecture
 from vramprobe.architecture.expressions import ExpressionError, expression
+from vramprobe.bounds.tensors import TRAINED_COPY, tensors
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.records.record import ModelFacts
-from vramprobe.rules.cell import lora_target_names
 from vramprobe.spec import CellSpec
 
 #: Causes of memory that a formula can count or leave out.
@@ -74,7 +74,8 @@ class Facts:
 def facts_of(spec: CellSpec, seen: ModelFacts | None = None) -> Facts:
     """Return the Facts of a cell; what was ``seen`` on its model goes before what is counted.
 
-    Raises UnsupportedArchitecture for a model whose parameters are not counted here.
+    Raises UnsupportedArchitecture for a model whose parameters are not counted here, SpecError for adapters that peft
+    cannot make.
     """
     arch, optimizer, config = architecture(spec.architecture), OPTIMIZERS[spec.optim], spec.architecture
     by_module, by_role = Counter[str](), Counter[str]()
@@ -109,19 +110,9 @@ def facts_of(spec: CellSpec, seen: ModelFacts | None = None) -> Facts:
 
 
 def num_adapter_params(spec: CellSpec, arch: Architecture) -> int:
-    """Count the parameters of the adapters that peft adds: rank × (in + out) of each adapted layer."""
-    wanted, experts = lora_target_names(spec), {name for one in arch.wrapped for name in one.targets}
-
-    def is_adapted(name: str) -> bool:
-        return wanted is None or any(name == end or name.endswith(f".{end}") for end in wanted)
-
-    linears = [one for one in arch.linears if is_adapted(one.name) and one.name.rpartition(".")[2] not in experts]
-    wrapped = [one for one in arch.wrapped if any(map(is_adapted, one.targets))]
-    copies = {parameter.name: arch.num_copies(parameter) for parameter in arch.parameters}
-    per_rank = sum((one.num_in + one.num_out) * one.num_copies for one in linears)
-    for one in wrapped:
-        per_rank += (one.num_in + one.num_out) * one.num_experts * len(one.targets) * copies[one.name]
-    return (spec.lora_r or 0) * per_rank + spec.dora * sum(one.num_out * one.num_copies for one in linears)
+    """Count the parameters of the adapters that peft adds."""
+    made = [one for one in tensors(spec, arch) if one.role == "adapter" and not one.name.endswith(TRAINED_COPY)]
+    return sum(one.numel * one.num_copies for one in made)
 
 
 def _first(config: dict[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -118,6 +118,4 @@ def other_loop(num_gpus: int, peak_bytes: int, kept_bytes: int) -> list[str]:
     if num_gpus > 1 or kept_bytes < _LEAST_SHARE * peak_bytes:
         return []
     needed = format_bytes(peak_bytes + kept_bytes)
-    return [
-        f"{needed} allocated if your loop keeps its outputs (--loop {COMMONEST_OTHER}); a Trainer's is assumed",
-    ]
+    return [f"{needed} allocated if your loop keeps its outputs (--loop {COMMONEST_OTHER}); a Trainer's is assumed"]

@@ -119,12 +119,7 @@ class Architecture:
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers apart from the output head; a fused projection is one."""
         return tuple(
-            Linear(
-                p.name.removesuffix(".weight"),
-                *_in_out(p, self.model_type),
-                p.per_layer,
-                self.num_copies(p),
-            )
+            Linear(p.name.removesuffix(".weight"), *_in_out(p, self.model_type), p.per_layer, self.num_copies(p))
             for p in self.parameters
             if p.role == "linear"
         )

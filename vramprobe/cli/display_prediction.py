@@ -49,7 +49,7 @@ def print_prediction(
     peak = prediction.peak_allocated_bytes
     console.print(
         f"peak [bold]{format_bytes(peak.value)}[/] allocated ({format_bytes(peak.low)} to {format_bytes(peak.high)}), "
-        f"in {prediction.peak_phase}: predicted, not measured",
+        f"in {prediction.peak_phase}: predicted, not measured"
     )
     for name in ("reserved_bytes", "device_bytes"):
         tier = getattr(prediction, name)
@@ -68,7 +68,7 @@ def print_prediction(
     if (fit := prediction.fit) is not None:
         console.print(
             f"fit: {fit.num_records} records of {plural(len(fit.models), 'model')} on {fit.card}, "
-            f"{in_percent(fit.allocated_over_predicted)} of what is predicted without it",
+            f"{in_percent(fit.allocated_over_predicted)} of what is predicted without it"
         )
     print_notes(console, prediction.warnings)
     console.print(f"valid for {escape(libraries.in_words(prediction.libraries))}; other versions: docs/versions.md")
@@ -92,7 +92,7 @@ def print_largest(found: Largest) -> None:
                 console.print(f"{escape(found.gpu)}: none fits")
             continue
         console.print(
-            f"{escape(found.gpu)}: the largest {name} that {what} is [bold]{answer.value}[/] ({answer.verdict.reason})",
+            f"{escape(found.gpu)}: the largest {name} that {what} is [bold]{answer.value}[/] ({answer.verdict.reason})"
         )
     print_notes(console, found.notes)
     if found.not_judged:

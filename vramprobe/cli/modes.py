@@ -14,10 +14,7 @@ import typer
 from vramprobe.cli.options import flag
 
 #: A parameter that is many options → what they are called together.
-GROUPS = {
-    "cell": "a cell's options",
-    "ranks": "those of several GPUs",
-}
+GROUPS = {"cell": "a cell's options", "ranks": "those of several GPUs"}
 
 
 class Mode(NamedTuple):

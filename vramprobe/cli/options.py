@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text.")]
 Fit = Annotated[Path | None, typer.Option("--fit", help="A fit from `vramprobe fit`.")]
 PredictFit = Annotated[
-    Path | None,
-    typer.Option("--fit", help="A fit of your GPU's own records, from `vramprobe fit`."),
+    Path | None, typer.Option("--fit", help="A fit of your GPU's own records, from `vramprobe fit`.")
 ]
 Check = Annotated[
     bool,

@@ -53,8 +53,7 @@ def predict(
     gpu: AnyGpu = None,
     max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits --gpu.")] = False,
     max_seq_len: Annotated[
-        bool,
-        typer.Option("--max-seq-len", help="Find the longest sequence; with --max-batch for 1, 2, 4 … rows."),
+        bool, typer.Option("--max-seq-len", help="Find the longest sequence; with --max-batch for 1, 2, 4 … rows.")
     ] = False,
     largest_model: Annotated[
         bool, typer.Option("--largest-model", help="Find the catalog's largest model that fits --gpu.")
@@ -69,12 +68,10 @@ def predict(
         bool, typer.Option("--explain", help="Say of each part what it is, and its bytes as a product.")
     ] = False,
     engine: Annotated[
-        str,
-        typer.Option(help="auto | recipe: record this cell | measured: on this machine's GPU."),
+        str, typer.Option(help="auto | recipe: record this cell | measured: on this machine's GPU.")
     ] = "auto",
     python: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Record with this interpreter's libraries."),
+        Path | None, typer.Option(metavar="PATH", help="Record with this interpreter's libraries.")
     ] = None,
     timeline: Annotated[
         Path | None,

@@ -77,16 +77,14 @@ def profile(
     steps: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Stop after this many steps, once two in a row allocate the same bytes (default 3 if emulated).",
+            min=1, help="Stop after this many steps, once two in a row allocate the same bytes (default 3 if emulated)."
         ),
     ] = None,
     whole: Annotated[
         bool, typer.Option("--whole", help="Run the command to its end on an emulated GPU as well.")
     ] = False,
     steps_only: Annotated[
-        bool,
-        typer.Option("--steps-only", help="Emulated only: leave out evaluation, save and what follows the steps."),
+        bool, typer.Option("--steps-only", help="Emulated only: leave out evaluation, save and what follows the steps.")
     ] = False,
     trace: Annotated[
         str | None,
@@ -101,8 +99,7 @@ def profile(
         ),
     ] = False,
     speed: Annotated[
-        bool,
-        typer.Option("--speed/--no-speed", help="Emulated only: count the work of step 2, and predict its time."),
+        bool, typer.Option("--speed/--no-speed", help="Emulated only: count the work of step 2, and predict its time.")
     ] = True,
     only_rank: Annotated[int | None, typer.Option(help="Emulated only: run this one rank of --world-size.")] = None,
     world_size: Annotated[

@@ -56,8 +56,7 @@ def recommend(
     max_gpus: Annotated[int, typer.Option(min=1, max=8, help="Try 1, 2, 4 … GPUs up to this number.")] = 8,
     global_batch: Annotated[int, typer.Option(min=1, help="Sequences per optimizer step, on all GPUs together.")] = 16,
     sharding: Annotated[
-        str | None,
-        typer.Option(help=f"{' | '.join(ONE_GROUP)} (default: the fastest that fits)."),
+        str | None, typer.Option(help=f"{' | '.join(ONE_GROUP)} (default: the fastest that fits).")
     ] = None,
     provider: Annotated[str | None, typer.Option(help="Only this provider's prices.")] = None,
     region: Annotated[str | None, typer.Option(help="Only regions whose name contains this text.")] = None,
@@ -159,11 +158,7 @@ def _on_data(
             "--lengths needs --batch-size (how much padding there is depends on it) and --seq-len, the truncation."
         )
     data = padded_data(
-        read_lengths(text),
-        batch_size=batch_size,
-        max_length=seq_len,
-        sampler=sampler,
-        pad_to_multiple_of=multiple_of,
+        read_lengths(text), batch_size=batch_size, max_length=seq_len, sampler=sampler, pad_to_multiple_of=multiple_of
     )
     of_data = data.num_tokens if tokens is None else parse_count(tokens)
     padded = data.padded(of_data)

@@ -36,15 +36,7 @@ from vramprobe.cli import serve as serve_verb
 from vramprobe.cli import techniques as techniques_verb
 from vramprobe.cli.emulate import enter_emulated, num_cards
 from vramprobe.cli.help import root_help, verb_help
-from vramprobe.cli.options import (
-    Emulate,
-    Json,
-    SweepDevice,
-    Timeout,
-    Verify,
-    print_json,
-    takes_a_cell,
-)
+from vramprobe.cli.options import Emulate, Json, SweepDevice, Timeout, Verify, print_json, takes_a_cell
 from vramprobe.emulate.enter import leaving
 from vramprobe.errors import VramprobeError
 from vramprobe.sweep.signals import exit_on_signal

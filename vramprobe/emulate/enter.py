@@ -122,11 +122,7 @@ def _new_machine(
         installation.python,
         machine,
         emulated_environment(build, machine)
-        | {
-            OWNER_VARIABLE: str(os.getpid()),
-            CARDS_VARIABLE: cards,
-            VALUES_VARIABLE: json.dumps(dict(policy or {})),
-        },
+        | {OWNER_VARIABLE: str(os.getpid()), CARDS_VARIABLE: cards, VALUES_VARIABLE: json.dumps(dict(policy or {}))},
     )
 
 

@@ -94,10 +94,7 @@ def _is_size(requested: int, size: int, half_unit: int) -> bool:
 def _logits_of_some_tokens(requested: int, half_unit: int, vocab_size: int) -> Iterator[str]:
     """Logits of a number of tokens that nobody named."""
     for width, dtype in _BYTES.items():
-        least, most = (
-            (requested - half_unit) / (vocab_size * width),
-            (requested + half_unit) / (vocab_size * width),
-        )
+        least, most = ((requested - half_unit) / (vocab_size * width), (requested + half_unit) / (vocab_size * width))
         tokens = f"{round(least):,}" if round(least) == round(most) else f"{math.ceil(least):,} to {math.floor(most):,}"
         yield f"logits: {tokens} tokens × {vocab_size} vocabulary in {dtype}"
 

@@ -39,11 +39,7 @@ def padded_data(
 ) -> PaddedData:
     """Raises what :func:`make_batches` raises."""
     batches = make_batches(
-        lengths,
-        batch_size=batch_size,
-        max_length=max_length,
-        sampler=sampler,
-        pad_to_multiple_of=pad_to_multiple_of,
+        lengths, batch_size=batch_size, max_length=max_length, sampler=sampler, pad_to_multiple_of=pad_to_multiple_of
     )
     return PaddedData(
         num_rows=len(lengths),

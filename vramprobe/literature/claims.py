@@ -55,11 +55,7 @@ class Judgement:
 
 
 def judge_claims(
-    ids: Sequence[str] = (),
-    *,
-    topics: Sequence[str] = (),
-    gpu: str | None = None,
-    records: Iterable[RunRecord] = (),
+    ids: Sequence[str] = (), *, topics: Sequence[str] = (), gpu: str | None = None, records: Iterable[RunRecord] = ()
 ) -> list[Judgement]:
     """The claims with these ids, of these topics, on this GPU (all by default), judged.
 

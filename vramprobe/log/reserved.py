@@ -8,14 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vramprobe.allocator.allocator import (
-    ALLOCATE,
-    COMPLETE_FREE,
-    EMPTY_CACHE,
-    FREE,
-    REQUEST_FREE,
-    CachingAllocator,
-)
+from vramprobe.allocator.allocator import ALLOCATE, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, CachingAllocator
 from vramprobe.allocator.compiled import counting_allocator
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.allocator.ledger import Device, OutOfMemory, Usage

@@ -75,11 +75,7 @@ def a_block_on_cpu() -> dict[str, int | None]:
     return {"peak": phase.allocated_peak_bytes, "end": phase.allocated_end_bytes}
 
 
-TESTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "torch": torch_build,
-    "cuda": one_gib_on_cuda,
-    "cpu": a_block_on_cpu,
-}
+TESTS: dict[str, Callable[[], dict[str, Any]]] = {"torch": torch_build, "cuda": one_gib_on_cuda, "cpu": a_block_on_cpu}
 
 
 def _answer(name: str) -> None:

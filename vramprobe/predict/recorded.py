@@ -39,10 +39,7 @@ from vramprobe.spec import CellSpec
 #: What is recorded to answer for others: the first at several depths.
 _COUNTS = {"batch_size": (8, 2, 3, 5), "seq_len": (1024, 1536, 2560, 4096)}
 #: What is recorded to answer for a cell larger than a recording's GPU where those are in two branches.
-_LARGER_COUNTS = {
-    "batch_size": ((32, 8, 12, 20), (31, 20, 24, 28)),
-    "seq_len": ((4096, 6144, 10240, 16384),),
-}
+_LARGER_COUNTS = {"batch_size": ((32, 8, 12, 20), (31, 20, 24, 28)), "seq_len": ((4096, 6144, 10240, 16384),)}
 
 
 def predict(

@@ -25,12 +25,7 @@ def interval_around(value: int, ratios: tuple[float, float]) -> Interval:
 
 
 def with_fit(
-    found: Prediction,
-    spec: CellSpec,
-    model: CardFit,
-    gpu: Gpu | None,
-    *,
-    num_params: int | None,
+    found: Prediction, spec: CellSpec, model: CardFit, gpu: Gpu | None, *, num_params: int | None
 ) -> Prediction:
     """Return ``found``, which rests on no fit, with what ``model`` learnt of the card.
 

@@ -33,9 +33,7 @@ _TELLS: dict[Name, str] = {
     "fragmentation": "a real run's blocks are not all where the replay has them",
 }
 #: The same on several GPUs, where this option is not taken.
-_TELLS_OF_RANKS: dict[Name, str] = {
-    "loop": "as your loop keeps its outputs or not",
-}
+_TELLS_OF_RANKS: dict[Name, str] = {"loop": "as your loop keeps its outputs or not"}
 
 
 class Unknown(FrozenModel):

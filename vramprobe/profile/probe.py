@@ -145,11 +145,7 @@ class ProbedSteps:
             )
         recipe = replace(recipe, stack={"torch": self.raw.process.torch or ""})
         names = np.concatenate([self.names.of_block[unit.requested] for unit in self.units[used]])
-        return Branch(
-            shapes=shapes,
-            recipe=recipe,
-            loose=self._loose_of(names.tolist()),
-        )
+        return Branch(shapes=shapes, recipe=recipe, loose=self._loose_of(names.tolist()))
 
     @cached_property
     def causes(self) -> np.ndarray:

@@ -61,12 +61,7 @@ def _why_not(record: ProfileRecord, options: launch.Options) -> str:
 
 
 def _probed(
-    command: Sequence[str],
-    folder: Path,
-    probe: Path,
-    options: launch.Options,
-    emulate: str,
-    say: Callable[[str], None],
+    command: Sequence[str], folder: Path, probe: Path, options: launch.Options, emulate: str, say: Callable[[str], None]
 ) -> str:
     """Probe and keep the recipe; -> the reason why there is none, "" where it is kept."""
     from vramprobe.profile.probe import command_recipe

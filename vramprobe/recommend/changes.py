@@ -46,11 +46,7 @@ def effects(
     spec = resolve(**own).model_copy(update={"num_gpus": setting.num_gpus})
     hours = hours_of(question.tokens, setting.estimate.tokens_per_second)
     _, usd = cheapest(offers, hours, option.gpu, setting.num_gpus, option.host)
-    others = [
-        *candidates(spec),
-        {"gradient_checkpointing": False},
-        {"batch_size": 2 * setting.batch_size},
-    ]
+    others = [*candidates(spec), {"gradient_checkpointing": False}, {"batch_size": 2 * setting.batch_size}]
     found = []
     for one in others:
         if all(words.get(name) == value for name, value in one.items()):

@@ -14,14 +14,7 @@ from vramprobe.records.phase_memory import Amount
 
 #: As NCCL and torch.distributed name them, in the order of the driver's numbers (emulate/driver/nccl.h).
 CollectiveKind = Literal[
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "send",
-    "receive",
+    "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "receive"
 ]
 
 #: By the driver's number (emulate/driver/nccl.h).

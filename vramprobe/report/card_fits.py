@@ -87,7 +87,7 @@ def fits(ran: ByCard, cards: Sequence[Gpu], where: dict[str, Any]) -> Document:
             "well (fits) or ran out of memory (no). Predicted: fits, where the upper end of the interval leaves room; "
             "tight, where only the value does, or cached blocks have to go back; no. By a recipe at hand: a step that "
             "was recorded on an emulated GPU, through the allocator. A dash: none was recorded around this shape for "
-            "such a card. Allocated is what tensors take at the highest moment on the largest card.",
+            "such a card. Allocated is what tensors take at the highest moment on the largest card."
         ],
         remarks=[f"No row, as no recipe is at hand: {', '.join(without)}."] if without else [],
         tables=tables,

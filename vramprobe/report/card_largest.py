@@ -67,7 +67,7 @@ def largest(cards: Sequence[Gpu], command: str) -> Document:
             "on, the most whose upper end of the interval leaves room for the CUDA context and a margin (fits). Beyond "
             "the 8 rows and 8,192 tokens around which most were recorded this is near; vramprobe predict --max-batch "
             f"and --max-seq-len record the very cell. {NO}: not even 1 fits so. A dash, or no row: no such recipe "
-            "ships. A length may be more than a model was trained for.",
+            "ships. A length may be more than a model was trained for."
         ],
         tables=tables,
         data=Table(title="The largest batch and length", columns=[Column(name) for name in names], rows=rows_of(frame)),

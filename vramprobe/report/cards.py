@@ -73,7 +73,7 @@ def _memory(by_card: ByCard, cards: Sequence[Gpu], where: dict[str, Any]) -> Doc
             "What a cell took on each emulated card: allocated by tensors at the highest moment of the training steps, "
             "and reserved by the caching allocator, which is what a card must have beside the CUDA context. A dash: "
             "that cell was not run on that card. Allocated differs by card through cuBLAS's workspaces and attention's "
-            "kernels; the largest of them is shown, the CSV has all.",
+            "kernels; the largest of them is shown, the CSV has all."
         ],
         remarks=[f"{others} cells of other recipes (optimizers, quantisations) are in memory.csv."] if others else [],
         tables=tables,

@@ -110,13 +110,7 @@ def _cell(record: RunRecord, model: CardFit | None) -> Cell:
     except VramprobeError as error:
         return Cell(record=record, held_out=held_out, remark=str(error))
     peak = prediction.peak_allocated_bytes
-    return Cell(
-        record=record,
-        held_out=held_out,
-        predicted_bytes=peak.value,
-        low_bytes=peak.low,
-        high_bytes=peak.high,
-    )
+    return Cell(record=record, held_out=held_out, predicted_bytes=peak.value, low_bytes=peak.low, high_bytes=peak.high)
 
 
 def _summary(found: pd.DataFrame) -> dict[str, Any]:

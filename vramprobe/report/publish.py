@@ -78,9 +78,7 @@ def build(
 
 
 def _of_several_cards(
-    contents: store.StoreContents,
-    command: str,
-    claim_rows: Sequence[Mapping[str, str]],
+    contents: store.StoreContents, command: str, claim_rows: Sequence[Mapping[str, str]]
 ) -> dict[str, bytes]:
     """The pages of emulated records of several cards, which no table or plot of one card can show; else none."""
     from vramprobe.report.cards import are_of_several_cards, card_documents

@@ -28,10 +28,7 @@ STACK = (
     *("checkpoint_store", "saved_activations", "logits", "recomputed_layer", "optimizer_temporaries", "temporaries"),
 )
 #: What a timeline's numbers are, by their word (units.word_for).
-SAID = {
-    "emulated": "emulated: the real CUDA software on no GPU",
-    "measured": "measured on the GPU that is named",
-}
+SAID = {"emulated": "emulated: the real CUDA software on no GPU", "measured": "measured on the GPU that is named"}
 _NUM_LARGEST = 5
 _HEADROOM = 1.05
 _MIN_SHARE = 0.07  # of the width for each phase, so that an optimizer's step of two events can be seen and named
@@ -165,10 +162,7 @@ def _with_ordered_frees(history: Log) -> Log:
     key = np.where(is_free, history.size_bytes * len(ALL_CAUSES) + history.causes, index)
     order = np.lexsort((key, np.cumsum(begins)))
     return replace(
-        history,
-        size_bytes=history.size_bytes[order],
-        blocks=history.blocks[order],
-        causes=history.causes[order],
+        history, size_bytes=history.size_bytes[order], blocks=history.blocks[order], causes=history.causes[order]
     )
 
 

@@ -119,10 +119,7 @@ def _other_head_rules(spec: Cell) -> list[tuple[bool, str]]:
             is_run and spec.fused_linear_cross_entropy,
             f"{what} and fused_linear_cross_entropy both replace the model's head and loss; use one of them",
         ),
-        (
-            spec.trainer != "sft" and spec.loss != "nll",
-            f"{what} has a head and loss of its own; leave loss out",
-        ),
+        (spec.trainer != "sft" and spec.loss != "nll", f"{what} has a head and loss of its own; leave loss out"),
         (
             spec.trainer != "sft" and bool(spec.lora_dropout),
             f"{what}: TRL switches every dropout off; leave lora_dropout out",
@@ -131,15 +128,9 @@ def _other_head_rules(spec: Cell) -> list[tuple[bool, str]]:
             (spec.fuses_head or spec.loss == "cut_cross_entropy") and "lm_head" in (lora_target_names(spec) or ()),
             f"{what} reads the head's own weight and passes its adapter by; leave lm_head out of lora_targets",
         ),
-        (
-            is_run and spec.model_type == "t5",
-            f"{what} is of models that predict the next token; leave it out for t5",
-        ),
+        (is_run and spec.model_type == "t5", f"{what} is of models that predict the next token; leave it out for t5"),
         (is_run and spec.torch_compile, f"{what} is not run compiled; leave torch_compile out"),
-        (
-            is_run and spec.padding,
-            f"{what} leaves padded tokens out, which is not followed here; leave padding out",
-        ),
+        (is_run and spec.padding, f"{what} leaves padded tokens out, which is not followed here; leave padding out"),
         (is_run and spec.device == "cpu", f"{what} is run on GPUs alone; it needs device cuda"),
         *_cut_rules(spec),
     ]

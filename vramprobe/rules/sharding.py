@@ -62,12 +62,7 @@ _FSDP1 = ShardingRules(
     offloads=("params",),
     no_offload="FSDP keeps parameters, gradients and state on the host, or none of them; use offload params",
 )
-_FSDP2 = replace(
-    _FSDP1,
-    module="fsdp2",
-    answers_min_gpus=True,
-    optimizers=DTENSOR_OPTIMIZERS,
-)
+_FSDP2 = replace(_FSDP1, module="fsdp2", answers_min_gpus=True, optimizers=DTENSOR_OPTIMIZERS)
 _ZERO = ShardingRules(
     module="zero",
     uses_deepspeed=True,

@@ -25,16 +25,7 @@ _GROWING = ("batch_size", "seq_len", "lora_r")
 #: These do not change memory: names, the number of steps, values.
 _WITHOUT_EFFECT = ("model", "num_layers", "steps", "timing_steps", "seed", "lora_alpha")
 #: All that decides the peak while the weights are made, apart from the architecture.
-_OF_LOADING = (
-    "weights",
-    "trust_remote_code",
-    "quant",
-    "dtype",
-    "device",
-    "alloc_conf",
-    "limit_vram",
-    *RANK_OPTIONS,
-)
+_OF_LOADING = ("weights", "trust_remote_code", "quant", "dtype", "device", "alloc_conf", "limit_vram", *RANK_OPTIONS)
 #: With so many layers, what checkpointing keeps and makes again is less than what all layers would save.
 _LAYERS_THAT_CHECKPOINTING_PAYS = 4
 _COMPARED = frozenset(CellSpec.model_fields) - {"architecture", "gradient_checkpointing", *_GROWING, *_WITHOUT_EFFECT}

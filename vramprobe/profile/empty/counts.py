@@ -13,12 +13,7 @@ def tell(processor, name, run):
         return
     width, height = run.asked["image_size"]
     _say_count(
-        "image",
-        f"{width} × {height} pixels",
-        processor,
-        name,
-        run,
-        lambda: tokens_per_image(processor, width, height),
+        "image", f"{width} × {height} pixels", processor, name, run, lambda: tokens_per_image(processor, width, height)
     )
     if not run.asked["counts_videos"]:
         return

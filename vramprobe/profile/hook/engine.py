@@ -40,11 +40,7 @@ def install(watches, listen):
             if hasattr(module.CuMemAllocator, name):
                 failed = _ran_out if name == "wake_up" else None
                 _watch(
-                    watches,
-                    module.CuMemAllocator,
-                    name,
-                    after=functools.partial(_mapped, asleep, name),
-                    failed=failed,
+                    watches, module.CuMemAllocator, name, after=functools.partial(_mapped, asleep, name), failed=failed
                 )
 
     when_imported("vllm.v1.worker.gpu_worker", worker)

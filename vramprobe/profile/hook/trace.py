@@ -70,12 +70,7 @@ class Trace:
             return
         device = torch.cuda.current_device()
         found = history.compact(taken, device, hidden=hook_folders())
-        found |= {
-            "traced": self._what,
-            "first_ns": self._first_ns,
-            "last_ns": last_ns,
-            "held": self._held,
-        }
+        found |= {"traced": self._what, "first_ns": self._first_ns, "last_ns": last_ns, "held": self._held}
         history.write(found, path)
 
     def _begin(self):

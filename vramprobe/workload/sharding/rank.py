@@ -42,11 +42,7 @@ class Rank(Stepper):
         self.index, self._host_is_filled = int(os.environ["RANK"]), host_is_filled
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group(
-            "nccl",
-            init_method=f"file://{meeting_place}",
-            rank=self.index,
-            world_size=spec.num_gpus,
-            timeout=_PATIENCE,
+            "nccl", init_method=f"file://{meeting_place}", rank=self.index, world_size=spec.num_gpus, timeout=_PATIENCE
         )
         self.accelerator = accelerator_of(spec, **self.accelerator_options())
         self._counted: dict[str, int] = {}

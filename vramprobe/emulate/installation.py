@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from vramprobe.errors import MissingDependency
@@ -141,6 +142,7 @@ def _holds_packages(folder: Path) -> bool:
     return folder.name in ("site-packages", "dist-packages") and folder.is_dir()
 
 
+@cache  # of a file that stays while this process runs
 def _assignments(path: Path) -> dict[str, object]:
     """The literals that a module assigns to names; the module is read, never run."""
     values: dict[str, object] = {}

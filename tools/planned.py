@@ -16,10 +16,7 @@ from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.cli.display_plan import plan_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
-_COMMENT = re.compile(
-    r"^# planned: (?P<command>vramprobe plan (?P<name>\S+) --gpu (?P<gpu>\S+))\n(?:#   .*\n)*",
-    re.M,
-)
+_COMMENT = re.compile(r"^# planned: (?P<command>vramprobe plan (?P<name>\S+) --gpu (?P<gpu>\S+))\n(?:#   .*\n)*", re.M)
 
 
 def planned(path: Path) -> str:

@@ -29,11 +29,7 @@ _HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
 def pages() -> list[Path]:
     """Everything that a reader is shown and that may hold generated blocks."""
     benchmarks = ROOT / "benchmarks"
-    return [
-        ROOT / "README.md",
-        *sorted((ROOT / "docs").glob("*.md")),
-        *sorted(benchmarks.rglob("README.md")),
-    ]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(benchmarks.rglob("README.md"))]
 
 
 def anchor(title: str) -> str:

@@ -45,13 +45,7 @@ def uses() -> list[Use]:
             memory, "predictions", "shown", _lines_of("benchmarks/truth/published.csv"), "benchmarks/truth/published.md"
         ),
         Use(memory, "context of an A100", "fitted to", _numbers(context), "benchmarks/truth/contexts.md"),
-        Use(
-            speed,
-            "step times by count",
-            "fitted to",
-            counted,
-            "benchmarks/speed/counted_steps.md",
-        ),
+        Use(speed, "step times by count", "fitted to", counted, "benchmarks/speed/counted_steps.md"),
         Use(speed, "step times by count", "held out", later, "benchmarks/speed/counted_later.md"),
         Use(
             "vramprobe/data/contexts.csv",

@@ -86,8 +86,7 @@ def rows() -> dict[int, Row]:
 def ran(table: dict[int, Row]) -> dict[int, EngineMemory]:
     """The account of the last profile of each row that came to a cache, in order."""
     found = journal.latest_profiles(
-        JOURNAL,
-        lambda record: [row.number for row in table.values() if row.matches(record) and _tokens(record.engine)],
+        JOURNAL, lambda record: [row.number for row in table.values() if row.matches(record) and _tokens(record.engine)]
     )
     return {number: _account(found[number], table[number].worker) for number in sorted(found)}
 

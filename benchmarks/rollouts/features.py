@@ -37,8 +37,7 @@ def settings(name: str) -> dict[str, Any]:
 def ran() -> dict[str, ProfileRecord]:
     """The last profile of each feature, in the table's order."""
     found = journal.latest_profiles(
-        JOURNAL,
-        lambda record: [name for name in TABLE["features"] if settings(name) == json.loads(record.command[-1])],
+        JOURNAL, lambda record: [name for name in TABLE["features"] if settings(name) == json.loads(record.command[-1])]
     )
     return {name: found[name] for name in TABLE["features"] if name in found}
 

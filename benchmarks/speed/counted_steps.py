@@ -307,10 +307,7 @@ def main() -> None:
 def files_of_later() -> dict[Path, str]:
     """counted_later.md and .csv."""
     found = later()
-    return {
-        LATER.with_suffix(".md"): as_page_of_later(found),
-        LATER.with_suffix(".csv"): as_rows_of_later(found),
-    }
+    return {LATER.with_suffix(".md"): as_page_of_later(found), LATER.with_suffix(".csv"): as_rows_of_later(found)}
 
 
 if __name__ == "__main__":

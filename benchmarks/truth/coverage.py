@@ -106,12 +106,7 @@ def _published(row: PublishedRow) -> RealRun | None:
             return None
         spec = spec if row.num_gpus == 1 else on_ranks(spec, "fsdp1", row.num_gpus)
         return RealRun(
-            source="fms-acceleration",
-            spec=spec,
-            card=find_gpu("A100-80GB-SXM"),
-            loop="trainer",
-            **told,
-            **known,
+            source="fms-acceleration", spec=spec, card=find_gpu("A100-80GB-SXM"), loop="trainer", **told, **known
         )
     if row.source.startswith(_LORA) and row.method == "lora" and row.optimizer == "AdamW":
         # batches grow to the cap; its training loop is PEFT's own, which keeps the outputs

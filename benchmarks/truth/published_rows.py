@@ -45,7 +45,7 @@ _NEWEST_ON = {
         "trl": (0, 9, 3),
         "accelerate": (0, 31, 0),
         "bitsandbytes": (0, 43, 1),
-    },
+    }
 }
 _TRL_LEAVES_ADAPTERS = (0, 9)  # trl/trainer/utils.py, peft_module_casting_to_bf16: no BaseTunerLayer branch from here
 _PEFT_RAISES_ADAPTERS = (0, 12)  # peft/tuners/tuners_utils.py, autocast_adapter_dtype

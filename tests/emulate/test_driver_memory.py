@@ -177,11 +177,7 @@ def test_exhaustion_gives_error_2_and_the_right_free_bytes(driver: Driver) -> No
 
 @on_card(returns=[1, 1, 1, 1, 1, 0, 1])
 def test_what_cannot_be_freed_is_an_invalid_value(driver: Driver) -> list[int]:
-    pointer, small, host = (
-        driver.malloc(4 * MIB),
-        driver.malloc(100),
-        driver.pointer("cudaMallocHost", c_size_t(100)),
-    )
+    pointer, small, host = (driver.malloc(4 * MIB), driver.malloc(100), driver.pointer("cudaMallocHost", c_size_t(100)))
     driver.free(small)
     driver.free(0)
     wrong = [pointer + 512, small, host, 12345]

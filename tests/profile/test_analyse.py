@@ -5,18 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from profile_factory import (
-    BATCH,
-    SAVED,
-    STATE,
-    TEMPORARY,
-    WEIGHT,
-    WORKSPACE,
-    Script,
-    analysed,
-    rounded,
-    training,
-)
+from profile_factory import BATCH, SAVED, STATE, TEMPORARY, WEIGHT, WORKSPACE, Script, analysed, rounded, training
 
 from vramprobe.profile.analyzed_rank import see
 from vramprobe.profile.places import NOWHERE, Location, Places, pattern

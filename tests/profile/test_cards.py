@@ -140,12 +140,7 @@ def test_near_its_end_another_card_is_unknown(over: int, answer: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("gpu", "process"),
-    [
-        ("T4", {}),
-        ("RTX-3090", {"device_name": "Tesla T4", "capability": [7, 5]}),
-        ("MI300X", {}),
-    ],
+    ("gpu", "process"), [("T4", {}), ("RTX-3090", {"device_name": "Tesla T4", "capability": [7, 5]}), ("MI300X", {})]
 )
 def test_other_kernels_are_not_judged(gpu: str, process: dict[str, object], tmp_path: Path) -> None:
     found = verdict(run(tmp_path, GIB, GIB, **process), gpu)

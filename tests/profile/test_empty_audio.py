@@ -79,8 +79,7 @@ def test_only_rows_of_silence_are_read_without_the_librarys_decoder(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [("me/my-speech", "audio_text"), ("google/fleurs", "audio_text"), ("openslr/other", "text")],
+    ("name", "form"), [("me/my-speech", "audio_text"), ("google/fleurs", "audio_text"), ("openslr/other", "text")]
 )
 def test_columns_of_sound_are_guessed_from_a_name(name: str, form: str, empty, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py"])

@@ -100,10 +100,7 @@ _TRL = "TRL currently supports vLLM versions from 0.22.0 to 0.31.0. You have ver
             ["import vllm._C", "ImportError: libcudart.so.12: cannot open shared object file: No such"],
             "libcudart.so.12",
         ),
-        (
-            [_TRL.format("0.19.0"), "TypeError: LLM.__init__()"],
-            "0.19.0 is installed, and this TRL supports 0.22.0",
-        ),
+        ([_TRL.format("0.19.0"), "TypeError: LLM.__init__()"], "0.19.0 is installed, and this TRL supports 0.22.0"),
         (["ModuleNotFoundError: No module named 'flash_attn'"], "choose SDPA"),
         ([_TRL.format("0.40.0")], "vLLM 0.40.0 is installed"),
         (

@@ -62,7 +62,4 @@ def test_phases_beside_a_traced_step_have_none_of_its_events() -> None:
         phase("backward", 250, 400, 100),
         phase("forward", 400, 500, 300),
     )
-    assert spans(phases, history) == [
-        ("forward", 0, 2, True),
-        ("backward", 2, 3, True),
-    ]
+    assert spans(phases, history) == [("forward", 0, 2, True), ("backward", 2, 3, True)]

@@ -108,11 +108,7 @@ def started(folder: Path, script: str, *options: str, words: list[str] | None = 
     return Verb(folder, command, *options, **more)
 
 
-ALWAYS = (
-    "is killed",
-    "a loader's workers that stay",
-    "becomes itself again",
-)
+ALWAYS = ("is killed", "a loader's workers that stay", "becomes itself again")
 
 
 @pytest.mark.parametrize("what", grid(PROGRAMS, *ALWAYS))

@@ -80,10 +80,7 @@ def test_a_process_without_an_engine_has_no_rollout(tmp_path: Path) -> None:
     assert analysed(tmp_path, script).ranks[0].rollout == []
 
 
-VLLM = {
-    "worker": "vllm.v1.worker.gpu_worker",
-    "verifier": "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
-}
+VLLM = {"worker": "vllm.v1.worker.gpu_worker", "verifier": "vllm.v1.worker.gpu.spec_decode.rejection_sampler"}
 
 
 class Watched:

@@ -5,17 +5,7 @@ from pathlib import Path
 
 import pytest
 from factories import make_record, unpadded
-from profile_factory import (
-    BATCH,
-    SAVED,
-    STATE,
-    TEMPORARY,
-    WEIGHT,
-    WORKSPACE,
-    Script,
-    analysed,
-    training,
-)
+from profile_factory import BATCH, SAVED, STATE, TEMPORARY, WEIGHT, WORKSPACE, Script, analysed, training
 from test_analyse import ran_out
 
 from vramprobe import api

@@ -35,11 +35,7 @@ CELLS = [make_spec(model="smollm2-135m", device="cuda", seq_len=size) for size i
 
 def ran(spec: CellSpec, allocated_bytes: int, reserved_bytes: int, context_bytes: int, **more: Any) -> RunRecord:
     peak = Peak(
-        phase="backward",
-        step=2,
-        allocated_bytes=allocated_bytes,
-        reserved_bytes=reserved_bytes,
-        load_allocated_bytes=1,
+        phase="backward", step=2, allocated_bytes=allocated_bytes, reserved_bytes=reserved_bytes, load_allocated_bytes=1
     )
     words = {"instrument": "cuda", "environment": make_environment(**GPU), "context_bytes": context_bytes, "peak": peak}
     return make_record(spec, **(words | more))

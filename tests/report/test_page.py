@@ -46,7 +46,7 @@ def test_what_others_wrote_is_text_everywhere() -> None:
             provenance=[EVIL],
             command=EVIL,
             predictor=EVIL,
-        ),
+        )
     )
     tags = Seen(text).tags
     assert [attrs for tag, attrs in tags if tag == "img" and not (attrs["src"] or "").startswith("data:image")] == []

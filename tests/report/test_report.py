@@ -231,10 +231,7 @@ def test_large_amounts_are_in_gib(tmp_path: Path) -> None:
 
 
 def test_why_there_is_no_prediction_is_said(tmp_path: Path, predictor) -> None:
-    predictor |= {
-        8: prediction(103, 90, 110),
-        16: FitError("no terms for t5"),
-    }
+    predictor |= {8: prediction(103, 90, 110), 16: FitError("no terms for t5")}
     records = [with_peak(make_spec(seq_len=length), 100 * MIB) for length in (8, 16)]
     report(save(tmp_path / "results", records), tmp_path / "out", model=fit_of())
     text = unpadded((tmp_path / "out" / "measured.md").read_text())

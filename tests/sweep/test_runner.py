@@ -205,10 +205,7 @@ def test_an_oom_skips_the_larger_cells_behind_it(
     seen = make_environment(device_name="Test GPU", nvml_total_bytes=24 * 2**30)
     monkeypatch.setattr(here, "require_packages", lambda specs: None)
     instant(lambda spec: 0.0, lambda spec: make_oom(spec).outcome if spec.seq_len >= 1024 else Ok(), seen)
-    options = {
-        "card": Card(name="Test GPU", total_bytes=24 * 2**30, gpu=None),
-        "policy": SweepPolicy(audit_share=0.0),
-    }
+    options = {"card": Card(name="Test GPU", total_bytes=24 * 2**30, gpu=None), "policy": SweepPolicy(audit_share=0.0)}
     summary = runner.run(sweep_of(*specs), tmp_path, **options)
     assert [record.outcome.kind for record in summary.records] == ["ok", "oom", "skipped"]
     assert summary.records[2].outcome.evidence_attempt_id == summary.records[1].attempt_id

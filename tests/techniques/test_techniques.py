@@ -13,13 +13,7 @@ from vramprobe.cli.verbs import app
 from vramprobe.errors import UnknownName
 from vramprobe.predict.questions import predict
 from vramprobe.recommend.ranking import rank
-from vramprobe.techniques.registry import (
-    Technique,
-    bases,
-    of_kind,
-    remarks_of,
-    techniques,
-)
+from vramprobe.techniques.registry import Technique, bases, of_kind, remarks_of, techniques
 from vramprobe.techniques.savings import Saving, savings
 
 CELL = {"model": "llama-3.1-8b", "method": "lora", "batch_size": 1, "seq_len": 2048}

@@ -26,16 +26,9 @@ _Rate = Annotated[float, Field(ge=0)]
 OLD_DAYS = 90
 #: How price lists write the terms. CoreWeave's pods are rented whole, by the hour.
 _TERMS: dict[str, Terms] = {
-    "on-demand": "on-demand",
-    "on demand": "on-demand",
-    "pod": "on-demand",
-    "spot": "spot",
-    "interruptible": "spot",
-    "preemptible": "spot",
-    "community": "spot",
-    "reserved": "reserved",
-    "reserved annual": "reserved",
-    "committed": "reserved",
+    **dict.fromkeys(("on-demand", "on demand", "pod"), "on-demand"),
+    **dict.fromkeys(("spot", "interruptible", "preemptible", "community"), "spot"),
+    **dict.fromkeys(("reserved", "reserved annual", "committed"), "reserved"),
 }
 _REQUIRED = ("provider", "date", "terms", "gpu", "n_gpus", "usd_per_hour")
 #: What disk costs while a run goes on, and what is sent out of the provider's network.

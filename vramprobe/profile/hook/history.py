@@ -10,16 +10,8 @@ import pickle
 from array import array
 
 #: Words of device_traces → numbers of ``actions``; a ``snapshot`` does nothing to memory and is left out.
-ACTIONS = {
-    "alloc": 0,
-    "free_requested": 1,
-    "free_completed": 2,
-    "segment_alloc": 3,
-    "segment_free": 4,
-    "segment_map": 5,
-    "segment_unmap": 6,
-    "oom": 7,
-}
+_WORDS = "alloc free_requested free_completed segment_alloc segment_free segment_map segment_unmap oom"
+ACTIONS = {word: number for number, word in enumerate(_WORDS.split())}
 _ROUNDING_BYTES = 512
 
 

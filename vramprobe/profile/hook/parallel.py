@@ -9,14 +9,9 @@ import gc
 import sys
 
 _NAMES = {  # a mesh's dimension: ours
-    "tp": "tensor",
-    "tensor": "tensor",
-    "tensor_parallel": "tensor",
-    "cp": "context",
-    "sp": "context",
-    "context_parallel": "context",
-    "pp": "pipeline",
-    "pipeline": "pipeline",
+    **dict.fromkeys(("tp", "tensor", "tensor_parallel"), "tensor"),
+    **dict.fromkeys(("cp", "sp", "context_parallel"), "context"),
+    **dict.fromkeys(("pp", "pipeline"), "pipeline"),
 }
 
 

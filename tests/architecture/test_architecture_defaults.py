@@ -22,6 +22,7 @@ BARE: dict[str, dict[str, Any]] = dict.fromkeys(families(), SIZES) | {
     "opt": SIZES | {"ffn_dim": 96, "max_position_embeddings": 16},
     "bloom": {"hidden_size": 128, "n_head": 64, "n_layer": 2, "vocab_size": 50},
     "deepseek_v2": SIZES | {"num_experts_per_tok": 6},
+    "helium": SIZES | {"num_attention_heads": 40},
 }
 
 

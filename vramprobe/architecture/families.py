@@ -109,7 +109,7 @@ def architecture_of(config: Config) -> Architecture:
     _check(values)
     num_layers, head_size, value_size = (values(name) for name in ("num_layers", "head_size", "value_size"))
     window, sliding = window_and_layers(config, family.get("window", ["none"]), num_layers)
-    dense = dense_layers(config, family.get("dense_layers", ""), num_layers)
+    dense = dense_layers(config, family.get("dense_layers", []), num_layers)
     return Architecture(
         model_type=model_type,
         num_layers=num_layers,

@@ -92,14 +92,15 @@ def _turned_layers(config: Config, num_layers: int) -> tuple[bool, ...]:
     return tuple(turned)
 
 
-def dense_layers(config: Config, rule: str, num_layers: int) -> tuple[int, ...]:
+def dense_layers(config: Config, rule: list[Any], num_layers: int) -> tuple[int, ...]:
     """Return the numbers of the layers without experts, where others have them."""
-    if rule == "the first":
-        return tuple(range(config.count("first_k_dense_replace", 0)))
     if not rule:
         return ()
+    name, default = rule
+    if name == "the first":
+        return tuple(range(config.count("first_k_dense_replace", default)))
     # Those that moe_layers leaves out, or of each so many all but the last.
-    sparse, step = config.values.get("moe_layers"), config.size("interleave_moe_layer_step", 1)
+    sparse, step = config.values.get("moe_layers"), config.size("interleave_moe_layer_step", default)
     if sparse is None:
         sparse = list(range(step - 1, num_layers, step))
     if not isinstance(sparse, list) or not all(isinstance(one, int) and 0 <= one < num_layers for one in sparse):

@@ -178,7 +178,8 @@ def test_a_long_import_is_said_at_the_programs_line(phase: str, is_importing: bo
         f'  File "{package}/a.py", line 7 in <module>',
     ]
     lazy = '  File "/usr/lib/python3.11/importlib/__init__.py", line 126 in import_module'
-    found = doing_of(doing(phase, *inner, bootstrap, lazy, '  File "/job/train.py", line 3 in main'))
+    trl = '  File "/e/site-packages/trl/_lazy_module.py", line 9 in _get_module'
+    found = doing_of(doing(phase, *inner, bootstrap, lazy, trl, '  File "/job/train.py", line 3 in main'))
     assert ("importing" in found.progress()) is is_importing
     assert found.place([]) == ("/job/train.py:3 main" if is_importing else "timm/layers.py:4 <module>")
 

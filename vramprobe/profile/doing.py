@@ -16,8 +16,15 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 #: On the stack while something is compiled. Dynamo's wrappers stand there as well where nothing is: gradient
 #: checkpointing is one of the functions that it is kept out of; and all stand there while they are imported.
 _COMPILERS = ("/torch/_dynamo/convert_frame", "/torch/_inductor/compile_fx", "/triton/compiler/")
-#: Frames of who waits for a thread or a queue: the line that waits says more.
-_WAITS = ("/threading.py", "/queue.py", "/selectors.py", "/importlib/__init__.py")
+#: Frames of who waits for a thread or a queue, or imports a name when it is asked for: the line that waits says more.
+_WAITS = (
+    "/threading.py",
+    "/queue.py",
+    "/selectors.py",
+    "/importlib/__init__.py",
+    "/_lazy_module.py",
+    "/import_utils.py",
+)
 _OWN = re.compile(r"(?:^|/)vramprobe/(?:emulate|profile)/")
 _NAMES = {None: "before its first use of a GPU", "load": "loading", "other": "between phases"}
 

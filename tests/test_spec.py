@@ -52,6 +52,14 @@ def test_ddp_runs_a_fused_loss_as_each_rank_has_the_whole_head() -> None:
     assert make_spec(**RANKS | {"sharding": "ddp"}, fused_linear_cross_entropy=True).num_gpus == 2
 
 
+def test_fsdp_runs_ligers_loss_as_its_root_has_gathered_the_head() -> None:
+    """Emulated: rank 0 of 2 steps at 4, 5, 6 layers, event for event as extended at 7."""
+    asked = _BASES["RANKS"] | {"fused_linear_cross_entropy": True}
+    assert make_spec(**asked).fused_linear_cross_entropy
+    with pytest.raises(SpecError, match="reads the head's weight"):
+        make_spec(**_BASES["SHARED"] | {"fused_linear_cross_entropy": True})
+
+
 @pytest.mark.parametrize(("words", "complaint"), WRONG_VALUES, ids=ids(WRONG_VALUES))
 def test_a_wrong_value_is_refused_with_what_is_allowed(words: dict[str, Any], complaint: str) -> None:
     with pytest.raises(SpecError, match=".*".join(map(re.escape, complaint.split("…")))):

@@ -62,7 +62,8 @@ def _run_rules(spec: Cell) -> list[tuple[bool, str]]:
     """Rules of what vramprobe does not run on several GPUs, though it may predict it."""
     given, has_ranks = f"num_gpus {spec.num_gpus}", rules_of(spec.sharding).has_ranks
     depth = catalog.depth_of(spec.architecture) or spec.num_gpus
-    reads_head = spec.fused_linear_cross_entropy or spec.loss == "cut_cross_entropy"
+    gathers_head = spec.sharding == "fsdp" and spec.cp_size == 1  # with FSDP2's root, emulated; others were not tried
+    reads_head = (spec.fused_linear_cross_entropy and not gathers_head) or spec.loss == "cut_cross_entropy"
     return [
         (spec.num_gpus > MAX_RANKS, f"{given}: at most {MAX_RANKS} ranks can be run"),
         (

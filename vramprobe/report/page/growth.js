@@ -1,5 +1,5 @@
 // The book's recipes → peaks at a batch and length: as log/depth.py, log/shapes.py, log/pairing.py and
-// predict/recipe_replay.py do in Python, and allocator/plain/ in WebAssembly. In: page/page_book.py's lines. Sizes are bytes.
+// predict/recipe_replay.py do in Python, and allocator/plain/ in WebAssembly. In: tools/page_book.py's lines. Sizes are bytes.
 
 /** Bytes of the caching allocator's segments by default, and what stands for "none" in C. */
 const LARGE_SEGMENT_BYTES = 20 * 1024 ** 2, NONE = -1;
@@ -34,7 +34,7 @@ function structure([marks, places], lines) {
   return { marks, phases, kinds, causes, streams, groups };
 }
 
-/** Numbers → events: 1 plus the slot, negative for a free (page_book.py, _Coder). */
+/** Numbers → events: 1 plus the slot, negative for a free (tools/page_book.py, _Coder). */
 function coder() {
   const latest = [], following = new Map();
   return (codes) => {

@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from vramprobe.cli import options as cli_options
 from vramprobe.cli import verbs
-from vramprobe.options import OPTIONS, RANK_OPTIONS
+from vramprobe.options import MEASURED_OPTIONS, OPTIONS, RANK_OPTIONS
 from vramprobe.records import store, writing
 from vramprobe.resolve import option_names
 from vramprobe.rules.sharding import SHARD_SIZE
@@ -55,7 +55,7 @@ def test_every_verb_has_json_and_help_for_each_option(verb: str) -> None:
 @pytest.mark.parametrize("verb", TAKES_A_CELL)
 def test_verbs_with_a_cell_take_every_cell_option(verb: str) -> None:
     options = {option for parameter in VERBS[verb].params for option in parameter.opts}
-    own = set(cli_options.CELL_OPTIONS) - (set() if verb == "measure" else set(RANK_OPTIONS))
+    own = set(cli_options.CELL_OPTIONS) - (set() if verb == "measure" else {*RANK_OPTIONS, *MEASURED_OPTIONS})
     assert set(flags(dict.fromkeys(own, True))) <= options
 
 

@@ -10,7 +10,7 @@ _ROW = re.compile(r"^\| (?P<kind>[^|]+) \| (?P<touch>[^|]+) \| (?P<what>[^|]+) \
 
 #: A kind of the page's table → one of it that is there, as the code writes it.
 ONE_OF_EACH = {
-    "an optimizer": '"adagrad"',
+    "an optimizer": "^adagrad,,",
     "a GPU": "L40S",
     "the CUDA context of a GPU": "cudaMemGetInfo's context",
     "a model": "seed-oss-36b",

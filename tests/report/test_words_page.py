@@ -1,6 +1,6 @@
 """docs/words.md explains the causes and phases that profiles print; terms: tests/predict/test_reasons.py."""
 
-import ast
+import csv
 import re
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from vramprobe.records.phase_memory import TRAINING_PHASES
 
 ROOT = Path(__file__).parents[2]
 WORDS = (ROOT / "docs" / "words.md").read_text()
-#: Loaded in a profiled process alone.
-SCOPES = ROOT / "vramprobe" / "profile" / "hook" / "scopes.py"
+#: Read in a profiled process alone.
+FUNCTIONS = ROOT / "vramprobe" / "data" / "phase_functions.csv"
 
 
 def explained(section: str) -> set[str]:
@@ -24,9 +24,8 @@ def test_every_cause_of_a_profile_is_explained() -> None:
 
 
 def test_every_phase_of_a_profile_is_explained() -> None:
-    """Those of a step, and the last word of each row of the hook's tables of functions."""
-    tables = [node.value for node in ast.parse(SCOPES.read_text()).body if isinstance(node, ast.Assign)]
-    rows = [ast.literal_eval(row) for table in tables if isinstance(table, ast.Tuple) for row in table.elts]
-    named = {row[3] for row in rows if len(row) == 4 and row[3].isidentifier()}
+    """Those of a step, and those of the functions that the hook watches."""
+    with FUNCTIONS.open(newline="") as file:
+        named = {row["phase"] for row in csv.DictReader(file)}
     assert len(named) > 10
     assert {*TRAINING_PHASES, *named, "load", "other", "serving"} == explained("Phases")

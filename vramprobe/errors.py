@@ -19,7 +19,7 @@ class UnknownName(VramprobeError):
     ) -> None:
         if near is None:
             by_lower = {name.lower(): name for name in sorted(known)}
-            near = [by_lower[name] for name in difflib.get_close_matches(given.lower(), by_lower, n=4, cutoff=0.4)]
+            near = [by_lower[name] for name in difflib.get_close_matches(given.lower(), by_lower, n=4, cutoff=0.55)]
         did_you_mean = f" Nearest: {', '.join(near)}." if near else ""
         super().__init__(f"unknown {kind} {given!r}.{did_you_mean}{' ' + advice if advice else ''}")
         self.near = near

@@ -35,9 +35,21 @@ def test_importing_loads_nothing_heavy(modules: list[str], heavy: tuple[str, ...
 
 def test_the_command_line_starts_without_pydantic_and_numpy() -> None:
     """They take longer than all of vramprobe's own verbs; an answer needs the first, help needs neither."""
-    code = "import sys, vramprobe.cli.verbs; print([name for name in ('pydantic', 'numpy') if name in sys.modules])"
+    code = "import sys; from vramprobe.cli.verbs import app; print({'pydantic', 'numpy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert done.stdout == "set()\n"
+
+
+def test_a_verb_that_is_called_is_loaded_alone() -> None:
+    code = (
+        "import sys; from vramprobe.cli.verbs import main\n"
+        "sys.argv[1:] = ['explain', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: print([verb for verb in ('explain', 'profile', 'results') if f'vramprobe.cli.{verb}' in "
+        "sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "['explain']\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/task is Linux's")

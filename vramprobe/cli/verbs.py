@@ -11,6 +11,8 @@ import logging
 import os
 import sys
 from copy import copy
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,22 +21,6 @@ from typer.core import TyperCommand, TyperGroup
 
 import vramprobe
 from vramprobe.choices import meant
-from vramprobe.cli import calibrate_gpu as calibrate_gpu_verb
-from vramprobe.cli import contribute as contribute_verbs
-from vramprobe.cli import diff as diff_verb
-from vramprobe.cli import emulate as emulate_verbs
-from vramprobe.cli import explain as explain_verb
-from vramprobe.cli import grpo as grpo_verb
-from vramprobe.cli import launch as launch_verb
-from vramprobe.cli import mcp as mcp_verb
-from vramprobe.cli import predict as predict_verb
-from vramprobe.cli import profile as profile_verbs
-from vramprobe.cli import recipes as recipes_verbs
-from vramprobe.cli import recommend as recommend_verb
-from vramprobe.cli import results, sweeps
-from vramprobe.cli import serve as serve_verb
-from vramprobe.cli import techniques as techniques_verb
-from vramprobe.cli.emulate import enter_emulated, num_cards
 from vramprobe.cli.help import root_help, verb_help
 from vramprobe.cli.options import Emulate, Json, SweepDevice, Timeout, Verify, print_json, takes_a_cell
 from vramprobe.emulate.enter import leaving
@@ -50,7 +36,7 @@ class _Root(TyperGroup):
         formatter.write(root_help(self.help or "", verbs) + "\n")
 
 
-app = typer.Typer(
+_HERE = typer.Typer(
     name="vramprobe",
     cls=_Root,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -60,15 +46,25 @@ app = typer.Typer(
     help="How much GPU memory does this fine-tuning run need, and why? Measured, fitted, predicted, published.",
 )
 
-app.add_typer(emulate_verbs.app)
-app.add_typer(recipes_verbs.app)
+#: Verb → the module of cli/ that has its function; a group, all that it is of. One that is called is loaded alone.
+_MODULES = {
+    **{verb: verb for verb in ("predict", "serve", "grpo", "recommend", "techniques", "explain", "profile", "diff")},
+    "mcp": "mcp",
+    **dict.fromkeys(("plan", "run"), "sweeps"),
+    **dict.fromkeys(("launch", "status", "collect"), "launch"),
+    **dict.fromkeys(("check", "fit", "evaluate", "calibrate", "claims", "report"), "results"),
+    **dict.fromkeys(("merge", "contribute", "export"), "contribute"),
+    "calibrate-gpu": "calibrate_gpu",
+}
+_GROUPS, _OWN = ("emulate", "recipes"), ("doctor", "models", "gpus", "measure")
 
 
-@app.command()
+@_HERE.command()
 def doctor(device: SweepDevice = "auto", emulate: Emulate = None, json_output: Json = False) -> None:
     """Check whether this machine can measure GPU memory; say what to fix and exit with 1 if it cannot."""
     from vramprobe import api
     from vramprobe.cli import display
+    from vramprobe.cli.emulate import enter_emulated
 
     enter_emulated(emulate, device)
     with display.working("looking at this machine"):
@@ -80,7 +76,7 @@ def doctor(device: SweepDevice = "auto", emulate: Emulate = None, json_output: J
     raise typer.Exit(0 if diagnosis.ready else 1)
 
 
-@app.command()
+@_HERE.command()
 def models(json_output: Json = False) -> None:
     """List the architectures that ship with vramprobe, and what can be done with each."""
     from vramprobe import api
@@ -102,7 +98,7 @@ def models(json_output: Json = False) -> None:
         display.print_models(entries, profiled)
 
 
-@app.command()
+@_HERE.command()
 def gpus(json_output: Json = False) -> None:
     """List the GPUs that ship with vramprobe, with the memory they report and what renting one costs."""
     from vramprobe import api
@@ -116,7 +112,7 @@ def gpus(json_output: Json = False) -> None:
         display.print_gpus(listed)
 
 
-@app.command()
+@_HERE.command()
 @takes_a_cell
 def measure(
     cell: dict[str, Any],
@@ -133,6 +129,7 @@ def measure(
     """Train one cell for a few steps in its own process and show where its memory goes."""
     from vramprobe import api
     from vramprobe.cli import display, display_record
+    from vramprobe.cli.emulate import enter_emulated, num_cards
 
     enter_emulated(emulate, cell.get("device"), num_cards=num_cards(cell))
     with display.working("measuring in a worker process"):
@@ -143,16 +140,6 @@ def measure(
         display_record.print_record(record)
         display_record.print_snapshot(record, snapshot)
     raise typer.Exit(0 if record.outcome.kind in ("ok", "oom") else 1)
-
-
-for verb in (
-    profile_verbs.profile, diff_verb.diff, explain_verb.explain, techniques_verb.techniques, sweeps.plan, sweeps.run,
-    launch_verb.launch, launch_verb.status, launch_verb.collect, results.check, contribute_verbs.merge,
-    contribute_verbs.contribute, contribute_verbs.export, calibrate_gpu_verb.calibrate_gpu, results.fit,
-    predict_verb.predict, serve_verb.serve, grpo_verb.grpo, recommend_verb.recommend, results.evaluate,
-    results.calibrate, results.claims, results.report, mcp_verb.mcp,
-):  # fmt: skip
-    app.command()(verb)
 
 
 class _Verb(TyperCommand):
@@ -166,8 +153,29 @@ class _Verb(TyperCommand):
         formatter.write(verb_help(ctx.command_path, self.help or "", self.get_params(ctx)) + "\n")
 
 
-for registered in app.registered_commands:
-    registered.cls = _Verb
+@cache
+def _app_of(*verbs: str) -> typer.Typer:
+    """The command line with these verbs alone: typer makes all options of all that it has."""
+    found = copy(_HERE)
+    found.registered_groups = []
+    found.registered_commands = [
+        one for verb, one in zip(_OWN, _HERE.registered_commands, strict=True) if verb in verbs
+    ]
+    for verb in verbs:
+        if verb in _GROUPS:
+            found.add_typer(import_module(f"vramprobe.cli.{verb}").app)
+        elif verb in _MODULES:
+            found.command()(getattr(import_module(f"vramprobe.cli.{_MODULES[verb]}"), verb.replace("-", "_")))
+    for one in found.registered_commands:
+        one.cls = _Verb
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    """``app``: the command line with all its verbs."""
+    if name != "app":
+        raise AttributeError(name)
+    return _app_of(*_GROUPS, *_OWN, *_MODULES)
 
 
 def _version(wanted: bool) -> None:
@@ -182,7 +190,7 @@ def _skill(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@_HERE.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
@@ -218,15 +226,8 @@ def _leave_stdout(status: int) -> None:
 
 
 def _app_for(words: list[str]) -> typer.Typer:
-    """With the one verb that is called, if there is such a verb: typer makes all options of all that it has."""
-    called = [
-        one for one in app.registered_commands if one.callback and one.callback.__name__.replace("_", "-") in words
-    ]
-    if not called:
-        return app
-    alone = copy(app)
-    alone.registered_commands, alone.registered_groups = called, []
-    return alone
+    """With the one verb that is called, if there is such a verb."""
+    return _app_of(*words) if {*words} & {*_MODULES, *_GROUPS, *_OWN} else __getattr__("app")
 
 
 def _open_what_is_closed() -> None:
@@ -254,7 +255,7 @@ def _say_wrong_usage(error: Any) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        group = get_command(app)
+        group = get_command(__getattr__("app"))
         assert isinstance(group, TyperGroup)
         print(f"vramprobe: {in_one_line(error, sys.argv[1:], group.commands)}", file=sys.stderr)
     sys.exit(2)

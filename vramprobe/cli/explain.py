@@ -33,7 +33,7 @@ def explain(
 ) -> None:
     """Explain an out-of-memory error: what was full, in which phase, why, and what would make the run fit.
 
-    Reads the error's text or a whole log of any size, of PyTorch and of about thirty other programs (engines,
+    Reads the error's text or a whole log of any size, of PyTorch and of over fifty other programs (engines,
     containers, schedulers, drivers), a memory_summary() table, a file of torch.cuda.memory._dump_snapshot (no code in
     it is run), or an nvidia-smi log. Nothing is uploaded; paths and command lines of the input are not repeated.
     """

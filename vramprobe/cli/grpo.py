@@ -9,7 +9,6 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from vramprobe.cli.options import ExitZero, Gpu, Json, exit_with, show, takes_a_cell, takes_given
-from vramprobe.cli.serve import SERVE_OPTIONS
 from vramprobe.options import MEASURED_OPTIONS, RANK_OPTIONS
 from vramprobe.units import format_bytes
 
@@ -23,7 +22,8 @@ GRPO_OPTIONS: dict[str, tuple[Any, str]] = {
     "max_completion_length": (int, "Longest completion in tokens (default 256)."),
     "beta": (float, "Above 0, full training keeps a reference model (default 0)."),
     "sleep": (bool, "vLLM's sleep mode; it gives its memory back while the trainer works."),
-    **{name: SERVE_OPTIONS[name] for name in ("gpu_memory_utilization", "vllm_release")},
+    "gpu_memory_utilization": (float, "Share of the GPU that the engine takes (default 0.3, as in TRL)."),
+    "vllm_release": (str, "0.19 | 0.32: whose formulas (default 0.32)."),
 }
 
 

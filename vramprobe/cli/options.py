@@ -141,7 +141,7 @@ SWEEP_OPTIONS: dict[str, tuple[Any, Any, tuple[str, ...], str]] = {
         bool,
         False,
         ("--record",),
-        "Record cells that no recipe is at hand of, seconds each, to predict them.",
+        "Record cells without a recipe at hand, seconds each, to predict them.",
     ),
     "audit": (str, "5%", (), "Share of the skipped cells that are run anyway, to check the skips."),
     "no_skip": (bool, False, ("--no-skip",), "Also run cells that are certain to run out of memory."),

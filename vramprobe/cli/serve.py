@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 #: Option → (type, help): vLLM's own names, which ``vllm serve`` takes; the defaults are in predict/serve.py.
 SERVE_OPTIONS: dict[str, tuple[Any, str]] = {
     "max_model_len": (int, "Longest request in tokens (default: the model's positions)."),
-    "max_num_batched_tokens": (int, "Tokens per engine step (default 8192 on GPUs of 70 GiB or more, else 2048)."),
-    "max_num_seqs": (int, "Requests per engine step (default 1024 on GPUs of 70 GiB or more, else 256)."),
+    "max_num_batched_tokens": (int, "Tokens per engine step (default 8192 from 70 GiB on but for A100s, else 2048)."),
+    "max_num_seqs": (int, "Requests per engine step (default 1024 from 70 GiB on but for A100s, else 256)."),
     "gpu_memory_utilization": (float, "Share of the GPU that the engine takes (default 0.9; vLLM 0.32: 0.92)."),
     "tensor_parallel_size": (int, "GPUs that divide each layer (default 1)."),
     "quantization": (
@@ -29,7 +29,7 @@ SERVE_OPTIONS: dict[str, tuple[Any, str]] = {
     ),
     "kv_cache_dtype": (str, "auto | fp8 (default auto: the model's dtype)."),
     "enforce_eager": (bool, "No CUDA graphs."),
-    "vllm_release": (str, "0.19 | 0.32: whose formulas (default 0.19, of published logs; GRPO: 0.32)."),
+    "vllm_release": (str, "0.19 | 0.32: whose formulas (default 0.19, of published logs)."),
 }
 
 

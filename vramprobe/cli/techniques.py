@@ -20,10 +20,10 @@ _KINDS = "weights | training | optimizer | adapter | activations | trainer"
 @takes_a_cell(optional=_NEEDED, without=(*RANK_OPTIONS, *MEASURED_OPTIONS, "loop"))
 def techniques(
     cell: dict[str, Any],
-    gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`, for a cell of one's own.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="A GPU of `vramprobe gpus`, with --model.")] = None,
     kind: Annotated[str | None, typer.Option(help=f"Only techniques of this kind: {_KINDS}.")] = None,
     record: Annotated[
-        bool, typer.Option("--record", help="Of a cell: record each technique that is not at hand, seconds each.")
+        bool, typer.Option("--record", help="Of a cell: record each technique without a recipe at hand, seconds each.")
     ] = False,
     matrix: Annotated[
         bool, typer.Option("--matrix", help="Which techniques combine: what ran together, and what is refused.")

@@ -98,7 +98,7 @@ def _typed(parameter: Any) -> str:
     flags: list[str] = sorted(parameter.opts, key=len)
     names = ", ".join(flags)
     if parameter.is_flag:  # one that is on has a use by its other name alone
-        return "/".join([names, *parameter.secondary_opts]) if parameter.default is True else names
+        return ", ".join([names, *parameter.secondary_opts]) if parameter.default is True else names
     value = parameter.metavar or {"int": "N", "float": "X", "Path": "PATH"}.get(_kind(parameter), "WORD")
     return f"{names} {value}"
 

@@ -98,5 +98,5 @@ def test_without_a_counted_step_there_is_no_difference_in_time(record: ProfileRe
 def test_what_the_interval_does_not_know_is_said(condition: str, capsys: pytest.CaptureFixture) -> None:
     print_step_time(Console(width=200), timed(1.0, gpu="T4").model_copy(update={"condition": condition}))
     said = capsys.readouterr().out
-    assert ("no published step of T4 is in the fit" in said) == (condition == "card never seen")
+    assert ("fewer than two sources have published steps of T4" in said) == (condition == "card never seen")
     assert ("the host decides: " in said) == (condition == "short steps")

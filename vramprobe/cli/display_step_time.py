@@ -31,8 +31,8 @@ def print_step_time(console: Console, time: StepTime) -> None:
     shared = f" on {sharing} GPUs that share a model ({_shared(time)})" if sharing > 1 else ""
     if time.condition == "card never seen":
         console.print(
-            f"     no published step of {time.gpu} is in the fit: the interval is a guess from other cards, and a card "
-            "that throttles takes longer"
+            f"     fewer than two sources have published steps of {time.gpu}: the interval is a guess from other "
+            "cards, and a card that throttles takes longer"
         )
     if time.condition == "short steps" and time.num_launches:
         each = short_seconds(time.by_class.get("launches", 0.0) / time.num_launches)

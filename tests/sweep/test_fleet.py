@@ -328,9 +328,7 @@ def test_the_card_and_the_price_are_those_of_the_nodes() -> None:
     with pytest.raises(SpecError, match="no node has A100 SXM4 80GB; the nodes have NVIDIA H100"):
         series_of(many.series, Needs(1, 1, GIB), "A100-80GB-SXM")
     with pytest.raises(SpecError, match="needs 16 cores, 16 GPUs"):
-        series_of(
-            many.series, needs_of(make_spec(device="cuda", num_gpus=16, sharding="ddp"), None, is_emulated=False), None
-        )
+        series_of(many.series, needs_of(make_spec(device="cuda", num_gpus=16, sharding="ddp"), is_emulated=False), None)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -71,7 +71,7 @@ class Fleet:
         for spec in sweep.cells:
             self._kinds.setdefault(_kind(spec), spec.model_dump_json())
         every = self._pool.nodes(tuple(self._kinds.values()), wait=True)
-        needs = [needs_of(spec, None, is_emulated=self._cards is not None) for spec in sweep.cells]
+        needs = [needs_of(spec, is_emulated=self._cards is not None) for spec in sweep.cells]
         largest = Needs(max(one.cpus for one in needs), max(one.gpus for one in needs), 1)
         self.series = series_of(every, largest, self._gpu)
         self._note_others(every)
@@ -127,7 +127,7 @@ class Fleet:
         """CPUs, GPUs and bytes that a cell takes on a node; bytes at most those of the largest node, where the cell
         runs alone.
         """
-        needs = needs_of(row.spec, row.prediction, is_emulated=self._cards is not None)
+        needs = needs_of(row.spec, is_emulated=self._cards is not None)
         largest = max(node.memory_bytes for node in self.series)
         return needs._replace(memory_bytes=int(min(needs.memory_bytes, largest)))
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 
 from vramprobe import catalog
 from vramprobe.errors import MissingDependency, SpecError
-from vramprobe.predict.prediction import Prediction
 from vramprobe.records.record import Environment
 from vramprobe.spec import CellSpec
 from vramprobe.units import GIB
@@ -81,12 +80,11 @@ class NodePool(Protocol):
         """Give back what is held."""
 
 
-def needs_of(spec: CellSpec, prediction: Prediction | None, *, is_emulated: bool) -> Needs:
+def needs_of(spec: CellSpec, *, is_emulated: bool) -> Needs:
     """CPUs, GPUs and bytes that the cell takes on a node; bytes are a coarse estimate that overloads no node."""
     processes = spec.num_gpus if spec.only_rank is None and not spec.is_spread else 1
     if spec.device == "cpu":
-        tensors_bytes = prediction.peak_allocated_bytes.high if prediction is not None else GIB
-        return Needs(1, 0, tensors_bytes + _HOST_BYTES_ON_CPU)
+        return Needs(1, 0, GIB + _HOST_BYTES_ON_CPU)
     return Needs(processes, 0 if is_emulated else spec.num_gpus, processes * _HOST_BYTES_ON_GPU)
 
 

@@ -220,6 +220,7 @@ def test_a_cache_that_is_only_bounded_from_above_never_fits(model: str, left_out
         ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "w8a8"),
         ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "bitsandbytes"),
         ("Qwen/Qwen3-32B", "none"),
+        ("unsloth/gpt-oss-20b-BF16", "none"),
     ],
 )
 def test_a_name_tells_the_quantization_that_vllm_loads(model: str, quantization: str) -> None:

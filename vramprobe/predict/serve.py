@@ -167,6 +167,8 @@ def serve(
 def _quantization(entry: ModelEntry) -> str:
     """The checkpoint's own, by its configuration or its name. Raises SpecError for one that is not counted."""
     _, end = split_quantized(entry.name)
+    if entry.name.lower().endswith(("-bf16", "-fp16")):  # a copy without its original's
+        return "none"
     own = serving_memory.NAMED.get(end, end[1:]) or entry.quantization or "none"
     if own not in serving_memory.QUANTIZATIONS:
         raise SpecError(

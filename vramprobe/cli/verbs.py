@@ -171,11 +171,16 @@ def _app_of(*verbs: str) -> typer.Typer:
     return found
 
 
+def _whole() -> typer.Typer:
+    """The command line with all its verbs."""
+    return _app_of(*_GROUPS, *_OWN, *_MODULES)
+
+
 def __getattr__(name: str) -> Any:
-    """``app``: the command line with all its verbs."""
+    """``app``: the whole command line, for who asks for it."""
     if name != "app":
         raise AttributeError(name)
-    return _app_of(*_GROUPS, *_OWN, *_MODULES)
+    return _whole()
 
 
 def _version(wanted: bool) -> None:
@@ -227,7 +232,7 @@ def _leave_stdout(status: int) -> None:
 
 def _app_for(words: list[str]) -> typer.Typer:
     """With the one verb that is called, if there is such a verb."""
-    return _app_of(*words) if {*words} & {*_MODULES, *_GROUPS, *_OWN} else __getattr__("app")
+    return _app_of(*words) if {*words} & {*_MODULES, *_GROUPS, *_OWN} else _whole()
 
 
 def _open_what_is_closed() -> None:
@@ -255,7 +260,7 @@ def _say_wrong_usage(error: Any) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        group = get_command(__getattr__("app"))
+        group = get_command(_whole())
         assert isinstance(group, TyperGroup)
         print(f"vramprobe: {in_one_line(error, sys.argv[1:], group.commands)}", file=sys.stderr)
     sys.exit(2)

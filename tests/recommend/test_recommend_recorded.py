@@ -59,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[CellSpec, str,
     """Cells that are recorded, on which card, and if of several shapes; QLoRA cannot be."""
     found: list[tuple[CellSpec, str, bool]] = []
 
-    def find_recipe(spec: CellSpec, gpu: Any, say: Any, *, shapes: Any = (), counted: bool) -> Recipe:
+    def find_recipe(spec: CellSpec, gpu: Any, say: Any, *, shapes: Any = ()) -> Recipe:
         found.append((spec, gpu.short_name, bool(shapes)))
         say(f"recording {spec.cell_id}")
         if spec.method == "qlora":

@@ -160,13 +160,12 @@ def recipe_over(
     say: Callable[[str], None],
     *,
     counts: tuple[int, ...] | None = None,
-    counted: bool = False,
 ) -> tuple[Recipe, bool]:
     """The recipe of a few shapes that answers for ``spec``, and whether a second micro-step is then composed."""
     require_recordable(spec, gpu)
     for recorded, accumulates in reversed(cells_that_answer(spec)):
         with suppress(NoSecond):
-            recipe = _recorded_over(recorded, question, counts or _COUNTS[question], gpu, say, counted=counted)
+            recipe = _recorded_over(recorded, question, counts or _COUNTS[question], gpu, say)
             recipe.deep(accumulates=accumulates)
             return recipe, accumulates
     raise AssertionError("a cell's own recipe composes nothing")
@@ -178,14 +177,12 @@ def _recorded_over(
     counts: tuple[int, ...],
     gpu: catalog.Gpu,
     say: Callable[[str], None],
-    *,
-    counted: bool,
 ) -> Recipe:
     if question == "seq_len" and (most := spec.learned_positions) is not None:
         counts = tuple(min(count, most * count // counts[-1]) for count in counts)
     cells = [spec.model_copy(update={question: count}) for count in counts]
     shapes = [(one.batch_size, one.seq_len) for one in cells]
-    return find_recipe(cells[0], card_of(gpu), say, shapes=shapes[1:], counted=counted)
+    return find_recipe(cells[0], card_of(gpu), say, shapes=shapes[1:])
 
 
 def predict_replay(

@@ -33,22 +33,19 @@ def find_recipe(
     *,
     shapes: Sequence[Shape] = (),
     folder: Path | None = None,
-    counted: bool = False,
     near: bool = False,
     where: Surroundings = USUAL,
 ) -> Recipe:
     """Return the cell's recipe on ``gpu``, recorded now if it is not in the cache; ``say`` hears of the progress.
 
     ``shapes``: further rows and lengths, or ranks too, so that the recipe answers for others. ``folder``: the cache;
-    the user's by default. ``counted``: a recipe from before launches were counted will not do. ``near``: shapes in
-    other branches than the cell's own do no harm; the recipe says nothing exact of them. ``where``: the libraries, and
-    an emulated GPU or this machine's own. Raises CannotRecord, NotEmulatable where no GPU can be emulated here.
+    the user's by default. ``near``: shapes in other branches than the cell's own do no harm; the recipe says nothing
+    exact of them. ``where``: the libraries, and an emulated GPU or this machine's own. Raises CannotRecord,
+    NotEmulatable where no GPU can be emulated here.
     """
     spec = recorded_as(spec)
     path = _path(spec, gpu, shapes, folder, where, near=near)
     kept = _read(path, say)
-    if kept is not None and kept.launches is None and counted:
-        kept = None
     if kept is not None and kept.origin is not None:
         return kept
     own = shape_of(spec)[: len(shapes[0]) if shapes else 2]

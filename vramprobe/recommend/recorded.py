@@ -101,12 +101,12 @@ def record_step(spec: CellSpec, gpu: Gpu, say: Say, *, over_rows: bool) -> Recor
     rows. Raises as predict/recorded.py's predict, and VramprobeError where launches do not follow."""
     card = at_hand.recorded_card(gpu)
     if over_rows:
-        recipe, accumulates = recipe_over(spec, "batch_size", card, say, counted=True)
+        recipe, accumulates = recipe_over(spec, "batch_size", card, say)
         if (found := _step(spec, recipe, shape_of(spec), accumulates)) is not None:
             return found
     else:
         for recorded, accumulates in reversed(at_hand.cells_that_answer(spec)):
-            recipe = book.find_recipe(recorded, card, say, counted=True)
+            recipe = book.find_recipe(recorded, card, say)
             if (found := _own_step(spec, recipe, accumulates)) is not None:
                 return found
     raise at_hand.NotAtHand(f"{spec.cell_id}: what a step launches does not repeat from layer to layer: no step time")

@@ -5,15 +5,13 @@ lines under it are what that command ends with, one statement a line. ``--check`
 stale.
 """
 
-import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 from vramprobe import api
-from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.cli.display_plan import plan_in_words
+from vramprobe.predict.at_hand import shipped_alone
 
 ROOT = Path(__file__).resolve().parents[1]
 _COMMENT = re.compile(r"^# planned: (?P<command>vramprobe plan (?P<name>\S+) --gpu (?P<gpu>\S+))\n(?:#   .*\n)*", re.M)
@@ -24,7 +22,8 @@ def planned(path: Path) -> str:
 
     def replace(match: re.Match[str]) -> str:
         assert match["name"] == path.stem, f"{path} speaks of {match['name']}"
-        words = plan_in_words(api.plan(path, gpu=match["gpu"], out=ROOT / "nowhere"))
+        with shipped_alone():
+            words = plan_in_words(api.plan(path, gpu=match["gpu"], out=ROOT / "nowhere"))
         lines = "".join(f"#   {statement}\n" for statement in words.split("; "))
         return f"# planned: {match['command']}\n{lines}"
 
@@ -32,7 +31,6 @@ def planned(path: Path) -> str:
 
 
 def main() -> None:
-    os.environ[CACHE_VARIABLE] = tempfile.mkdtemp()  # nothing that was recorded here
     stale = []
     for path in sorted((ROOT / "configs" / "sweeps").glob("*.yaml")):
         fresh = planned(path)

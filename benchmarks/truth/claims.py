@@ -11,25 +11,22 @@ says whether they are what the records give.
 
 import argparse
 import itertools
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import yaml
 
 from vramprobe.catalog import Claim, find_gpu, list_claims
-from vramprobe.catalog.own import CACHE_VARIABLE
 from vramprobe.literature.calibrate import calibrate
 from vramprobe.literature.claims import Judgement, judge, judge_claims
 from vramprobe.literature.figures import Cells, Options
 from vramprobe.literature.readings import reading_of
+from vramprobe.predict.at_hand import shipped_alone
 from vramprobe.predict.questions import cell
 from vramprobe.predict.verdict import usable_bytes
 from vramprobe.records import store
@@ -177,12 +174,11 @@ def page(table: Sequence[Row], records: Mapping[str, RunRecord]) -> str:
 
 
 def formulas() -> dict[Path, bytes]:
-    """The table of the published formulas in every format, scored on the smallest card's cells, our predictions by the
-    recipes that ship: what a machine has recorded differs."""
+    """The table of the published formulas in every format, scored on the smallest card's cells."""
     path = RECORDS / f"{CARDS[0].lower()}.jsonl"
     records = [one for one in store.read(path).records if one.outcome.kind == "ok"]
     command = f"vramprobe calibrate {path.relative_to(ROOT)}"
-    with tempfile.TemporaryDirectory() as nothing, mock.patch.dict(os.environ, {CACHE_VARIABLE: nothing}):
+    with shipped_alone():
         scores = calibrate(records)
     document = calibration_document(scores, provenance(records), command).of("emulated")
     return {RECORDS / name: content for name, content in files_of(document).items()}

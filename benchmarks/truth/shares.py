@@ -8,7 +8,6 @@ prints the intervals that shares.py has: within them lie 90 % of the ranks that 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -31,7 +30,7 @@ _LEAST_BYTES = 4 * GIB
 
 def _near(spec: CellSpec, gpu: str) -> Prediction:
     """A rank by a step that ships, else by one that is recorded: the same whatever this machine recorded before."""
-    with mock.patch.object(at_hand, "kept_for", return_value=None):
+    with at_hand.shipped_alone():
         return near(spec, find_gpu(gpu), records=True)
 
 

@@ -33,7 +33,7 @@ from vramprobe.literature.claims import TOLERANCE, VERDICTS, Judgement, bounds_o
 from vramprobe.literature.figures import Cells, ClaimFigure
 from vramprobe.literature.readings import ClaimCase, Reading, reading_of
 from vramprobe.predict import recorded
-from vramprobe.predict.at_hand import NotAtHand
+from vramprobe.predict.at_hand import NotAtHand, shipped_alone
 from vramprobe.recipe.recipe import CannotRecord
 from vramprobe.recommend.step_cost import speed_at_hand
 from vramprobe.records.outcomes import Oom
@@ -348,9 +348,8 @@ def not_here(*given: Any, **words: Any) -> Any:
 
 def test_nothing_is_recorded_for_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "predict", lambda *given, **words: pytest.fail("recorded"))
-    monkeypatch.setattr("vramprobe.predict.at_hand.kept_recipe", lambda *given, **words: None)
     claim = dataclasses.replace(CLAIMS["L2-04"], models=("falcon-7b",))  # of which nothing is kept
-    with pytest.raises(NotAtHand, match="no recipe of falcon-7b_"):
+    with shipped_alone(), pytest.raises(NotAtHand, match="no recipe of falcon-7b_"):
         reading_of(claim, [claim], Cells())
 
 

@@ -12,6 +12,7 @@ from factories import TRUE, make_environment, specs, synthetic, unpadded
 
 from vramprobe import api, catalog
 from vramprobe.errors import IncomparableRecords, VramprobeError
+from vramprobe.predict import at_hand
 from vramprobe.records import store
 from vramprobe.records.outcomes import Oom
 from vramprobe.records.record import Emulation, RunRecord
@@ -70,6 +71,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(card_fits.catalog, "list_models", lambda: few)
         patch.setattr(card_largest, "MODELS", MODELS)
+        patch.setattr(at_hand, "kept_recipe", lambda *given: pytest.fail("a page follows what a machine recorded"))
         return build(packed(folder, some), folder / "out")
 
 
@@ -109,7 +111,7 @@ def test_memory_has_each_attempt_of_each_card(files: dict[str, bytes]) -> None:
 def test_what_was_run_goes_before_what_is_predicted(files: dict[str, bytes]) -> None:
     found = {(row["model"], row["method"], row["card"]): row for row in rows_of(files, "fits.csv")}
     assert {model for model, _, _ in found} == set(MODELS)
-    assert "No row, as no recipe is at hand: t5-small." in files["fits.md"].decode()
+    assert "No row, as no recipe ships: t5-small." in files["fits.md"].decode()
     ran = {key for key, row in found.items() if row["basis"] == "emulated"}
     assert ran == {
         ("smollm2-135m", "lora", "H100-SXM"),

@@ -16,6 +16,7 @@ from vramprobe.catalog import Claim
 from vramprobe.errors import UnknownName
 from vramprobe.literature.figures import Cells, ClaimFigure, Source
 from vramprobe.literature.readings import ClaimCase, Reading, reading_of
+from vramprobe.predict.at_hand import shipped_alone
 from vramprobe.predict.verdict import TIGHT_SHARE
 from vramprobe.records.record import RunRecord
 
@@ -54,10 +55,11 @@ class Judgement:
     sources: tuple[Source, ...]
 
 
+@shipped_alone()
 def judge_claims(
     ids: Sequence[str] = (), *, topics: Sequence[str] = (), gpu: str | None = None, records: Iterable[RunRecord] = ()
 ) -> list[Judgement]:
-    """The claims with these ids, of these topics, on this GPU (all by default), judged.
+    """The claims with these ids, of these topics, on this GPU (all by default), judged by records and what ships.
 
     Raises UnknownName for an id, a topic or a GPU that there is not.
     """

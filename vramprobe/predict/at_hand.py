@@ -4,7 +4,9 @@ In: a CellSpec, the GPU. Out: a Replay, or None where nothing is at hand. A step
 composed of one, a card from Ampere on answered for by an A100's recipe. Never imports torch.
 """
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 
@@ -28,6 +30,8 @@ from vramprobe.spec import CellSpec
 DEFAULT_CARD = LIKE_ALL
 #: Why nothing is recorded on this machine.
 CANNOT_EMULATE = (NotEmulatable, NoCompiler, BuildError)
+#: True while only recipes that ship answer.
+_SHIPPED_ALONE: ContextVar[bool] = ContextVar("_SHIPPED_ALONE", default=False)
 
 
 class NotAtHand(VramprobeError):
@@ -36,6 +40,21 @@ class NotAtHand(VramprobeError):
 
 class NoRecipe(SpecError):
     """A cell that is not recorded: only what one process does on an NVIDIA GPU is."""
+
+
+@contextmanager
+def shipped_alone() -> Iterator[None]:
+    """Answer by the recipes that ship: what is published is the same on every machine, whatever was recorded there."""
+    token = _SHIPPED_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _SHIPPED_ALONE.reset(token)
+
+
+def is_shipped_alone() -> bool:
+    """Return True within :func:`shipped_alone`."""
+    return _SHIPPED_ALONE.get()
 
 
 def replay_at_hand(spec: CellSpec, *, gpu: catalog.Gpu | None = None, near: bool = False) -> Replay | None:
@@ -85,7 +104,9 @@ def _replayed_kept(kept: Recipe, spec: CellSpec, gpu: catalog.Gpu | None, *, acc
 
 def kept_for(spec: CellSpec, gpu: catalog.Gpu | None) -> Recipe | None:
     """Return the cell's recipe of the cache, by the card itself or by the one whose recipes answer for it, with the
-    card's own workspaces; None without one, and where nothing can be recorded."""
+    card's own workspaces; None without one, where nothing can be recorded, and in :func:`shipped_alone`."""
+    if is_shipped_alone():
+        return None
     card = card_of(gpu)
     with suppress(*CANNOT_EMULATE):
         for one in dict.fromkeys((card, recorded_card(card))):

@@ -12,7 +12,7 @@ import numpy as np
 from vramprobe import catalog
 from vramprobe.choices import PhaseName
 from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
-from vramprobe.predict.at_hand import recorded_card, replay_at_hand
+from vramprobe.predict.at_hand import is_shipped_alone, recorded_card, replay_at_hand
 from vramprobe.predict.recipe_replay import Replay
 from vramprobe.predict.recorded import replay_of
 from vramprobe.recipe.book import MOST_MICRO_STEPS, repeats_micro_steps
@@ -47,8 +47,8 @@ class Step(NamedTuple):
     is_wider: bool = False
 
 
-#: By the cell's fingerprint and the card.
-_FOUND: dict[tuple[str, str], Step] = {}
+#: By the cell's fingerprint, the card and whether only what ships answers.
+_FOUND: dict[tuple[str, str, bool], Step] = {}
 
 
 def _alone(spec: CellSpec) -> CellSpec:
@@ -78,7 +78,7 @@ def step_at_hand(spec: CellSpec, card: catalog.Gpu) -> Step | None:
     own = _alone(spec)
     raised = own.model_copy(update={"kbit_prep": spec.kbit_prep})
     for alone in (own, *([raised] if raised != own else [])):
-        key = alone.fingerprint, on.short_name
+        key = alone.fingerprint, on.short_name, is_shipped_alone()
         if key not in _FOUND and (replay := replay_at_hand(alone, gpu=on, near=True)) is not None:
             _FOUND[key] = _step_of(replay)
         if key in _FOUND:

@@ -53,7 +53,7 @@ def standard_cell(model: str, method: Method, gpu: Gpu, **sizes: int) -> CellSpe
 
 
 def fits(ran: ByCard, cards: Sequence[Gpu], where: dict[str, Any]) -> Document:
-    """fits: a table per method, a row per model that was run or has a recipe at hand, a column per card."""
+    """fits: a table per method, a row per model that was run or has a recipe that ships, a column per card."""
     import pandas as pd
 
     rows = [
@@ -85,11 +85,11 @@ def fits(ran: ByCard, cards: Sequence[Gpu], where: dict[str, Any]) -> Document:
         about=[
             f"After {_MARK.strip()} it is predicted; without, that cell was run on that emulated card, where it ended "
             "well (fits) or ran out of memory (no). Predicted: fits, where the upper end of the interval leaves room; "
-            "tight, where only the value does, or cached blocks have to go back; no. By a recipe at hand: a step that "
-            "was recorded on an emulated GPU, through the allocator. A dash: none was recorded around this shape for "
-            "such a card. Allocated is what tensors take at the highest moment on the largest card."
+            "tight, where only the value does, or cached blocks have to go back; no. By a recipe that ships: a step "
+            "that was recorded on an emulated GPU, through the allocator. A dash: none was recorded around this shape "
+            "for such a card. Allocated is what tensors take at the highest moment on the largest card."
         ],
-        remarks=[f"No row, as no recipe is at hand: {', '.join(without)}."] if without else [],
+        remarks=[f"No row, as no recipe ships: {', '.join(without)}."] if without else [],
         tables=tables,
         data=Table(title="What fits where", columns=[Column(name) for name in _DATA], rows=rows_of(frame)),
         **where,

@@ -1,7 +1,7 @@
 """Emulated records of several cards → three pages: memory by card, what fits where, the largest batch and length.
 
 In: emulated records of more than one card. Out: Documents. What was run on an emulated card is shown as that; what a
-recipe at hand predicts has a mark. Never measures or records.
+recipe that ships predicts has a mark. Never measures or records.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vramprobe import catalog
 from vramprobe.catalog import Gpu
 from vramprobe.options import OPTIONS
+from vramprobe.predict.at_hand import shipped_alone
 from vramprobe.records import store
 from vramprobe.records.record import RunRecord
 from vramprobe.report.by_size import details_in_words, params_in_words
@@ -31,8 +32,9 @@ def are_of_several_cards(records: Sequence[RunRecord]) -> bool:
     return all(record.instrument == "emulated" for record in records) and len(_names(records)) > 1
 
 
+@shipped_alone()
 def card_documents(records: Sequence[RunRecord], origin: Sequence[str], command: str) -> list[Document]:
-    """memory, fits and largest."""
+    """memory, fits and largest, the same on every machine, whatever was recorded there."""
     cards, by_card = _cards(records), _by_card(records)
     where = {"origin": origin, "command": command}
     found = [_memory(by_card, cards, where), fits(by_card, cards, where)]

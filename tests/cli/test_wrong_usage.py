@@ -7,7 +7,7 @@ from command_line import vramprobe
 from typer.main import get_command
 
 from vramprobe.cli.verbs import app
-from vramprobe.cli.wrong_usage import _NONE, FOREIGN
+from vramprobe.cli.wrong_usage import _NONE, FOREIGN, in_one_line
 
 VERBS = get_command(app).commands
 CELL = ("--model", "gpt2", "--method", "lora")
@@ -19,6 +19,9 @@ CELL = ("--model", "gpt2", "--method", "lora")
         (("predict", *CELL, "--batch-size", "abc"), "--batch-size: 'abc' given; Input should be a valid integer"),
         (("predict", *CELL, "--batch-size=1.5"), "--batch-size: '1.5' given; "),
         (("predict", *CELL), "for example: vramprobe predict --model llama-3.1-8b"),
+        (("predict", "--method", "lora"), "Missing --model, --batch-size, --seq-len; or ask for one: --largest-model"),
+        (("predict", "--max-batch", "--method", "lora"), "Missing --model, --seq-len, --gpu; or --from RUN"),
+        (("recommend", "--method", "lora"), "Missing --model, --seq-len, --tokens; or ask how many tokens"),
         (("predict", *CELL, "--world-size", "8"), "predict has no option --world-size: here it is --num-gpus"),
         (("predict", *CELL, "--lora_r_dropout", "8"), "nearest: --lora-dropout"),
         (("predict", *CELL, "--per_device_train_batch_size", "3"), "here it is --batch-size"),
@@ -43,6 +46,17 @@ def test_one_line_says_what_was_given_and_what_to_do(words: tuple[str, ...], sai
     assert done.stderr.startswith("vramprobe: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", [name for name, one in VERBS.items() if any(each.required for each in one.params)])
+def test_all_that_is_missing_is_named_at_once(verb: str) -> None:
+    with pytest.raises(Exception, match="issing") as caught:
+        VERBS[verb].main([], standalone_mode=False)
+    said = in_one_line(caught.value, [verb], VERBS).split(", for example")[0].split(";")[0]
+    needed = [one for one in VERBS[verb].params if one.required]
+    assert sorted(said.removeprefix("Missing ").split(", ")) == sorted(
+        one.name.upper() if one.param_type_name == "argument" else f"--{one.name.replace('_', '-')}" for one in needed
+    )
 
 
 def test_no_words_at_all_show_the_verbs() -> None:

@@ -248,7 +248,7 @@ def test_a_verdict_of_does_not_fit_says_how_to_ask_for_the_fewest_gpus() -> None
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--seq-len", "8"], 2, "Missing option '--batch-size'; or ask for it: --max-batch"),
+        (["--seq-len", "8"], 2, "Missing --batch-size; or ask for it: --max-batch"),
         ([*ONE, "--max-batch", *CARD], 2, "so drop --batch-size"),
         (["--max-batch", "--largest-model", *CARD], 2, "different questions; ask one at a time"),
         (["--seq-len", "8", "--max-batch"], 2, "name it: --gpu RTX-4090"),

@@ -440,7 +440,8 @@ def test_json_has_the_verdicts(tmp_path: Path) -> None:
 
 
 def test_a_cell_still_needs_its_model_and_method() -> None:
-    for words, said in ((["--model", "gpt2", "--batch-size", "1", "--seq-len", "8"], "--method"), ([], "--method")):
+    every = "--model, --method, --batch-size, --seq-len"
+    for words, said in ((["--model", "gpt2", "--batch-size", "1", "--seq-len", "8"], "--method"), ([], every)):
         found = CliRunner().invoke(app, ["predict", *words], env={"COLUMNS": "200"})
         assert found.exit_code == 2
-        assert f"Missing option '{said}'" in " ".join(found.output.replace("│", " ").split()), found.output
+        assert f"Missing {said};" in " ".join(found.output.replace("│", " ").split()), found.output

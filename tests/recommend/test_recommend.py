@@ -320,11 +320,11 @@ def test_the_largest_model_meets_the_limits(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"tokens": None}, SpecError, "tokens is missing"),
+        ({"tokens": None}, SpecError, "tokens: missing"),
         ({"tokens": "many"}, SpecError, "write for instance 50M"),
         ({"tokens": "0"}, SpecError, "not a number of tokens"),
-        ({"model": None}, SpecError, "model is missing"),
-        ({"seq_len": None}, SpecError, "seq_len is missing"),
+        ({"model": None}, SpecError, "model: missing"),
+        ({"seq_len": None}, SpecError, "seq_len: missing"),
         ({"deadline": "soon"}, SpecError, "not a duration"),
         ({"budget": 0.0}, SpecError, "budget: 0.0 given; must be from 0.01 to"),
         ({"global_batch": 0}, SpecError, "global_batch: 0 given"),

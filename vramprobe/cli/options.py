@@ -192,10 +192,8 @@ def takes_a_cell(
     def gather(given: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
         has_another = instead is not None and others[instead] is not None
         if not has_another:
-            needed = [name for name in _REQUIRED if name not in (*asks.values(), *optional)]
-            if missing := [name for name in needed if instead is not None and given[name] is None]:
-                raise typer.BadParameter(f"Missing option '{flag(missing[0])}'; or --from RUN, a command's profile.")
-            _require_one_question(given, [name for name in asks if others[name]], asks)
+            needed = [name for name in _REQUIRED if name in given and name not in optional]
+            _require_one_question(given, [name for name in asks if others[name]], asks, needed, gpu=others.get("gpu"))
         if given.get("trainer") == "grpo":
             raise typer.BadParameter("--trainer grpo: a step of GRPO beside its engine is `vramprobe grpo`.")
         return {name: value for name, value in given.items() if value is not None}
@@ -294,12 +292,19 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _require_one_question(cell: dict[str, Any], asking: list[str], asks: Mapping[str, str]) -> None:
+def _require_one_question(
+    cell: dict[str, Any], asking: list[str], asks: Mapping[str, str], needed: Collection[str], *, gpu: str | None
+) -> None:
     """Raise wrong usage for questions that are not one, for one whose answer is given, and for what neither gives."""
     if len(asking) > 1 and set(asking) != FRONTIER:
         raise typer.BadParameter(f"{' and '.join(map(flag, asking))} are different questions; ask one at a time.")
     for asker, name in asks.items():
         if asker in asking and cell[name] is not None:
             raise typer.BadParameter(f"{flag(asker)} asks for the {flag(name)} that fits, so drop {flag(name)}.")
-        if asker not in asking and cell[name] is None:
-            raise typer.BadParameter(f"Missing option '{flag(name)}'; or ask for it: {flag(asker)} --gpu GPU.")
+    asked = [asks[one] for one in asking]
+    if missing := [name for name in needed if cell[name] is None and name not in asked]:
+        askers = [] if asking else [flag(one) for name in missing for one, its in asks.items() if its == name]
+        missing += ["gpu"] if asking and gpu is None and cell.get("limit_vram") is None else []
+        others = [f"ask for {'it' if len(askers) == 1 else 'one'}: {' or '.join(askers)} --gpu GPU"] if askers else []
+        others += ["--from RUN, a command's profile"] if len(missing) > 1 or not askers else []
+        raise typer.BadParameter(f"Missing {', '.join(map(flag, missing))}; or {'; or '.join(others)}.")

@@ -12,7 +12,7 @@ import typer
 
 from vramprobe.cli.emulate import say
 from vramprobe.cli.modes import Mode, answer
-from vramprobe.cli.options import BatchSampler, ExitZero, Json, Lengths, PadToMultipleOf, exit_with, takes_a_cell
+from vramprobe.cli.options import BatchSampler, ExitZero, Json, Lengths, PadToMultipleOf, exit_with, flag, takes_a_cell
 from vramprobe.cli.recommend_command import of_command, of_folder
 from vramprobe.errors import SpecError
 from vramprobe.options import MEASURED_OPTIONS, RANK_OPTIONS
@@ -131,7 +131,8 @@ def _of_model(
         raise typer.BadParameter("--sampler and --pad-to-multiple-of need --lengths.")
     most = "seq_len" if longest else "model" if largest_model else "tokens" if tokens is None else None
     if most == "tokens" and asked["budget"] is None and asked["deadline"] is None:
-        raise typer.BadParameter("Missing option '--tokens'; or ask how many a --budget or a --deadline pays for.")
+        missing = ", ".join([*(flag(name) for name in ("model", "seq_len") if name not in cell), "--tokens"])
+        raise typer.BadParameter(f"Missing {missing}; or ask how many tokens a --budget or a --deadline pays for.")
     if most is not None and every:
         raise typer.BadParameter("--all lists GPUs for a run of --tokens, and this looks for the most of one; drop it.")
     found = api.recommend(tokens=tokens, gpus=gpu or (), most=most, say=say, **asked, **cell)

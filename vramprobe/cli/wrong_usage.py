@@ -69,7 +69,7 @@ def in_one_line(error: Any, words: Sequence[str], verbs: Mapping[str, Any]) -> s
     name = getattr(error, "option_name", "")
     if name and verb and not getattr(error, "param", None) and type(error).__name__ == "NoSuchOption":
         return f"{verb} has no option {name}: {_instead(verb, name, getattr(error, 'possibilities', ()), verbs)}"
-    text = " ".join(error.format_message().split()).rstrip(".")
+    text = _missing(error) or " ".join(error.format_message().split()).rstrip(".")
     if given := _given(getattr(error, "param", None), words):
         text = f"{given[0]}: {given[1]!r} given; {re.sub(r'^Invalid value for .*?: ', '', text)}"
     text = text.removeprefix("Invalid value: ")
@@ -93,6 +93,14 @@ def _instead(verb: str, name: str, near: Sequence[str] | None, verbs: Mapping[st
         return f"{' and '.join(have[:2])} {'has' if len(have) == 1 else 'have'} it"
     listed = f"`vramprobe {verb} --help` lists its options"
     return f"nearest: {', '.join(sorted(near)[:3])}; {listed}" if near else listed
+
+
+def _missing(error: Any) -> str:
+    """All that is required and was not given, where the error is of the first; what was given is read before."""
+    if type(error).__name__ != "MissingParameter" or error.ctx is None:
+        return ""
+    missing = [one for one in error.ctx.command.params if one.required and one.name not in error.ctx.params]
+    return f"Missing {', '.join(_flag(one) if one.opts[0].startswith('-') else one.name.upper() for one in missing)}"
 
 
 def _given(parameter: Any, words: Sequence[str]) -> tuple[str, str] | None:

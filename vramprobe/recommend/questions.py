@@ -59,11 +59,12 @@ def recommend(
     if most is not None and most not in get_args(Asked):
         raise SpecError(f"most: {most!r} given; allowed: {', '.join(get_args(Asked))}")
     named = {"tokens": tokens, **{name: options.get(name) for name in ("model", "seq_len")}}
-    for name, value in named.items():
-        if value is None and name != most:
-            raise SpecError(f"{name} is missing: give it, or ask for the most of it within a budget or a deadline")
-        if value is not None and name == most:
-            raise SpecError(f"the most {name} is asked for, so do not give it")
+    if missing := [name for name, value in named.items() if value is None and name != most]:
+        raise SpecError(
+            f"{', '.join(missing)}: missing; give each, or ask for the most of one within a budget or a deadline"
+        )
+    if most is not None and named[most] is not None:
+        raise SpecError(f"the most {most} is asked for, so do not give it")
     if unknown := [name for name in _NOT_ASKED if options.get(name) is not None]:
         raise SpecError(f"{', '.join(unknown)}: a recommendation is about CUDA cards as they are; leave it out")
     if options.get("loop") is not None:

@@ -183,7 +183,7 @@ def _left_out(entry: ModelEntry, arch: Architecture, spec: serving_memory.ServeS
     parts = []
     if arch.has_experts:
         parts.append("the experts' workspaces")
-    is_padded = serving_memory.pads_experts(arch, spec) and spec.capability != 9  # Triton's layouts are not known
+    is_padded = serving_memory.pads_experts(arch, spec)
     if spec.quantization == "mxfp4" and arch.has_experts and not is_padded:
         parts.append(f"{PADDING} (6 to 9 % of the weights in published logs of gpt-oss)")
     if has_images(entry.config):

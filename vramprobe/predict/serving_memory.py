@@ -59,6 +59,7 @@ NAMED = {
 #: mxfp4_round_up_hidden_size_and_intermediate_size).
 _MXFP4_MULTIPLES = {9: (64, 1), 10: (256, 256)}
 _MARLIN_MULTIPLES = (128, 256)
+_TRITON_BIAS_BYTES = 4  # fused_moe/oracle/mxfp4.py: convert_to_mxfp4_moe_kernel_format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,17 +144,28 @@ def pads_experts(arch: Architecture, spec: ServeSpec) -> bool:
 
 
 def _mxfp4_bytes(one: Parameter, spec: ServeSpec) -> float:
-    """An expert tensor on one GPU, padded; biases keep 16 bits
-    (vllm/model_executor/layers/quantization/mxfp4.py: create_weights)."""
+    """An expert tensor on one GPU, padded, and its bias (vllm/model_executor/layers/quantization/mxfp4.py:
+    create_weights)."""
     of_intermediate, of_hidden = _MXFP4_MULTIPLES.get(spec.capability, _MARLIN_MULTIPLES)
     num_experts, *sides = one.shape
     is_down, is_bias = "down_proj" in one.name, len(sides) == 1
     intermediate, hidden = (sides[0], sides[-1]) if is_down else (sides[-1] // 2, sides[0])
     padded = _up(intermediate / spec.tensor_parallel_size, of_intermediate) * (1 if is_down else 2)
+    rows, columns = (_up(hidden, of_hidden), padded) if is_down else (padded, _up(hidden, of_hidden))
     if is_bias:
-        return num_experts * (_up(hidden, of_hidden) if is_down else padded) * spec.item_bytes
+        return num_experts * rows * (_TRITON_BIAS_BYTES if spec.capability == 9 else spec.item_bytes)
+    if spec.capability == 9:
+        return num_experts * _triton_bytes(rows, columns)
     form = QUANTIZATIONS["mxfp4"]
-    return num_experts * padded * _up(hidden, of_hidden) * (form.bits + form.group_bits / form.group_size) / 8
+    return num_experts * rows * columns * (form.bits + form.group_bits / form.group_size) / 8
+
+
+def _triton_bytes(rows: int, columns: int) -> int:
+    """One expert's matrix as Triton's kernels have it on Hopper: values and scales in padded layouts, beside the scales
+    that were loaded, which stay (vllm 0.19: _setup_kernel in quantization/mxfp4.py,
+    third_party/triton_kernels/tensor_details/layout_details/hopper_value.py and hopper_scale.py)."""
+    values, scales = columns // 2, columns // QUANTIZATIONS["mxfp4"].group_size
+    return _up(rows, 64) * _up(values, 64) + _up(rows, 256) * _up(scales, 2) + rows * scales
 
 
 def _up(size: float, multiple: int) -> int:

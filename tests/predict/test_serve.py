@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import vramprobe
@@ -68,7 +69,9 @@ def test_pages_of_full_sliding_and_latent_attention(model, page_bytes, layers, w
 def test_the_sampler_takes_fourteen_bytes_per_logit() -> None:
     """As an emulated run of vLLM 0.19 has them: 296.75, three times 593.5 and 76.51 MiB of 151,936 tokens."""
     arch = architecture(find_model("qwen2.5-0.5b").config)
-    found = serving_memory.activation_bytes(arch, SPEC, num_sms=132, compiles=True, blas_workspace_bytes=32 * MIB)
+    found = serving_memory.activation_bytes(
+        arch, SPEC, experts=0, num_sms=132, compiles=True, blas_workspace_bytes=32 * MIB
+    )
     hidden = (8192 + 2 * 1024) * 896 * 2
     assert found - hidden - 32 * MIB == (1024 * 14 + 132 * 4) * 151936
     assert (found - hidden - 32 * MIB) / MIB == pytest.approx(296.75 + 3 * 593.5 + 76.51, abs=0.01)
@@ -198,7 +201,7 @@ def test_another_release_is_refused() -> None:
     ("model", "left_out"),
     [
         ("gpt-oss-120b", ("the experts' workspaces",)),
-        ("qwen3-30b-a3b", ("the experts' workspaces",)),
+        ("Qwen/Qwen3-30B-A3B-FP8", ("the experts' workspaces",)),
         ("qwen3-vl-8b", ("the vision tower's",)),
     ],
 )
@@ -209,6 +212,30 @@ def test_a_cache_that_is_only_bounded_from_above_never_fits(model: str, left_out
     assert [one.startswith(part) for one, part in zip(found.left_out, left_out, strict=True)] == [True] * len(left_out)
     assert serve(model=model, gpu="T4", max_model_len=4096, quantization="none").verdict == "does not fit"
     assert "may fit" in vramprobe("serve", "--model", model, "--gpu", "H200", "--max-model-len", "4096").stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "activation_gib"),
+    [
+        ("qwen3-30b-a3b", {}, 2.68),
+        ("deepseek-v2-lite", {}, 1.93),
+        ("mixtral-8x7b", {"tensor_parallel_size": 2, "max_model_len": 8192}, 1.21),
+    ],
+)
+def test_the_workspace_of_16_bit_experts_stays_beside_the_sampler(
+    model: str, words: dict[str, Any], activation_gib: float
+) -> None:
+    """As vLLM's logs of an H100 have it."""
+    found = serve(model=model, gpu="H100-SXM", **words)
+    assert found.activation_bytes / GIB == pytest.approx(activation_gib, abs=0.01)
+    assert (found.verdict, found.left_out) == ("fits", ())
+
+
+def test_experts_by_other_kernels_than_tritons_are_named_as_not_counted() -> None:
+    """0.32 runs those of FlashInfer on Blackwells."""
+    words = {"model": "qwen3-30b-a3b", "vllm_release": "0.32", "max_model_len": 4096}
+    assert "the experts' workspaces" not in serve(gpu="H100-SXM", **words).left_out
+    assert "the experts' workspaces" in serve(gpu="B200", **words).left_out
 
 
 @pytest.mark.parametrize(

@@ -111,18 +111,27 @@ def serve(
     if vllm_release == "0.32" and spec.quantization == "bitsandbytes":
         raise SpecError("quantization 'bitsandbytes': vLLM 0.32 no longer has it; choose vllm_release 0.19, or awq")
     non_torch, notes = _non_torch(card, tensor_parallel_size)
-    left_out = _left_out(entry, arch, spec)
+    counts_experts = spec.quantization == "none" and not (vllm_release == "0.32" and spec.capability >= 10)
+    experts = serving_memory.experts_workspace_bytes(arch, config, spec) if counts_experts else 0
+    left_out = _left_out(entry, arch, spec, counts_experts=counts_experts)
     weights = serving_memory.weight_bytes(arch, config, spec)
     graphs = 0 if enforce_eager else _graphs(arch.num_layers, spec)
     workspace, buffers, inside = card.gpu.blas_workspace_bytes, 0, 0
     compiles = not enforce_eager and not finds_caches
     if vllm_release == "0.19":
         activation = serving_memory.activation_bytes(
-            arch, spec, num_sms=card.sm_count, compiles=compiles, blas_workspace_bytes=workspace
+            arch,
+            spec,
+            experts=experts,
+            num_sms=card.sm_count,
+            compiles=compiles,
+            blas_workspace_bytes=workspace,
         )
     else:
         buffers = serving_memory.buffer_bytes_0_32(arch, spec, blas_workspace_bytes=workspace)
-        activation = serving_memory.activation_bytes_0_32(arch, spec, compiles=compiles, blas_workspace_bytes=workspace)
+        activation = serving_memory.activation_bytes_0_32(
+            arch, spec, experts=experts, compiles=compiles, blas_workspace_bytes=workspace
+        )
         inside = graphs or 0
         if graphs is None:
             left_out.append(GRAPHS)
@@ -178,10 +187,12 @@ def _quantization(entry: ModelEntry) -> str:
     return own
 
 
-def _left_out(entry: ModelEntry, arch: Architecture, spec: serving_memory.ServeSpec) -> list[str]:
+def _left_out(
+    entry: ModelEntry, arch: Architecture, spec: serving_memory.ServeSpec, *, counts_experts: bool
+) -> list[str]:
     """Parts of this engine that are not counted."""
     parts = []
-    if arch.has_experts:
+    if arch.has_experts and not counts_experts:  # other kernels than Triton's
         parts.append("the experts' workspaces")
     is_padded = serving_memory.pads_experts(arch, spec)
     if spec.quantization == "mxfp4" and arch.has_experts and not is_padded:

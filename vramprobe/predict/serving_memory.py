@@ -177,15 +177,28 @@ def padded_vocab(arch: Architecture) -> int:
     return _up(arch.vocab_size, VOCAB_MULTIPLE)
 
 
+def experts_workspace_bytes(arch: Architecture, config: Mapping[str, Any], spec: ServeSpec) -> int:
+    """Bytes that Triton's kernel of 16-bit experts keeps from its first run on: what goes into and comes out of the
+    activation, of every expert that a token takes (vllm 0.19: fused_moe/fused_moe.py: TritonExperts.workspace_shapes,
+    modular_kernel.py: _allocate_buffers, v1/worker/workspace.py)."""
+    gate_up = next((one for one in arch.parameters if one.role == "experts" and "gate_up" in one.name), None)
+    if gate_up is None:
+        return 0
+    hidden = int(config["hidden_size"])
+    inner = gate_up.numel // (gate_up.shape[0] * hidden) // spec.tensor_parallel_size
+    rows = spec.max_num_batched_tokens * int(config["num_experts_per_tok"])
+    return rows * (max(inner // 2, hidden) + max(inner, hidden)) * spec.item_bytes
+
+
 def activation_bytes(
-    arch: Architecture, spec: ServeSpec, *, num_sms: int, compiles: bool, blas_workspace_bytes: int
+    arch: Architecture, spec: ServeSpec, *, experts: int, num_sms: int, compiles: bool, blas_workspace_bytes: int
 ) -> int:
     """Torch's peak above the weights in ``profile_run``: the sampler on ``max_num_seqs`` rows, a layer's MLP, or, on a
     first start, torch.compile's trial (:func:`_trial_bytes`).
 
     vllm/v1/worker/gpu_model_runner.py (_dummy_sampler_run), vllm/v1/sample/sampler.py and ops/: logits in the model's
     dtype and in fp32, probabilities, exponential noise, and one row per SM for Triton's top-k and top-p (0.17 on).
-    Releases before sort instead and take more; experts are not counted.
+    Releases before sort instead and take more. ``experts``: their workspace in bytes, which stays.
     """
     rows = min(spec.max_num_seqs, spec.max_num_batched_tokens)
     hidden, vocab, item = arch.head_width, arch.vocab_size, spec.item_bytes
@@ -196,7 +209,7 @@ def activation_bytes(
     sampler += 2 * rows * hidden * item  # the hidden states of those rows, and random ones in their place
     trial = _trial_bytes(arch, spec) - blas_workspace_bytes if compiles else 0
     states = spec.max_num_batched_tokens * hidden * item
-    return max(sampler, _mlp_bytes(arch, spec), trial) + states + blas_workspace_bytes
+    return max(experts + max(sampler, _mlp_bytes(arch, spec)), trial) + states + blas_workspace_bytes
 
 
 #: Bytes per request of 0.32's tables of logit biases, allowed, stop and bad tokens (vllm/v1/worker/gpu/sample/).
@@ -211,14 +224,16 @@ def buffer_bytes_0_32(arch: Architecture, spec: ServeSpec, *, blas_workspace_byt
     return spec.max_num_seqs * (words + _TABLES_BYTES_0_32) + blas_workspace_bytes
 
 
-def activation_bytes_0_32(arch: Architecture, spec: ServeSpec, *, compiles: bool, blas_workspace_bytes: int) -> int:
+def activation_bytes_0_32(
+    arch: Architecture, spec: ServeSpec, *, experts: int, compiles: bool, blas_workspace_bytes: int
+) -> int:
     """Torch's peak above weights and buffers in 0.32's ``profile_run``: logits of ``max_num_seqs`` rows, which it
-    samples without a copy, a layer's MLP, or, on a first start, torch.compile's trial."""
+    samples without a copy, a layer's MLP, or, on a first start, torch.compile's trial; ``experts`` as above."""
     rows, hidden, item = min(spec.max_num_seqs, spec.max_num_batched_tokens), arch.head_width, spec.item_bytes
     states = spec.max_num_batched_tokens * hidden * item
     sampler = rows * (padded_vocab(arch) * item + hidden * item + 8 * math.ceil(arch.vocab_size / _GUMBEL_BLOCK))
     trial = _trial_bytes(arch, spec) - blas_workspace_bytes if compiles else 0
-    return max(sampler, _mlp_bytes(arch, spec), trial) + states
+    return max(experts + max(sampler, _mlp_bytes(arch, spec)), trial) + states
 
 
 def _trial_bytes(arch: Architecture, spec: ServeSpec) -> int:
@@ -229,7 +244,7 @@ def _trial_bytes(arch: Architecture, spec: ServeSpec) -> int:
 
 
 def _mlp_bytes(arch: Architecture, spec: ServeSpec) -> int:
-    """Bytes that gate and up projections leave, and their product; nothing of experts, which are not counted."""
+    """Bytes that gate and up projections leave, and their product; 0 beside experts, which have a workspace."""
     widths = [one.num_out for one in arch.linears if one.name.endswith(("gate_proj", "up_proj", "gate_up_proj"))]
     if not widths or arch.has_experts:
         return 0

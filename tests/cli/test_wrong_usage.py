@@ -1,13 +1,16 @@
 """A mistake in the command line's words: one line and exit code 2, with the word that was meant."""
 
+import dataclasses
 import re
+from collections.abc import Iterable
 
 import pytest
 from command_line import vramprobe
 from typer.main import get_command
 
 from vramprobe.cli.verbs import app
-from vramprobe.cli.wrong_usage import _NONE, FOREIGN, in_one_line
+from vramprobe.cli.wrong_usage import _NONE, FOREIGN, _instead, in_one_line
+from vramprobe.interop.arguments import FIELDS
 
 VERBS = get_command(app).commands
 CELL = ("--model", "gpt2", "--method", "lora")
@@ -26,6 +29,13 @@ CELL = ("--model", "gpt2", "--method", "lora")
         (("predict", *CELL, "--lora_r_dropout", "8"), "nearest: --lora-dropout"),
         (("predict", *CELL, "--per_device_train_batch_size", "3"), "here it is --batch-size"),
         (("predict", *CELL, "--modules-to-save", "lm_head"), "vramprobe profile --emulate GPU --empty-weights"),
+        (("predict", *CELL, "--use-reentrant", "false"), "keep each layer's input; drop it, or run the script: "),
+        (("predict", *CELL, "--padding-free"), "rows are predicted side by side, as long as seq_len; drop it, or run"),
+        (("predict", *CELL, "--bf16_full_eval"), "evaluation is not predicted; drop it, or run the script"),
+        (("recommend", *CELL, "--max-memory", "20GiB"), "it splits a model between GPUs and the host, which is not"),
+        (("predict", *CELL, "--lora_modules_to_save", "x"), "it trains copies of whole modules, which is not"),
+        (("predict", *CELL, "--save-steps", "3"), "it changes no memory of a step: drop it"),
+        (("predict", *CELL, "--frobnicate"), "a script runs with all of its own: vramprobe profile --emulate GPU"),
         (("predict", *CELL, "--use-liger-kernel"), "here it is --fused-linear-cross-entropy"),
         (("predict", *CELL, "--stack", "transformers-4.48"), "--python PATH; `vramprobe emulate setup --torch 2.6.0"),
         (("predict", *CELL, "--weights", "random"), "has no option --weights: it changes how a cell is measured"),
@@ -59,6 +69,31 @@ def test_all_that_is_missing_is_named_at_once(verb: str) -> None:
     )
 
 
+def answers(fields: Iterable[str]) -> dict[str, str]:
+    """Return the answer of predict to each field, typed as an option that it does not have."""
+    own = {one.name for one in VERBS["predict"].params}
+    asked = [field for field in fields if not field.startswith("_") and field not in own]
+    return {field: _instead("predict", f"--{field}", (), VERBS) for field in asked}
+
+
+def test_each_field_of_a_configuration_has_an_option_or_a_reason() -> None:
+    tables = [FIELDS[part] for part in ("files", "arguments", "adapters")]
+    fields = [name for one in tables for key in ("harmless", "read") for name in one.get(key, "").split()]
+    fields += [name for one in tables for key in ("option_of", "named", "refused") for name in one.get(key, {})]
+    for framework in ("axolotl", "llamafactory"):
+        fields += [*FIELDS[framework]["arguments"], *FIELDS[framework]["adapter"]]
+    assert [field for field, said in answers(fields).items() if "lists its options" in said] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"), [("transformers", "TrainingArguments"), ("peft", "LoraConfig"), ("trl", "SFTConfig")]
+)
+def test_each_field_of_the_installed_library_has_an_option_or_a_reason(module: str, kind: str) -> None:
+    fields = [one.name for one in dataclasses.fields(getattr(pytest.importorskip(module), kind))]
+    assert len(fields) > 20
+    assert [field for field, said in answers(fields).items() if "lists its options" in said] == []
+
+
 def test_no_words_at_all_show_the_verbs() -> None:
     done = vramprobe()
     assert done.returncode == 2
@@ -70,4 +105,4 @@ def test_a_foreign_word_leads_to_an_option_that_predict_has() -> None:
     assert set(FOREIGN.values()) <= own
     assert not any(re.sub("[^a-z0-9]", "", name) in FOREIGN for name in own)
     for verb, name in _NONE:
-        assert not verb or name not in {one.name for one in VERBS[verb].params}
+        assert name not in {one.name for one in VERBS[verb].params}

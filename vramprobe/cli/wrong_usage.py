@@ -10,7 +10,7 @@ from typing import Any
 
 from vramprobe.cli.help import EXAMPLES, VERBS
 from vramprobe.emulate.environment import OTHER_VERSIONS
-from vramprobe.interop.arguments import OPTION_OF
+from vramprobe.interop.arguments import FIELDS, OPTION_OF
 from vramprobe.options import MEASURED_OPTIONS, RANK_OPTIONS
 
 
@@ -18,9 +18,16 @@ def _letters(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower())
 
 
+_OPTION_OF = OPTION_OF | FIELDS["adapters"]["option_of"]
+#: Key of Axolotl's or LLaMA-Factory's file → field of transformers', TRL's or peft's configuration.
+_RENAMED = {
+    key: field for name in ("axolotl", "llamafactory") for part in ("arguments", "adapter")
+    for key, field in FIELDS[name][part].items()
+}  # fmt: skip
 #: An option of transformers, TRL, peft, accelerate, Axolotl or vLLM, as letters and digits alone → its parameter here.
 FOREIGN = {
-    **{_letters(field): option for field, option in OPTION_OF.items() if field != option},
+    **{_letters(field): option for field, option in _OPTION_OF.items() if field != option},
+    **{_letters(key): _OPTION_OF[field] for key, field in _RENAMED.items() if _OPTION_OF.get(field, key) != key},
     **dict.fromkeys(
         ("worldsize", "nprocpernode", "numprocesses", "ngpus", "numdevices", "tensorparallelsize"), "num_gpus"
     ),
@@ -30,19 +37,26 @@ FOREIGN = {
     **dict.fromkeys(("microbatchsize", "trainmicrobatchsizepergpu", "bs"), "batch_size"),
     "gradientaccumulation": "grad_accum",
     **dict.fromkeys(("modelnameorpath", "basemodel", "modelid", "modelname"), "model"),
+    **dict.fromkeys(
+        ("gradientcheckpointingkwargs", "activationcheckpointing", "activationcheckpointingkwargs"),
+        "gradient_checkpointing",
+    ),
     **dict.fromkeys(("loadin4bit", "loadin8bit", "quantbits", "bits"), "quant"),
-    **dict.fromkeys(("usepeft", "finetuningtype", "adapter"), "method"),
+    **dict.fromkeys(("usepeft", "pefttype", "finetuningtype", "adapter"), "method"),
     **dict.fromkeys(("bf16", "fp16", "torchdtype"), "dtype"),
     **dict.fromkeys(("attnimplementation", "flashattn", "flashattention"), "attn"),
-    **dict.fromkeys(("deepspeed", "fsdp", "fsdp2", "zerostage", "zero1", "zero2", "zero3"), "sharding"),
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdpconfig", "fsdp2", "zerostage", "zero1", "zero2", "zero3"), "sharding"),
     **dict.fromkeys(("offloadoptimizer", "offloadparam", "cpuoffload"), "offload"),
-    **dict.fromkeys(("liger", "ligerkernel", "useliger", "useligerkernel"), "fused_linear_cross_entropy"),
+    **dict.fromkeys(
+        ("liger", "ligerkernel", "useliger", "useligerkernel", "enableligerkernel", "ligerkernelconfig"),
+        "fused_linear_cross_entropy",
+    ),
     "losstype": "loss",
     **dict.fromkeys(("gpumemory", "vram", "card"), "gpu"),
 }
 #: Parameter → the word of another kind of verb for it.
 _ELSEWHERE = {"seq_len": "max_model_len", "batch_size": "max_num_seqs"}
-#: Verb and parameter, or "" and an option's letters → why there is none, and what to do.
+#: Verb and parameter → why there is none, and what to do.
 _NONE: dict[tuple[str, str], str] = {
     **{
         ("grpo", name): "it predicts one GPU, with a whole model each for trainer and engine; predict has it for the "
@@ -58,9 +72,22 @@ _NONE: dict[tuple[str, str], str] = {
     ("predict", "stack"): "other library versions are recorded, with an interpreter that has them: --python PATH; "
     f"`{OTHER_VERSIONS}` makes one, with your versions",
     ("serve", "engine"): "it predicts vLLM alone; vramprobe explain reads SGLang's errors",
-    ("", "modulestosave"): "trained copies of whole modules are not predicted; run the script: vramprobe profile "
-    "--emulate GPU --empty-weights -- python train.py",
 }
+_ANY_RUN = "vramprobe profile --emulate GPU --empty-weights -- python train.py"
+
+
+def _reasons() -> dict[str, str]:
+    """Field of another library's configuration, as letters alone → why a cell has no such option, and what to do."""
+    said = {}
+    for part in (FIELDS[name] for name in ("files", "arguments", "adapters", "typed")):
+        for field in part.get("harmless", "").split():
+            said[field] = "it changes no memory of a step: drop it"
+        for field, why in part.get("named", {}).items():
+            said[field] = f"{why}; drop it, or run the script: {_ANY_RUN}"
+        for field, why in part.get("refused", {}).items():
+            said[field] = f"it {why}, which is not predicted; run the script: {_ANY_RUN}"
+    said |= {key: said[field] for key, field in _RENAMED.items() if field in said}
+    return {_letters(field): why for field, why in said.items()}
 
 
 def in_one_line(error: Any, words: Sequence[str], verbs: Mapping[str, Any]) -> str:
@@ -81,9 +108,8 @@ def _instead(verb: str, name: str, near: Sequence[str] | None, verbs: Mapping[st
     letters = _letters(name)
     own = {one.name: one for one in verbs[verb].params}
     parameter = FOREIGN.get(letters, name.lstrip("-").replace("-", "_").lower())
-    for key in ((verb, parameter), ("", letters)):
-        if key in _NONE:
-            return _NONE[key]
+    if (verb, parameter) in _NONE:
+        return _NONE[verb, parameter]
     for word in (parameter, _ELSEWHERE.get(parameter, "")):
         if word in own:
             return f"here it is {_flag(own[word])}"
@@ -91,7 +117,10 @@ def _instead(verb: str, name: str, near: Sequence[str] | None, verbs: Mapping[st
     have = [other for other in ordered if any(one.name == parameter for one in getattr(verbs[other], "params", ()))]
     if have:
         return f"{' and '.join(have[:2])} {'has' if len(have) == 1 else 'have'} it"
+    if "model" in own and (reason := _reasons().get(letters)):
+        return reason
     listed = f"`vramprobe {verb} --help` lists its options"
+    listed += f"; a script runs with all of its own: {_ANY_RUN}" if "batch_size" in own else ""
     return f"nearest: {', '.join(sorted(near)[:3])}; {listed}" if near else listed
 
 

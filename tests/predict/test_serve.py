@@ -14,12 +14,14 @@ from vramprobe.catalog.names import QUANTIZED
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.predict import serving_memory
 from vramprobe.predict.serve import serve
+from vramprobe.predict.serve_spec import ServeSpec
+from vramprobe.predict.serving_experts import Workspace
 from vramprobe.predict.serving_memory import NAMED, QUANTIZATIONS
 from vramprobe.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
 H100 = {"gpu": "H100-SXM", "gpu_memory_utilization": 0.95, "max_model_len": 8192}
-SPEC = serving_memory.ServeSpec(max_model_len=8192, max_num_batched_tokens=8192, max_num_seqs=1024)
+SPEC = ServeSpec(max_model_len=8192, max_num_batched_tokens=8192, max_num_seqs=1024)
 
 
 def test_a_kv_cache_of_chunks_is_refused() -> None:
@@ -38,9 +40,9 @@ def test_weights_of_a_tiny_llama_by_hand() -> None:
     embeddings, rotary = 2 * 128 * 64, 512 * 16  # the vocabulary in whole multiples of 64
     arch = architecture(config)
     assert serving_memory.weight_bytes(arch, config, SPEC) == 2 * (2 * layer + norms + embeddings + rotary)
-    fp8 = serving_memory.ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, quantization="fp8")
+    fp8 = ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, quantization="fp8")
     assert serving_memory.weight_bytes(arch, config, fp8) == 2 * layer + 2 * (norms + embeddings + rotary)
-    halves = serving_memory.ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, tensor_parallel_size=2)
+    halves = ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, tensor_parallel_size=2)
     assert serving_memory.weight_bytes(arch, config, halves) == 2 * layer + embeddings + 2 * (norms + rotary)
 
 
@@ -70,7 +72,7 @@ def test_the_sampler_takes_fourteen_bytes_per_logit() -> None:
     """As an emulated run of vLLM 0.19 has them: 296.75, three times 593.5 and 76.51 MiB of 151,936 tokens."""
     arch = architecture(find_model("qwen2.5-0.5b").config)
     found = serving_memory.activation_bytes(
-        arch, SPEC, experts=0, num_sms=132, compiles=True, blas_workspace_bytes=32 * MIB
+        arch, SPEC, experts=Workspace(), num_sms=132, compiles=True, blas_workspace_bytes=32 * MIB
     )
     hidden = (8192 + 2 * 1024) * 896 * 2
     assert found - hidden - 32 * MIB == (1024 * 14 + 132 * 4) * 151936
@@ -159,7 +161,7 @@ SHIPPED = ("--model", "llama-3.2-1b", "--method", "lora", "--batch-size", "2", "
     ("words", "code"),
     [
         (("serve", "--model", "llama-3.1-8b", "--gpu", "T4"), 3),
-        (("serve", "--model", "gpt-oss-120b", "--gpu", "H200", "--max-model-len", "4096"), 4),
+        (("serve", "--model", "gpt-oss-120b", "--gpu", "B200", "--max-model-len", "4096"), 4),
         (("serve", "--model", "llama-3.1-8b", "--gpu", "H100-SXM", "--max-model-len", "8192"), 0),
         (("grpo", "--model", "llama-3.1-8b", "--method", "lora", "--gradient-checkpointing", "--gpu", "L4"), 3),
         (("predict", *SHIPPED, "--gpu", "RTX-3080"), 3),
@@ -199,19 +201,14 @@ def test_another_release_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("model", "left_out"),
-    [
-        ("gpt-oss-120b", ("the experts' workspaces",)),
-        ("Qwen/Qwen3-30B-A3B-FP8", ("the experts' workspaces",)),
-        ("qwen3-vl-8b", ("the vision tower's",)),
-    ],
+    [("Qwen/Qwen3-30B-A3B-FP8", ("the experts' workspaces",)), ("qwen3-vl-8b", ("the vision tower's",))],
 )
 def test_a_cache_that_is_only_bounded_from_above_never_fits(model: str, left_out: tuple[str, ...]) -> None:
-    """vLLM's logs of gpt-oss-120b on an H100 have 64.4 to 66.0 GiB of weights, and no cache at its defaults."""
-    found = serve(model=model, gpu="H200", max_model_len=4096)
+    found = serve(model=model, gpu="B200", max_model_len=4096)
     assert found.verdict == "may fit"
     assert [one.startswith(part) for one, part in zip(found.left_out, left_out, strict=True)] == [True] * len(left_out)
     assert serve(model=model, gpu="T4", max_model_len=4096, quantization="none").verdict == "does not fit"
-    assert "may fit" in vramprobe("serve", "--model", model, "--gpu", "H200", "--max-model-len", "4096").stdout
+    assert "may fit" in vramprobe("serve", "--model", model, "--gpu", "B200", "--max-model-len", "4096").stdout
 
 
 @pytest.mark.parametrize(
@@ -276,19 +273,24 @@ def test_mxfp4_experts_are_padded_as_the_kernels_of_the_gpu_want(gpu: str, inter
     found = serve(model="gpt-oss-120b", gpu=gpu)
     experts = 36 * 128 * (3 * intermediate * hidden * 17 / 32 + 2 * (2 * intermediate + hidden))
     assert found.weights_bytes == pytest.approx(experts + OTHERS_OF_GPT_OSS_120B, rel=0.002)
-    assert found.left_out == ("the experts' workspaces",)
+    assert found.left_out == (("the experts' workspaces",) if gpu == "B200" else ())
 
 
 def test_on_hopper_tritons_layouts_are_padded_and_the_loaded_scales_stay() -> None:
     """By hand: 1,440 bytes of values padded to 1,472; 5,760 and 2,880 scales by 90 padded to 5,888 and 3,072, beside
-    those that were loaded; biases in 32 bits. Logs of gpt-oss-120b on an H100 have 64.4 to 66.0 GiB, by release."""
+    those that were loaded; biases in 32 bits. Logs of gpt-oss-120b on an H100 have 64.4 to 66.0 GiB, by
+    release, and no cache at the defaults."""
     found = serve(model="gpt-oss-120b", gpu="H100-SXM")
+    assert found.verdict == "does not fit"
     values, scales, loaded = (5760 + 2880) * 1472, (5888 + 3072) * 90, (5760 + 2880) * 90
     experts = 36 * 128 * (values + scales + loaded + 4 * (5760 + 2880))
     assert found.weights_bytes == pytest.approx(experts + OTHERS_OF_GPT_OSS_120B, rel=0.002)
     assert 64.4 < found.weights_bytes / GIB < 66.0
     printed = vramprobe("serve", "--model", "gpt-oss-120b", "--gpu", "H100-SXM").stdout
     assert "at least" not in printed.split("weights")[1].splitlines()[0]
+    newer = serve(model="gpt-oss-120b", gpu="H100-SXM", vllm_release="0.32")  # pads no values, drops loaded scales
+    more = 36 * 128 * ((5760 + 2880) * (1472 - 1440) + loaded)
+    assert found.weights_bytes - newer.weights_bytes == pytest.approx(more, rel=0.01)  # segments of 2 MiB
 
 
 def test_an_expert_of_a_divided_engine_is_padded_on_each_gpu() -> None:

@@ -18,6 +18,8 @@ from vramprobe.emulate.cards import CardProperties, card_properties
 from vramprobe.errors import SpecError
 from vramprobe.predict import serving_memory
 from vramprobe.predict.bisection import bisected
+from vramprobe.predict.serve_spec import ServeSpec
+from vramprobe.predict.serving_experts import Workspace, experts_workspace, pads_experts
 from vramprobe.records.frozen import FrozenModel
 from vramprobe.units import GIB, MIB
 
@@ -95,7 +97,7 @@ def serve(
         )
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 0)
     is_large = card.total_bytes >= _LARGE_GPU_BYTES and "A100" not in card.name
-    spec = serving_memory.ServeSpec(
+    spec = ServeSpec(
         max_model_len=(positions or 2048) if max_model_len is None else max_model_len,
         max_num_batched_tokens=(8192 if is_large else 2048)
         if max_num_batched_tokens is None
@@ -106,17 +108,17 @@ def serve(
         quantization=_quantization(entry) if quantization is None else quantization,
         kv_cache_dtype=kv_cache_dtype,
         capability=card.compute_capability[0],
+        release=vllm_release,
     )
     _check(spec, arch, utilization)
     if vllm_release == "0.32" and spec.quantization == "bitsandbytes":
         raise SpecError("quantization 'bitsandbytes': vLLM 0.32 no longer has it; choose vllm_release 0.19, or awq")
     non_torch, notes = _non_torch(card, tensor_parallel_size)
-    counts_experts = spec.quantization == "none" and not (vllm_release == "0.32" and spec.capability >= 10)
-    experts = serving_memory.experts_workspace_bytes(arch, config, spec) if counts_experts else 0
-    left_out = _left_out(entry, arch, spec, counts_experts=counts_experts)
+    workspace = experts_workspace(arch, config, spec)
+    left_out, experts = _left_out(entry, arch, spec, workspace), workspace or Workspace()
     weights = serving_memory.weight_bytes(arch, config, spec)
     graphs = 0 if enforce_eager else _graphs(arch.num_layers, spec)
-    workspace, buffers, inside = card.gpu.blas_workspace_bytes, 0, 0
+    blas, buffers, inside = card.gpu.blas_workspace_bytes, 0, 0
     compiles = not enforce_eager and not finds_caches
     if vllm_release == "0.19":
         activation = serving_memory.activation_bytes(
@@ -125,12 +127,12 @@ def serve(
             experts=experts,
             num_sms=card.sm_count,
             compiles=compiles,
-            blas_workspace_bytes=workspace,
+            blas_workspace_bytes=blas,
         )
     else:
-        buffers = serving_memory.buffer_bytes_0_32(arch, spec, blas_workspace_bytes=workspace)
+        buffers = serving_memory.buffer_bytes_0_32(arch, spec, blas_workspace_bytes=blas)
         activation = serving_memory.activation_bytes_0_32(
-            arch, spec, experts=experts, compiles=compiles, blas_workspace_bytes=workspace
+            arch, spec, experts=experts, compiles=compiles, blas_workspace_bytes=blas
         )
         inside = graphs or 0
         if graphs is None:
@@ -187,14 +189,12 @@ def _quantization(entry: ModelEntry) -> str:
     return own
 
 
-def _left_out(
-    entry: ModelEntry, arch: Architecture, spec: serving_memory.ServeSpec, *, counts_experts: bool
-) -> list[str]:
+def _left_out(entry: ModelEntry, arch: Architecture, spec: ServeSpec, workspace: Workspace | None) -> list[str]:
     """Parts of this engine that are not counted."""
     parts = []
-    if arch.has_experts and not counts_experts:  # other kernels than Triton's
+    if workspace is None:
         parts.append("the experts' workspaces")
-    is_padded = serving_memory.pads_experts(arch, spec)
+    is_padded = pads_experts(arch, spec)
     if spec.quantization == "mxfp4" and arch.has_experts and not is_padded:
         parts.append(f"{PADDING} (6 to 9 % of the weights in published logs of gpt-oss)")
     if has_images(entry.config):
@@ -202,7 +202,7 @@ def _left_out(
     return parts
 
 
-def _check(spec: serving_memory.ServeSpec, arch: Any, utilization: float) -> None:
+def _check(spec: ServeSpec, arch: Any, utilization: float) -> None:
     """Raises SpecError for what vLLM would refuse."""
     for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size"):
         if getattr(spec, name) < 1:
@@ -245,7 +245,7 @@ def _non_torch(card: CardProperties, tensor_parallel_size: int) -> tuple[int, li
     return round(float(row["mib"]) * MIB), [said]
 
 
-def _graphs(num_layers: int, spec: serving_memory.ServeSpec) -> int | None:
+def _graphs(num_layers: int, spec: ServeSpec) -> int | None:
     """CUDA graphs of vLLM's 51 batch sizes, bytes; None for fewer of them, or on several GPUs."""
     if spec.max_num_seqs < _ALL_GRAPHS_SEQS or spec.tensor_parallel_size > 1:
         return None

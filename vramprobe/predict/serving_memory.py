@@ -7,11 +7,12 @@ and, where a name says so, of 0.32 (its second model runner); each function name
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vramprobe.architecture import Architecture, Parameter
-from vramprobe.units import ITEMSIZE_BYTES, MIB
+from vramprobe.predict.serve_spec import ServeSpec
+from vramprobe.predict.serving_experts import Workspace, mxfp4_bytes, pads_experts, up_to
+from vramprobe.units import MIB
 
 VOCAB_MULTIPLE = 64  # vllm/model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
 BLOCK_TOKENS = 16  # vllm/config/cache.py: the block size of every attention backend that was seen
@@ -54,31 +55,6 @@ NAMED = {
     "-fp8": "fp8",
     "-bnb-4bit": "bitsandbytes",
 }
-#: Major compute capability → multiples of an MXFP4 expert's intermediate and hidden size: Triton's on Hopper,
-#: FlashInfer's on data center Blackwells, on any other GPU Marlin's (fused_moe/oracle/mxfp4.py:
-#: mxfp4_round_up_hidden_size_and_intermediate_size).
-_MXFP4_MULTIPLES = {9: (64, 1), 10: (256, 256)}
-_MARLIN_MULTIPLES = (128, 256)
-_TRITON_BIAS_BYTES = 4  # fused_moe/oracle/mxfp4.py: convert_to_mxfp4_moe_kernel_format
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeSpec:
-    """Options that decide an engine's memory, in vLLM's words; ``dtype`` in ours."""
-
-    max_model_len: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    tensor_parallel_size: int = 1
-    dtype: str = "bf16"
-    quantization: str = "none"
-    kv_cache_dtype: str = "auto"
-    capability: int = 9  # the GPU's, its major number
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of an activation's element."""
-        return ITEMSIZE_BYTES[self.dtype]
 
 
 class Pages(NamedTuple):
@@ -131,74 +107,27 @@ def _parameter_bytes(one: Parameter, arch: Architecture, spec: ServeSpec) -> flo
     if one.role in ("embedding", "head") and one.shape[0] == arch.vocab_size:
         numel = padded_vocab(arch) * math.prod(one.shape[1:])
     if pads_experts(arch, spec) and one.role == "experts":
-        return _mxfp4_bytes(one, spec)
+        return mxfp4_bytes(one, spec)
     bits: float = 8 * spec.item_bytes
     if form.bits and one.role in form.roles and len(one.shape) > 1:
         bits = form.bits + form.group_bits / form.group_size
     return numel * bits / 8 / shares
 
 
-def pads_experts(arch: Architecture, spec: ServeSpec) -> bool:
-    """Return True for a model whose MXFP4 experts are counted as vLLM's kernels have them: gpt-oss."""
-    return spec.quantization == "mxfp4" and arch.model_type == "gpt_oss"
-
-
-def _mxfp4_bytes(one: Parameter, spec: ServeSpec) -> float:
-    """An expert tensor on one GPU, padded, and its bias (vllm/model_executor/layers/quantization/mxfp4.py:
-    create_weights)."""
-    of_intermediate, of_hidden = _MXFP4_MULTIPLES.get(spec.capability, _MARLIN_MULTIPLES)
-    num_experts, *sides = one.shape
-    is_down, is_bias = "down_proj" in one.name, len(sides) == 1
-    intermediate, hidden = (sides[0], sides[-1]) if is_down else (sides[-1] // 2, sides[0])
-    padded = _up(intermediate / spec.tensor_parallel_size, of_intermediate) * (1 if is_down else 2)
-    rows, columns = (_up(hidden, of_hidden), padded) if is_down else (padded, _up(hidden, of_hidden))
-    if is_bias:
-        return num_experts * rows * (_TRITON_BIAS_BYTES if spec.capability == 9 else spec.item_bytes)
-    if spec.capability == 9:
-        return num_experts * _triton_bytes(rows, columns)
-    form = QUANTIZATIONS["mxfp4"]
-    return num_experts * rows * columns * (form.bits + form.group_bits / form.group_size) / 8
-
-
-def _triton_bytes(rows: int, columns: int) -> int:
-    """One expert's matrix as Triton's kernels have it on Hopper: values and scales in padded layouts, beside the scales
-    that were loaded, which stay (vllm 0.19: _setup_kernel in quantization/mxfp4.py,
-    third_party/triton_kernels/tensor_details/layout_details/hopper_value.py and hopper_scale.py)."""
-    values, scales = columns // 2, columns // QUANTIZATIONS["mxfp4"].group_size
-    return _up(rows, 64) * _up(values, 64) + _up(rows, 256) * _up(scales, 2) + rows * scales
-
-
-def _up(size: float, multiple: int) -> int:
-    return math.ceil(size / multiple) * multiple
-
-
 def padded_vocab(arch: Architecture) -> int:
     """Rows of embedding and head."""
-    return _up(arch.vocab_size, VOCAB_MULTIPLE)
-
-
-def experts_workspace_bytes(arch: Architecture, config: Mapping[str, Any], spec: ServeSpec) -> int:
-    """Bytes that Triton's kernel of 16-bit experts keeps from its first run on: what goes into and comes out of the
-    activation, of every expert that a token takes (vllm 0.19: fused_moe/fused_moe.py: TritonExperts.workspace_shapes,
-    modular_kernel.py: _allocate_buffers, v1/worker/workspace.py)."""
-    gate_up = next((one for one in arch.parameters if one.role == "experts" and "gate_up" in one.name), None)
-    if gate_up is None:
-        return 0
-    hidden = int(config["hidden_size"])
-    inner = gate_up.numel // (gate_up.shape[0] * hidden) // spec.tensor_parallel_size
-    rows = spec.max_num_batched_tokens * int(config["num_experts_per_tok"])
-    return rows * (max(inner // 2, hidden) + max(inner, hidden)) * spec.item_bytes
+    return up_to(arch.vocab_size, VOCAB_MULTIPLE)
 
 
 def activation_bytes(
-    arch: Architecture, spec: ServeSpec, *, experts: int, num_sms: int, compiles: bool, blas_workspace_bytes: int
+    arch: Architecture, spec: ServeSpec, *, experts: Workspace, num_sms: int, compiles: bool, blas_workspace_bytes: int
 ) -> int:
     """Torch's peak above the weights in ``profile_run``: the sampler on ``max_num_seqs`` rows, a layer's MLP, or, on a
     first start, torch.compile's trial (:func:`_trial_bytes`).
 
     vllm/v1/worker/gpu_model_runner.py (_dummy_sampler_run), vllm/v1/sample/sampler.py and ops/: logits in the model's
     dtype and in fp32, probabilities, exponential noise, and one row per SM for Triton's top-k and top-p (0.17 on).
-    Releases before sort instead and take more. ``experts``: their workspace in bytes, which stays.
+    Releases before sort instead and take more. ``experts``: their workspace.
     """
     rows = min(spec.max_num_seqs, spec.max_num_batched_tokens)
     hidden, vocab, item = arch.head_width, arch.vocab_size, spec.item_bytes
@@ -209,7 +138,11 @@ def activation_bytes(
     sampler += 2 * rows * hidden * item  # the hidden states of those rows, and random ones in their place
     trial = _trial_bytes(arch, spec) - blas_workspace_bytes if compiles else 0
     states = spec.max_num_batched_tokens * hidden * item
-    return max(experts + max(sampler, _mlp_bytes(arch, spec)), trial) + states + blas_workspace_bytes
+    return (
+        max(experts.held_bytes + max(sampler, _mlp_bytes(arch, spec), experts.passing_bytes), trial)
+        + states
+        + blas_workspace_bytes
+    )
 
 
 #: Bytes per request of 0.32's tables of logit biases, allowed, stop and bad tokens (vllm/v1/worker/gpu/sample/).
@@ -225,7 +158,7 @@ def buffer_bytes_0_32(arch: Architecture, spec: ServeSpec, *, blas_workspace_byt
 
 
 def activation_bytes_0_32(
-    arch: Architecture, spec: ServeSpec, *, experts: int, compiles: bool, blas_workspace_bytes: int
+    arch: Architecture, spec: ServeSpec, *, experts: Workspace, compiles: bool, blas_workspace_bytes: int
 ) -> int:
     """Torch's peak above weights and buffers in 0.32's ``profile_run``: logits of ``max_num_seqs`` rows, which it
     samples without a copy, a layer's MLP, or, on a first start, torch.compile's trial; ``experts`` as above."""
@@ -233,7 +166,7 @@ def activation_bytes_0_32(
     states = spec.max_num_batched_tokens * hidden * item
     sampler = rows * (padded_vocab(arch) * item + hidden * item + 8 * math.ceil(arch.vocab_size / _GUMBEL_BLOCK))
     trial = _trial_bytes(arch, spec) - blas_workspace_bytes if compiles else 0
-    return max(experts + max(sampler, _mlp_bytes(arch, spec)), trial) + states
+    return max(experts.held_bytes + max(sampler, _mlp_bytes(arch, spec), experts.passing_bytes), trial) + states
 
 
 def _trial_bytes(arch: Architecture, spec: ServeSpec) -> int:

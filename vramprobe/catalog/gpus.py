@@ -12,6 +12,7 @@ from functools import cache
 from typing import Literal
 
 from vramprobe.catalog.contexts import context_of
+from vramprobe.catalog.gpu_hints import gpu_hint
 from vramprobe.catalog.shipped import csv_rows, number, split
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.units import GIB, KIB, MIB, parse_bytes
@@ -131,6 +132,8 @@ def _gpu_called(name: str, hint: str) -> Gpu:
     if fitting:
         several = ", ".join(f"{gpu.short_name} ({gpu.name})" for gpu in fitting)
         raise UnknownName("GPU", name, [], f"The name fits several: {several}. Give one of these.")
+    if about := gpu_hint(name):
+        raise UnknownName("GPU", name, [], f"{about} {hint}")
     raise UnknownName("GPU", name, [gpu.short_name for gpu in _gpus()], hint)
 
 

@@ -233,6 +233,11 @@ def test_experts_by_other_kernels_than_tritons_are_named_as_not_counted() -> Non
     words = {"model": "qwen3-30b-a3b", "vllm_release": "0.32", "max_model_len": 4096}
     assert "the experts' workspaces" not in serve(gpu="H100-SXM", **words).left_out
     assert "the experts' workspaces" in serve(gpu="B200", **words).left_out
+    fp8 = {gpu: serve(model="Qwen/Qwen3-30B-A3B-FP8", gpu=gpu, max_model_len=4096).left_out for gpu in ("L40S", "H200")}
+    assert fp8 == {"L40S": (), "H200": ("the experts' workspaces",)}  # in which blocks, its name does not say
+    words = {"gpu": "H200", "tensor_parallel_size": 8, "max_model_len": 4096}
+    assert serve(model="deepseek-v3", **words).left_out == ()
+    assert serve(model="deepseek-v3", quantization="gptq", **words).left_out == ("the experts' workspaces",)
 
 
 @pytest.mark.parametrize(

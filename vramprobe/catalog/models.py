@@ -47,6 +47,7 @@ class ModelEntry:
     origin: Origin
     dtype: str | None = None  # of the checkpoint's weights on the hub, in torch's word; null where no source tells it
     quantization: str | None = None  # of the checkpoint, its config's quant_method; null: none
+    has_scale_blocks: bool = False  # of that: a block of each weight shares a scale
 
     @property
     def model_type(self) -> str:
@@ -249,8 +250,9 @@ def _path_entry(path: Path, trust_remote_code: bool) -> ModelEntry:
 def _of_config(name: str, config: dict[str, Any], origin: Origin, **known: Any) -> ModelEntry:
     """The entry of a model; ``known``: what else is known of it, by its fields."""
     said = config.get("quantization_config")
-    quantization = said.get("quant_method") if isinstance(said, dict) else None
-    return ModelEntry(name=name, config=config, origin=origin, quantization=quantization, **known)
+    if isinstance(said, dict):
+        known |= {"quantization": said.get("quant_method"), "has_scale_blocks": "weight_block_size" in said}
+    return ModelEntry(name=name, config=config, origin=origin, **known)
 
 
 def _base_of_adapter(file: Path, name: str, trust_remote_code: bool) -> ModelEntry:

@@ -106,6 +106,7 @@ def serve(
         tensor_parallel_size=tensor_parallel_size,
         dtype=meant("dtype", dtype),
         quantization=_quantization(entry) if quantization is None else quantization,
+        has_scale_blocks=entry.has_scale_blocks,
         kv_cache_dtype=kv_cache_dtype,
         capability=card.compute_capability[0],
         release=vllm_release,

@@ -18,6 +18,7 @@ class ServeSpec:
     tensor_parallel_size: int = 1
     dtype: str = "bf16"
     quantization: str = "none"
+    has_scale_blocks: bool = False  # of the checkpoint's FP8
     kv_cache_dtype: str = "auto"
     capability: int = 9  # the GPU's, its major number
     release: str = "0.19"  # of vLLM, as in serve.RELEASES

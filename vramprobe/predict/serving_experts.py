@@ -100,7 +100,16 @@ def experts_workspace(arch: Architecture, config: Mapping[str, Any], spec: Serve
         inner, hidden = up_to(inner, kernel.intermediate_multiple), up_to(hidden, kernel.hidden_multiple)
         if kernel.layout is not None:
             return Workspace(passing_bytes=rows * (inner + hidden) * spec.item_bytes)
-    elif spec.quantization != "none" or (spec.release == "0.32" and spec.capability >= 10):  # FlashInfer's
+    elif not _runs_triton_or_marlin(spec):
         return None
     inner = int(inner)
-    return Workspace(held_bytes=rows * (max(inner, hidden) + max(2 * inner, hidden)) * spec.item_bytes)
+    held = rows * (max(inner, hidden) + max(2 * inner, hidden)) * spec.item_bytes
+    return Workspace(held, rows * inner if spec.quantization == "fp8" else 0)
+
+
+def _runs_triton_or_marlin(spec: ServeSpec) -> bool:
+    """Return True where 16-bit or FP8 experts have no other kernel (fused_moe/oracle/unquantized.py, fp8.py): FP8 in
+    blocks has Triton's on Hopper, any FP8 has Triton's on Ada and Marlin's before."""
+    if spec.quantization == "none":
+        return spec.release == "0.19" or spec.capability < 10  # then FlashInfer's
+    return spec.quantization == "fp8" and (spec.capability < 9 or (spec.capability == 9 and spec.has_scale_blocks))

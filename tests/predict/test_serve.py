@@ -211,6 +211,15 @@ def test_a_cache_that_is_only_bounded_from_above_never_fits(model: str, left_out
     assert "may fit" in vramprobe("serve", "--model", model, "--gpu", "B200", "--max-model-len", "4096").stdout
 
 
+def test_a_quantized_latent_projection_has_a_16_bit_copy() -> None:
+    """61 layers of 512 by 128 heads of 256."""
+    spec = ServeSpec(max_model_len=8, max_num_batched_tokens=8, max_num_seqs=8, quantization="fp8")
+    config = find_model("deepseek-v3").config
+    (one,) = (one for one in architecture(config).parameters if one.module == "kv_b_proj")
+    assert one.numel == 512 * 128 * 256
+    assert serving_memory._parameter_bytes(one, architecture(config), spec) == 3 * one.numel
+
+
 @pytest.mark.parametrize(
     ("model", "words", "activation_gib"),
     [

@@ -111,6 +111,8 @@ def _parameter_bytes(one: Parameter, arch: Architecture, spec: ServeSpec) -> flo
     bits: float = 8 * spec.item_bytes
     if form.bits and one.role in form.roles and len(one.shape) > 1:
         bits = form.bits + form.group_bits / form.group_size
+        if one.module == "kv_b_proj":  # attention/mla_attention.py: process_weights_after_loading keeps a copy
+            bits += 8 * spec.item_bytes
     return numel * bits / 8 / shares
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from vramprobe.log.depth import growth_of, log_and_phases
+from vramprobe.log.depth import deep_of, growth_of
 from vramprobe.log.log import OUTSIDE, LayerMark, Log, PhaseMark
 from vramprobe.log.pairing import log_from, scripts_of
 from vramprobe.log.reserved import reserve
@@ -116,7 +116,7 @@ def test_the_cache_is_emptied_where_the_log_says() -> None:
         events += [Event(1024, 2 * large, 3), Event(1024, -2 * large, 4)]
         mark = PhaseMark("forward", 2, 1, range(0, len(events)))
         log = log_of(events, [mark], [])
-        deep = log_and_phases([mark], scripts_of([log])[0])
+        deep = deep_of(log_from(scripts_of([log])[0], [mark]))
         (own,), (again,) = (reserve(deep.phases, one) for one in (log, deep.log))
         assert own == again
         return own.reserved_peak_bytes

@@ -51,7 +51,6 @@ def recorded_cell(model: str, gpu: catalog.Gpu, **options: Any) -> Recipe:
 
 def peaks(deep: Deep) -> list[tuple[int, ...]]:
     """Allocated and reserved bytes of each phase, at its highest."""
-    assert deep.log is not None
     phases = reserve(deep.phases, deep.log, AllocatorConfig())
     return [(one.allocated_peak_bytes, one.reserved_peak_bytes or 0) for one in phases if one.step]
 

@@ -60,7 +60,7 @@ def ask(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def expected(recipe: Recipe, shape: Shape, config: AllocatorConfig | None = None) -> dict[str, Any]:
     """Python's own answer."""
-    replay = replay_recipe(recipe, "cell", config or AllocatorConfig(), shape, stack={})
+    replay = replay_recipe(recipe, config or AllocatorConfig(), shape, stack={})
     peak, log = replay.peak, replay.log
     # The page numbers where the cache is emptied, too.
     blocks = np.where(log.size_bytes == 0, np.cumsum(log.size_bytes >= 0), log.blocks).tolist()
@@ -200,7 +200,6 @@ def test_a_full_card_takes_the_cache_back(ask: Any) -> None:
     recipe = made_up(18)
     packed, shape = page_book.packed_book([entry_of(recipe)], {}), (2, 100)
     log, most = recipe.deep(shape).log, max(reserved for _, reserved, _ in expected(recipe, shape)["phases"])
-    assert log is not None
     limits = [most * thousandth // 1000 for thousandth in range(700, 1010, 10)]
     said = ask(packed, [(0, shape, {"limitBytes": limit, "empties": False}) for limit in limits])["said"]
     counts = [num_retries(log, AllocatorConfig(), limit) for limit in limits]

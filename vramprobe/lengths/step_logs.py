@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from vramprobe import catalog
-from vramprobe.errors import VramprobeError
 from vramprobe.lengths.batches import Shape
 from vramprobe.log.log import Log
 from vramprobe.predict.at_hand import CANNOT_EMULATE, card_of, require_recordable
@@ -39,7 +38,11 @@ def logs_over(
         lengths = sorted({shape.seq_len for shape in shapes if shape.num_rows == rows})
         by_rows[rows], said = _recipes(spec, rows, lengths, card_of(gpu), say)
         notes += said
-    return lambda shape: _log_at(by_rows[shape.num_rows](shape.seq_len), at_shape(spec, shape)), notes
+
+    def log_at(shape: Shape) -> Log:
+        return by_rows[shape.num_rows](shape.seq_len).deep(shape_of(at_shape(spec, shape))).log
+
+    return log_at, notes
 
 
 def _recipes(
@@ -88,10 +91,3 @@ def _spread(lengths: Sequence[int], count: int) -> list[int]:
     first, last = lengths[0], lengths[-1]
     wanted = [first + (last - first) * number / (count - 1) for number in range(count)]
     return sorted({min(lengths, key=lambda length: abs(length - one)) for one in wanted})
-
-
-def _log_at(recipe: Recipe, spec: CellSpec) -> Log:
-    log = recipe.deep(shape_of(spec)).log
-    if log is None:
-        raise VramprobeError(f"the recipe of {spec.cell_id} does not pair its frees: a fault of vramprobe's; report it")
-    return log

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
-from vramprobe.log.pairing import Kinds, Script, Unpaired, log_from
+from vramprobe.log.pairing import Kinds, Script
 from vramprobe.records.phase_memory import PhaseMemory
 
 _WINDOWS = (64, 24, 8, 3)  # events after a block that must match, tried in turn
@@ -27,17 +27,14 @@ class NotLinear(Exception):
 
 @dataclass(frozen=True)
 class Deep:
-    """The phases at a depth, and what is alive at the highest moment of each, in bytes by cause.
-
-    ``log`` is None where what its frees take back does not continue.
-    """
+    """The phases at a depth, and what is alive at the highest moment of each, in bytes by cause."""
 
     phases: list[PhaseMemory]
     at_peak: list[dict[str, int]]
-    log: Log | None
+    log: Log
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Growth:
     """One phase at any depth: the shallowest run's events and, after them, those of each block that a period puts in.
 
@@ -53,7 +50,7 @@ class Growth:
     def at(self, times: int, sizes: np.ndarray | None = None) -> Script:
         """The phase with each block in it ``times`` times; ranks are -1 where they do not continue.
 
-        ``sizes``: bytes of each event of :attr:`codes` where they are not its kind's.
+        ``sizes``: the number of each event of :attr:`codes` in place of its kind's bytes.
         """
         origin, copy = self.layout(times)
         sizes = None if sizes is None else sizes[origin]
@@ -77,30 +74,24 @@ def growth_of(runs: Sequence[Script]) -> Growth | None:
     return None if blocks is None else _growth(list(runs), blocks)
 
 
-def log_and_phases(marks: Sequence[PhaseMark], scripts: Sequence[Script]) -> Deep:
-    """Return the phases whose events are ``scripts``."""
+def deep_of(log: Log) -> Deep:
+    """Return the phases of a log, and what is alive at the peak of each."""
     totals, phases, at_peak = np.zeros(len(ALL_CAUSES), dtype=np.int64), [], []
-    for mark, script in zip(marks, scripts, strict=True):
-        phase, alive = _memory(mark, script, totals)
+    for mark in log.marks:
+        phase, alive = _memory(mark, log, totals)
         phases.append(phase)
         at_peak.append(alive)
-    return Deep(phases, at_peak, log_of(marks, scripts))
+    return Deep(phases, at_peak, log)
 
 
-def log_of(marks: Sequence[PhaseMark], scripts: Sequence[Script]) -> Log | None:
-    """Return the log of phases whose events are ``scripts``; None where what its frees take back does not continue."""
-    try:
-        return log_from(list(scripts), list(marks))
-    except Unpaired:
-        return None
-
-
-def _memory(mark: PhaseMark, script: Script, totals: np.ndarray) -> tuple[PhaseMemory, dict[str, int]]:
+def _memory(mark: PhaseMark, log: Log, totals: np.ndarray) -> tuple[PhaseMemory, dict[str, int]]:
     """A phase whose events are known; ``totals``, the bytes allocated by cause, moves to its end."""
-    running = np.cumsum(script.size_bytes)
+    events = slice(mark.events.start, mark.events.stop)
+    sizes, causes = log.size_bytes[events], log.causes[events]
+    running = np.cumsum(sizes)
     top = int(running.argmax()) + 1 if running.max(initial=0) > 0 else 0
-    alive = totals + script.bytes_by_cause(top)
-    totals += script.bytes_by_cause()
+    alive = totals + _bytes_by_cause(sizes[:top], causes[:top])
+    totals += _bytes_by_cause(sizes, causes)
     phase = PhaseMemory(
         name=mark.name,
         step=mark.step,
@@ -109,6 +100,10 @@ def _memory(mark: PhaseMark, script: Script, totals: np.ndarray) -> tuple[PhaseM
         allocated_peak_bytes=int(alive.sum()),
     )
     return phase, {cause: int(size) for cause, size in zip(ALL_CAUSES, alive, strict=True) if size}
+
+
+def _bytes_by_cause(sizes: np.ndarray, causes: np.ndarray) -> np.ndarray:
+    return np.bincount(causes, weights=sizes, minlength=len(ALL_CAUSES)).astype(np.int64)  # exact below 2**53
 
 
 def _line(first: Any, second: Any, times: int) -> Any:

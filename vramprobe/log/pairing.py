@@ -12,13 +12,17 @@ from functools import cached_property
 import numpy as np
 
 from vramprobe.allocator.compiled import paired
-from vramprobe.log.log import ALL_CAUSES, OUTSIDE, Log, PhaseMark
+from vramprobe.errors import VramprobeError
+from vramprobe.log.log import OUTSIDE, Log, PhaseMark
 
 _VISITS = ("", "forward", "backward", "after")  # of a layer (log.py, LayerMark)
 
 
-class Unpaired(Exception):
+class Unpaired(VramprobeError):
     """A free that no living block answers to."""
+
+    def __init__(self, free: str) -> None:
+        super().__init__(f"a recipe does not pair {free}: a fault of vramprobe's; report it")
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class Script:
 
     The libraries free some in the order of a hash table; the caching allocator comes to the same either way.
     ``codes``: 1 plus the position of the block's kind; negative for a free. ``ranks``: for a free, the number of living
-    blocks of its kind that were allocated later; else 0. ``sizes``: bytes of each event's block where they are not its
-    kind's, as at another batch shape.
+    blocks of its kind that were allocated later; else 0. ``sizes``: of each event's block, where they are not its
+    kind's bytes.
     """
 
     kinds: Kinds
@@ -64,11 +68,6 @@ class Script:
     def streams(self) -> np.ndarray:
         """The stream of each event's block."""
         return self.kinds.streams[np.abs(self.codes) - 1]
-
-    def bytes_by_cause(self, stop: int | None = None) -> np.ndarray:
-        """Bytes that the first ``stop`` events (all by default) leave, one value per cause."""
-        sizes, causes = self.size_bytes[:stop], self.causes[:stop]
-        return np.bincount(causes, weights=sizes, minlength=len(ALL_CAUSES)).astype(np.int64)  # exact below 2**53
 
 
 def scripts_of(logs: Sequence[Log], kind_of_layer: Callable[[int], int] = lambda layer: 0) -> list[list[Script]]:
@@ -168,7 +167,7 @@ def _blocks(codes: np.ndarray, ranks: np.ndarray, sizes: np.ndarray) -> np.ndarr
         try:
             return np.frombuffer(paired(*arrays), dtype=np.int64)
         except ValueError as error:
-            raise Unpaired(f"a free: {error}") from None
+            raise Unpaired(f"a free ({error})") from None
     blocks: list[int] = []
     alive: list[list[int]] = [[] for _ in range(int(np.abs(codes).max(initial=0)) + 1)]
     count = 0

@@ -65,7 +65,8 @@ def player(history: Log, allocator: CachingAllocator) -> Callable[[slice], None]
 def _actions(history: Log) -> np.ndarray:
     """Return the action of each event; a free whose block another stream still uses has two halves."""
     sizes, blocks = history.size_bytes, history.blocks
-    is_late = np.isin(blocks, blocks[(sizes == 0) & (blocks > 0)])
+    late = blocks[(sizes == 0) & (blocks > 0)]
+    is_late = np.isin(blocks, late) if len(late) else False
     free, without_bytes = np.where(is_late, REQUEST_FREE, FREE), np.where(blocks > 0, COMPLETE_FREE, EMPTY_CACHE)
     return np.where(sizes > 0, ALLOCATE, np.where(sizes < 0, free, without_bytes)).astype(np.int8)
 

@@ -135,17 +135,17 @@ def replayed_shipped(shipped: Shipped, spec: CellSpec, *, accumulates: bool = Fa
 
 def replayed(recipe: Recipe, spec: CellSpec, shape: Shape | None = None, *, accumulates: bool = False) -> Replay:
     """Return the replay of ``spec``; with ``accumulates`` from a recipe of one micro-step. Raises NoSecond."""
-    found = _replayed(recipe, spec.cell_id, spec.alloc_conf or "", shape, accumulates)
+    found = _replayed(recipe, spec.alloc_conf or "", shape, accumulates)
     provenance, *notes = notes_of(recipe, spec)
     said = ("its later micro-steps follow from one that was recorded",) if accumulates else ()
     return replace(found, provenance=provenance, notes=(*found.notes, *said, *notes))
 
 
 @lru_cache(maxsize=16)
-def _replayed(recipe: Recipe, name: str, alloc_conf: str, shape: Shape | None, accumulates: bool) -> Replay:
+def _replayed(recipe: Recipe, alloc_conf: str, shape: Shape | None, accumulates: bool) -> Replay:
     """The last few replays: a search asks for the same step on one GPU, and as what several divide."""
     config = parse_alloc_conf(alloc_conf)
-    return replay_recipe(recipe, name, config, shape, stack=recipe.stack, accumulates=accumulates)
+    return replay_recipe(recipe, config, shape, stack=recipe.stack, accumulates=accumulates)
 
 
 def card_of(gpu: catalog.Gpu | None) -> catalog.Gpu:

@@ -89,7 +89,7 @@ def predict_run(
             raise SpecError(f"{name}: {value} given; must be from 1 to {_MOST['seq_len']:,}")
     branch = recipe.branch_of(shape)
     name, config = f"{shlex.join(recipe.command)} at {shape[0]} x {shape[1]}", parse_alloc_conf(recipe.alloc_conf or "")
-    replay = replay_recipe(branch.recipe, name, config, shape, stack=recipe.stack, empties_cache=False)
+    replay = replay_recipe(branch.recipe, config, shape, stack=recipe.stack, empties_cache=False)
     return RunAnswer(recipe, shape, replay.prediction(name, _notes(recipe, branch, shape)), replay.log)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from vramprobe.allocator.config import AllocatorConfig
 from vramprobe.catalog import Gpu
 from vramprobe.catalog.libraries import DECIDING
-from vramprobe.errors import VramprobeError
 from vramprobe.log.log import Log
 from vramprobe.log.reserved import num_retries, reserve
 from vramprobe.log.shapes import Shape
@@ -70,7 +69,6 @@ class Replay:
 
 def replay_recipe(
     recipe: Recipe,
-    name: str,
     config: AllocatorConfig,
     shape: Shape | None = None,
     *,
@@ -81,8 +79,6 @@ def replay_recipe(
     """Return ``recipe`` at its own depth and at ``shape``; ``empties_cache`` is :func:`reserve`'s, ``accumulates``
     Recipe.deep's, whose NoSecond it raises."""
     deep = recipe.deep(shape, accumulates=accumulates)
-    if deep.log is None:
-        raise VramprobeError(f"the recipe of {name} does not pair its frees: a fault of vramprobe's; report it")
     phases = reserve(deep.phases, deep.log, config, empties_cache=empties_cache)
     peak = peak_of(Observation(phases, {}))
     highest = [

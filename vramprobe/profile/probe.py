@@ -202,8 +202,6 @@ class ProbedSteps:
         for step in sorted(self.held):
             own = [one for one in self.raw.phases if one.step == step]
             deep = recipe.branch_of(self.shapes[step]).recipe.deep(self.shapes[step])
-            if deep.log is None:
-                continue
             last = deep.phases[-1].step
             replayed = reserve(deep.phases, deep.log, parse_alloc_conf(recipe.alloc_conf or ""), empties_cache=False)
             found.append(

@@ -10,15 +10,16 @@ import lzma
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from vramprobe.errors import StoreError, VramprobeError
-from vramprobe.log.depth import Deep, Growth, NotLinear, growth_of, line_of, log_and_phases, log_of
+from vramprobe.log.depth import Deep, Growth, NotLinear, deep_of, growth_of, line_of
 from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
 from vramprobe.log.micro_steps import two_micro_steps
-from vramprobe.log.pairing import Kinds, Script, scripts_of
+from vramprobe.log.pairing import Kinds, Script, log_from, scripts_of
 from vramprobe.log.shapes import Shape, ShapeRules, has_ranks, shape_rules
 from vramprobe.recipe.launches import Launches, LaunchRules, launches_at, with_second_micro_step
 from vramprobe.recipe.pattern import LayerPattern
@@ -92,9 +93,10 @@ class Recipe:
 
     def _gradients_bytes(self, shape: Shape | None) -> list[int]:
         """Return the bytes of each gradient that an optimizer step ends with."""
-        last = max(place for place, mark in enumerate(self.marks) if mark.name == "zero_grad")
-        ends = self.growths[last].at(self.times, self._sizes(shape)[last])
-        return (-ends.size_bytes[(ends.size_bytes < 0) & (ends.causes == _GRADIENTS)]).tolist()
+        log = self._log(shape)
+        last = [mark.events for mark in log.marks if mark.name == "zero_grad"][-1]
+        sizes, causes = (values[last.start : last.stop] for values in (log.size_bytes, log.causes))
+        return (-sizes[(sizes < 0) & (causes == _GRADIENTS)]).tolist()
 
     def deep(self, shape: Shape | None = None, *, accumulates: bool = False) -> Deep:
         """Return phases, what is alive at each one's peak, and the Log, at the cell's own depth.
@@ -102,29 +104,46 @@ class Recipe:
         ``shape``: rows and length of another batch, and its rank, in the branch that was recorded. ``accumulates``:
         with a second micro-step in each step, of a recipe of one; raises NoSecond (log/micro_steps.py).
         """
-        marks, scripts = self.marks, self._scripts(shape)
-        if accumulates and (log := log_of(marks, scripts)) is not None:
-            marks, scripts = zip(*two_micro_steps(marks, scripts, log), strict=True)
-        return log_and_phases(marks, scripts)
+        return deep_of(self._log(shape, accumulates=accumulates))
 
-    def _scripts(self, shape: Shape | None) -> list[Script]:
-        pairs = zip(self.growths, self._sizes(shape), strict=True)
-        return [growth.at(self.times, sizes) for growth, sizes in pairs]
+    def _log(self, shape: Shape | None, *, accumulates: bool = False) -> Log:
+        numbered, sizes = _numbered_log(self.marks, self.growths, self.times, accumulates), self._sizes(shape)
+        return replace(numbered, size_bytes=np.concatenate([[0], sizes, -sizes[::-1]])[numbered.size_bytes])
 
-    def _sizes(self, shape: Shape | None) -> list[np.ndarray]:
-        """Return the bytes of each growth's events at ``shape``, on the card that is answered for."""
-        sizes = [growth.kinds.size_bytes[np.abs(growth.codes) - 1] for growth in self.growths]
+    def _sizes(self, shape: Shape | None) -> np.ndarray:
+        """Return the bytes of all growths' events at ``shape``, with the workspaces of the answered card."""
+        sizes = _of_kinds("size_bytes", self.growths)
         if shape is not None and self.rules is not None:
-            sizes = np.split(self.rules.sizes(*shape), np.cumsum([len(one) for one in sizes])[:-1])
-        return [self._on_card(growth, own) for growth, own in zip(self.growths, sizes, strict=True)]
-
-    def _on_card(self, growth: Growth, sizes: np.ndarray) -> np.ndarray:
-        """Return the bytes of a growth's events with the workspaces of the card that is answered for."""
+            sizes = self.rules.sizes(*shape)
         if self.workspace_bytes is None:
             return sizes
         recorded, there = self.workspace_bytes
-        is_workspace = growth.kinds.causes[np.abs(growth.codes) - 1] == _WORKSPACES
+        is_workspace = _of_kinds("causes", self.growths) == _WORKSPACES
         return np.where(is_workspace & (sizes == recorded), there, sizes)
+
+
+@lru_cache(maxsize=8)
+def _of_kinds(name: str, growths: Sequence[Growth]) -> np.ndarray:
+    """Return an array of the kinds by all growths' events."""
+    return np.concatenate([getattr(growth.kinds, name)[np.abs(growth.codes) - 1] for growth in growths])
+
+
+@lru_cache(maxsize=8)
+def _numbered_log(marks: tuple[PhaseMark, ...], growths: tuple[Growth, ...], times: int, accumulates: bool) -> Log:
+    """Return the log of any batch shape, with ``times`` copies of a period.
+
+    In place of its bytes an event has its number among those of all growths, from 1 on, negative for a free; 0 where
+    the cache is emptied. ``accumulates`` as in :meth:`Recipe.deep`.
+    """
+    own_bytes = _of_kinds("size_bytes", growths)
+    numbers = np.where(own_bytes == 0, 0, np.arange(1, len(own_bytes) + 1))
+    parts = np.split(numbers, np.cumsum([len(growth.codes) for growth in growths])[:-1])
+    scripts = [growth.at(times, part) for growth, part in zip(growths, parts, strict=True)]
+    log = log_from(scripts, marks)
+    if accumulates:
+        marks, scripts = zip(*two_micro_steps(marks, scripts, log), strict=True)
+        log = log_from(scripts, marks)
+    return log
 
 
 def shape_of(spec: CellSpec) -> Shape:

@@ -46,7 +46,8 @@ _FMS, _LORA, _DEEPSPEED = "fms-acceleration benchmark refs", "PEFT method_compar
 _FSDP_QLORA = "AnswerDotAI/fsdp_qlora"
 RECORDED = Path(__file__).with_name("coverage_recorded.csv")
 #: Lines of published.csv that ran under transformers 4, each with the stack that has its releases.
-_STACKS = {22: "fms-2025-02", 90: "fms-2024-12", 515: "hf-2025-10", 516: "hf-2025-10"}
+_STACKS = dict.fromkeys((10, 22, 40), "fms-2025-02") | dict.fromkeys((78, 90, 108, 120), "fms-2024-12")
+_STACKS |= dict.fromkeys((515, 516), "hf-2025-10")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ def _published(row: PublishedRow) -> RealRun | None:
     version = row.versions.get("transformers", ())
     known = {"name": f"line {row.line}", "measured": {tier: row.memory_bytes}, "is_fourth": version < (5,)}
     stack = _STACKS.get(row.line, "")
-    told = {"stack": stack, "knows_versions": row.num_gpus == 1 and (bool(stack) or version >= (5,))}
+    told = {"stack": stack, "knows_versions": bool(stack) or (row.num_gpus == 1 and version >= (5,))}
     if row.source == _FMS:
         spec = cell_of(replace(row, num_gpus=1, sharding="none"))
         if spec is None:
@@ -274,8 +275,14 @@ def page(runs: Sequence[RealRun]) -> str:
         for yes in (False, True)
         for rows in (told, bare)
     ]
+    ranks = [one for one in told if one.run.spec.num_gpus > 1]
+    recorded_ranks, composed = ([one for one in ranks if bool(one.run.stack) is yes] for yes in (True, False))
+    furthest = max(abs(one.interval.value / one.measured - 1) for one in recorded_ranks)
     return filled(
         PAGE,
+        recorded=_of_group(recorded_ranks)[0],
+        furthest=f"{100 * furthest:.4f}",
+        composed=_of_group(composed)[0],
         **dict(zip(("one", "open", "many", "many_open"), by_ranks, strict=True)),
         runs=len(runs),
         sources=len({run.source for run in runs}),

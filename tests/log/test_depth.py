@@ -1,5 +1,6 @@
 """Logs of shallow models extended in depth, held against the log that the same generator writes for the deep one."""
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from vramprobe.log.depth import deep_of, growth_of
 from vramprobe.log.log import OUTSIDE, LayerMark, Log, PhaseMark
-from vramprobe.log.pairing import log_from, scripts_of
+from vramprobe.log.pairing import Kinds, Script, log_from, scripts_of
 from vramprobe.log.reserved import reserve
 from vramprobe.log.trace import Event, log_of
 
@@ -89,6 +90,18 @@ def test_a_log_is_extended_event_for_event(period: int) -> None:
     seen = log_from(scripts[3], logs[3].marks)
     for name in ("size_bytes", "blocks", "causes"):
         assert np.array_equal(getattr(extended, name), getattr(seen, name)), name
+
+
+def test_a_block_that_is_turned_stands_where_json_can_say_it() -> None:
+    """A layer allocates and frees its newest, and the end looks the same but for the block that it frees."""
+    kinds = Kinds(np.array([512]), np.array([0]), np.array([0]))
+    runs = [
+        Script(kinds, np.array([1, *[1, -1] * layers, 1, -1]), np.array([0, *[0, 0] * layers, 0, 1]))
+        for layers in range(3)
+    ]
+    growth = growth_of(runs)
+    assert growth is not None
+    assert json.dumps(growth.blocks) == "[[2, 2]]"
 
 
 def test_without_the_layers_marks_frees_of_one_size_in_two_kinds_of_layers_are_not_told_apart() -> None:

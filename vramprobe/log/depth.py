@@ -184,7 +184,7 @@ def _growth(runs: list[Script], blocks: Blocks) -> Growth:
     """
     first, ranks = runs[0].codes, None
     while len(off_line := _off_line(by_origin := _ranks_by_origin(runs, blocks), len(first))):
-        shifted = _shifted(first, blocks, off_line[0])
+        shifted = _shifted(first, blocks, int(off_line[0]))
         if shifted is None:
             break
         blocks = shifted

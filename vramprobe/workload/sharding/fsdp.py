@@ -6,6 +6,7 @@ options that ``accelerate config`` writes (units of transformer layers, loading 
 """
 
 import os
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -42,9 +43,12 @@ class FsdpRank(Rank):
         return super().prepare(base)
 
     def plugin(self, **version: Any) -> Any:
-        """accelerate's plugin for FSDP, with the options of one version."""
+        """accelerate's plugin for FSDP, with the options of one version; before 1.6 there is but the first, unnamed."""
         from accelerate.utils import FullyShardedDataParallelPlugin
 
+        names = {field.name for field in fields(FullyShardedDataParallelPlugin)}
+        if version.get("fsdp_version") == 1 and "fsdp_version" not in names:
+            del version["fsdp_version"]
         return FullyShardedDataParallelPlugin(
             **version,
             auto_wrap_policy="transformer_based_wrap",

@@ -119,6 +119,61 @@ def test_llava_onevision_cuts_into_tiles_as_its_processor_does(slug: str) -> Non
         assert image_of(config, width, height) == Image(1 + high * wide // 384**2, 384, 384, tokens), (width, height)
 
 
+@pytest.mark.parametrize("slug", ["llava-v1.6-mistral-7b", "llama3-llava-next-8b"])
+def test_llava_next_cuts_into_tiles_as_its_processor_does(slug: str) -> None:
+    own = importlib.import_module("transformers.models.llava_next.processing_llava_next")
+    config, kind = profiled_config(slug), own.LlavaNextProcessor
+    processor = SimpleNamespace(
+        image_processor=SimpleNamespace(image_grid_pinpoints=config["image_grid_pinpoints"]),
+        patch_size=14,
+        num_additional_image_tokens=1,
+    )
+    processor._get_unpadded_features = lambda *sizes: kind._get_unpadded_features(processor, *sizes)
+    for width, height in sizes_drawn(8, least=20):
+        tokens = kind._get_number_of_features(processor, height, width, 336, 336) - 1  # less the class token
+        high, wide = own.select_best_resolution((height, width), config["image_grid_pinpoints"])
+        assert image_of(config, width, height) == Image(1 + high * wide // 336**2, 336, 336, tokens), (width, height)
+
+
+@pytest.mark.parametrize(("slug", "longest", "side"), [("pixtral-12b", 1024, 16), ("mistral-small-3.1-24b", 1540, 28)])
+def test_pixtral_keeps_the_shape_as_its_processor_does(slug: str, longest: int, side: int) -> None:
+    own = importlib.import_module("transformers.models.pixtral.image_processing_pil_pixtral")
+    for width, height in sizes_drawn(9, least=20):
+        image = np.zeros((height, width, 1), dtype=np.uint8)
+        high, wide = own.get_resize_output_image_size(image, longest, side)
+        rows, columns = high // side, wide // side
+        expected = Image(
+            1, high, wide, rows * (columns + 1), rows
+        )  # PixtralProcessor: a break or an end after each row
+        assert image_of(profiled_config(slug), width, height) == expected, (width, height)
+
+
+def test_idefics2_cuts_into_quarters_as_its_processor_does() -> None:
+    own = importlib.import_module("transformers.models.idefics2.image_processing_pil_idefics2")
+    processor = own.Idefics2ImageProcessorPil(do_image_splitting=True, do_normalize=False, do_rescale=False)
+    for width, height in SIZES:
+        made = processor(images=[[np.zeros((height, width, 3), dtype=np.uint8)]])["pixel_values"]
+        image = image_of(profiled_config("idefics2-8b"), width, height)
+        assert np.asarray(made).shape == (1, image.num_tiles, 3, image.height, image.width), (width, height)
+        assert image.num_tokens == 5 * 64
+
+
+def test_llama_3_2_has_four_tiles_and_one_token() -> None:
+    own = importlib.import_module("transformers.models.mllama.image_processing_pil_mllama")
+    config = profiled_config("llama-3.2-11b-vision-instruct")
+    processor = own.MllamaImageProcessorPil(size={"height": 560, "width": 560}, max_image_tiles=4)
+    for width, height in SIZES[:3]:
+        made = processor(images=[[np.zeros((height, width, 3), dtype=np.uint8)]])["pixel_values"]
+        image = image_of(config, width, height)
+        assert np.asarray(made).shape == (1, 1, image.num_tiles, 3, image.height, image.width)
+        assert image.num_tokens == 1
+
+
+@pytest.mark.parametrize(("slug", "side", "tokens"), [("llava-1.5-7b", 336, 576), ("paligemma-3b-pt-448", 448, 1024)])
+def test_llava_and_paligemma_make_all_images_alike(slug: str, side: int, tokens: int) -> None:
+    assert {image_of(profiled_config(slug), *size) for size in SIZES} == {Image(1, side, side, tokens)}
+
+
 def test_gemma_makes_all_images_alike() -> None:
     found = {image_of(profiled_config("gemma-3-4b-it"), *size) for size in SIZES}
     assert found == {Image(1, 896, 896, 256)}

@@ -17,7 +17,9 @@ from vision import profiled_config
 from vramprobe.architecture import architecture, families
 from vramprobe.architecture.images import image_of, parse_image_size
 from vramprobe.catalog import find_model
-from vramprobe.catalog.profiled import list_profiled
+from vramprobe.catalog.models import list_models
+from vramprobe.catalog.profiled import list_profiled, reason_against_own_code
+from vramprobe.catalog.shipped import csv_rows
 from vramprobe.cli import verbs
 from vramprobe.errors import SpecError
 from vramprobe.profile import stand_ins
@@ -64,6 +66,9 @@ def test_each_config_builds_the_class_that_it_names(name, empty) -> None:
     made.tie_weights()
     count = sum(one.numel() for one in made.parameters())
     assert name not in PUBLISHED or count == PUBLISHED[name]
+    source = next(one.source for one in list_profiled() if one.name == name)
+    if said := re.search(r"\| count: (\d+) on meta", source):
+        assert count == int(said[1])
     if raw["model_type"] in families():
         assert architecture(raw).num_params == count
 
@@ -80,6 +85,19 @@ def test_each_config_says_where_it_is_from() -> None:
 def test_what_is_not_predicted_says_what_to_do(name) -> None:
     with pytest.raises(SpecError, match=r"not predicted.*profile --emulate GPU --empty-weights"):
         find_model(name)
+
+
+@pytest.mark.parametrize("row", csv_rows("models/OWN_CODE.csv"), ids=lambda row: row["example"])
+def test_a_model_with_code_of_its_own_says_so_and_asks_no_hub(row) -> None:
+    with pytest.raises(SpecError, match=r"trust_remote_code.*vramprobe profile --emulate GPU -- COMMAND"):
+        find_model(row["example"])
+    assert not row["instead"] or find_model(row["instead"]).name == row["instead"]
+
+
+def test_no_model_of_the_catalog_is_taken_for_one_with_code_of_its_own() -> None:
+    rows = [(one.name, one.hf_id, *one.also) for one in list_profiled()]
+    names = [name for row in rows for name in row] + [one.hf_id for one in list_models()]
+    assert [name for name in names if reason_against_own_code(name)] == []
 
 
 def test_they_are_listed_as_what_only_a_profile_knows() -> None:

@@ -43,7 +43,25 @@ OWN: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": [[28 * high, 28 * wide] for high in range(1, 7) for wide in range(1, 7)],
         "vision_config": {"image_size": 28},
     },
-}
+    "llava-1.5-7b": {"image_seq_length": 4, "vision_config": {"image_size": 28}},
+    "pixtral-12b": {"vision_config": {"image_size": 64}},
+    "llava-v1.6-mistral-7b": {
+        "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]], "vision_config": {"image_size": 28},
+    },
+    "mistral-small-3.1-24b": {"vision_config": {"image_size": 64}},
+    "paligemma2-3b-pt-224": {"projection_dim": 64, "vision_config": {"image_size": 28, "projection_dim": 64}},
+    "llama-3.2-11b-vision": {
+        "text_config": {"cross_attention_layers": [1]},
+        "vision_config": {
+            "image_size": 28, "attention_heads": 2, "num_global_layers": 1, "intermediate_layers_indices": [0],
+            "vision_output_dim": 64,
+        },
+    },
+    "idefics2-8b": {
+        "perceiver_config": {"hidden_size": 64, "resampler_n_latents": 4, "resampler_depth": 1, "resampler_n_heads": 2,
+            "resampler_head_dim": 16, "num_key_value_heads": 1},
+    },
+}  # fmt: skip
 
 
 def tiny(slug: str) -> dict[str, Any]:
@@ -59,7 +77,7 @@ def tiny(slug: str) -> dict[str, Any]:
     config["vision_config"] |= {key: value for key, value in VISION.items() if key in config["vision_config"]}
     for number, key in enumerate(key for key in config if key.endswith(("token_id", "token_index"))):
         config[key] = 490 + number
-    for part in ("text_config", "vision_config"):
+    for part in ("text_config", "vision_config", "perceiver_config"):
         config.get(part, {}).update(own.get(part, {}))
     return config | {key: value for key, value in own.items() if not isinstance(value, dict)}
 

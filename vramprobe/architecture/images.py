@@ -4,12 +4,14 @@ In: a config.json as a dict, an image's width and height in pixels. Out: a froze
 tower, and the tokens of the text that they replace. The rules are those of the processors of transformers 5.23
 (``image_processing_qwen2_vl.py``, ``image_processing_idefics3.py``, ``image_processing_gemma3.py``,
 ``image_processing_llama4.py``, ``image_processing_gemma4.py``, ``image_processing_got_ocr2.py`` for InternVL,
-``processing_llava_onevision.py``) with the settings that each family publishes. It never asks transformers.
+``processing_llava_onevision.py``, ``processing_llava_next.py``, ``image_processing_pixtral.py`` for Pixtral and Mistral
+3, ``image_processing_idefics2.py``, ``image_processing_mllama.py``) with the settings that each family publishes. It
+never asks transformers.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +26,20 @@ _QWEN2_PIXELS, _QWEN3_PIXELS = (3136, 12845056), (65536, 16777216)
 _TILES_PER_SIDE, _LONGEST_SIDE = 4, 4096
 _MOST_TILES = 16  # of an image of Llama 4's
 _MOST_CROPS = 12  # of an image of InternVL's, without the whole image
+_IDEFICS2_SIDES = (378, 980)  # pixels, at least and at most
 _MOST_VIEWS = 6  # tiles along a side of an image of LLaVA-OneVision's
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image as it enters the tower: ``num_tiles`` tiles of ``height`` × ``width`` pixels; and its tokens."""
+    """One image as it enters the tower: ``num_tiles`` tiles of ``height`` × ``width`` pixels; and its tokens, of which
+    ``num_marks`` stand between features."""
 
     num_tiles: int
     height: int
     width: int
     num_tokens: int
+    num_marks: int = 0
 
 
 def parse_image_size(text: str) -> tuple[int, int]:
@@ -194,35 +199,96 @@ def _internvl(config: Mapping[str, Any], width: int, height: int) -> Image:
 
 
 def _llava_onevision(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """As LLaVA-NeXT's, of any grid; features shrunk to nine tiles' where they are more."""
+    sides = range(1, _MOST_VIEWS + 1)
+    most = int(str(config.get("vision_aspect_ratio", "anyres_max_9")).removeprefix("anyres_max_"))
+    return _in_grid(
+        config, width, height, tile=384, grids=[(rows, columns) for rows in sides for columns in sides], most=most
+    )
+
+
+def _llava_next(config: Mapping[str, Any], width: int, height: int) -> Image:
+    tile = config["vision_config"].get("image_size", 336)
+    grids = [(high // tile, wide // tile) for high, wide in config["image_grid_pinpoints"]]
+    return _in_grid(config, width, height, tile=336, grids=grids, most=None)
+
+
+def _in_grid(
+    config: Mapping[str, Any], width: int, height: int, *, tile: int, grids: Sequence[tuple[int, int]], most: int | None
+) -> Image:
     """The whole image as one tile, and tiles of the grid that keeps most of it; of their features those that show the
-    image, shrunk to nine tiles' where they are more, with one more for each row."""
+    image, at most ``most`` tiles', with one more for each row."""
     vision = config["vision_config"]
-    tile = vision.get("image_size", 384)
+    tile = vision.get("image_size", tile)
     side = tile // vision.get("patch_size", 14)
-    rows, columns = _best_grid(tile, width, height)
+    rows, columns = _best_grid(tile, width, height, grids)
     high, wide = side * rows, side * columns
     if width / height > wide / high:
         high -= (high - int(round(height * (wide / width), 7))) // 2 * 2
     else:
         wide -= (wide - int(round(width * (high / height), 7))) // 2 * 2
-    most = int(str(config.get("vision_aspect_ratio", "anyres_max_9")).removeprefix("anyres_max_"))
-    ratio = math.sqrt(high * wide / (most * side**2))
+    ratio = math.sqrt(high * wide / (most * side**2)) if most else 1.0
     if ratio > 1.1:
         high, wide = int(high // ratio), int(wide // ratio)
     return Image(1 + rows * columns, tile, tile, side**2 + high * wide + high)
 
 
-def _best_grid(tile: int, width: int, height: int) -> tuple[int, int]:
+def _best_grid(tile: int, width: int, height: int, grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Rows and columns of tiles: most pixels of the image, then least left over (``select_best_resolution``)."""
     best, most, least = (1, 1), 0, math.inf
-    for rows in range(1, _MOST_VIEWS + 1):
-        for columns in range(1, _MOST_VIEWS + 1):
-            scale = min(columns * tile / width, rows * tile / height)
-            kept = min(int(width * scale) * int(height * scale), width * height)
-            left = rows * columns * tile**2 - kept
-            if kept > most or (kept == most and left < least):
-                best, most, least = (rows, columns), kept, left
+    for rows, columns in grids:
+        scale = min(columns * tile / width, rows * tile / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        left = rows * columns * tile**2 - kept
+        if kept > most or (kept == most and left < least):
+            best, most, least = (rows, columns), kept, left
     return best
+
+
+def _llava(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """Every image the same, or with Pixtral's tower as Mistral 3's."""
+    if config["vision_config"].get("model_type") == "pixtral":
+        return _pixtral(config, width, height)
+    side = config["vision_config"].get("image_size", 336)
+    return Image(1, side, side, config.get("image_seq_length", 576))
+
+
+def _pixtral(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """Shrunk to the tower's size where it is larger; sides rounded up to whole tokens, a mark after each row."""
+    vision = config["vision_config"]
+    side = vision.get("patch_size", 16) * config.get("spatial_merge_size", 1)
+    ratio = max(1.0, max(width, height) / vision.get("image_size", 1024))
+    if ratio > 1:
+        width, height = math.floor(width / ratio), math.floor(height / ratio)
+    rows, columns = (height - 1) // side + 1, (width - 1) // side + 1
+    return Image(1, rows * side, columns * side, rows * (columns + 1), rows)
+
+
+def _paligemma(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """Every image the same."""
+    side, patch = (config["vision_config"].get(name, own) for name, own in (("image_size", 224), ("patch_size", 14)))
+    return Image(1, side, side, (side // patch) ** 2)
+
+
+def _mllama(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """Four tiles, padding where it has fewer; one token, whose place cross-attention reads."""
+    vision = config["vision_config"]
+    return Image(vision.get("max_num_tiles", 4), vision.get("image_size", 448), vision.get("image_size", 448), 1)
+
+
+def _idefics2(config: Mapping[str, Any], width: int, height: int) -> Image:
+    """Its quarters and the whole image, each within 378 and 980 pixels, padded to the largest."""
+    least, most = _IDEFICS2_SIDES
+    sides = []
+    for high, wide in ((height, width), *(((height // 2), (width // 2)),) * 4):
+        ratio = wide / high
+        if wide >= high and wide > most:
+            wide, high = most, int(most / ratio)
+        elif high > wide and high > most:
+            high, wide = most, int(most * ratio)
+        sides.append((max(high, least), max(wide, least)))
+    latents = (config.get("perceiver_config") or {}).get("resampler_n_latents", 64)
+    return Image(len(sides), max(high for high, _ in sides), max(wide for _, wide in sides), len(sides) * latents)
 
 
 _RULES: dict[str, Callable[[Mapping[str, Any], int, int], Image]] = {
@@ -240,4 +306,10 @@ _RULES: dict[str, Callable[[Mapping[str, Any], int, int], Image]] = {
     "gemma4_unified": _gemma4,
     "internvl": _internvl,
     "llava_onevision": _llava_onevision,
+    "llava_next": _llava_next,
+    "llava": _llava,
+    "mistral3": _pixtral,
+    "paligemma": _paligemma,
+    "mllama": _mllama,
+    "idefics2": _idefics2,
 }

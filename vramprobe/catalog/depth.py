@@ -15,7 +15,7 @@ _PER_LAYER = (
     "layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers", "attention_layers",
     "hybrid_override_pattern", "intermediate_size", "activation_sparsity_pattern",
 )  # fmt: skip
-_LAYER_INDEX_LISTS = ("mlp_only_layers", "moe_layers")
+_LAYER_INDEX_LISTS = ("mlp_only_layers", "moe_layers", "cross_attention_layers")
 
 
 def cut_depth(config: dict[str, Any], num_layers: int) -> dict[str, Any]:

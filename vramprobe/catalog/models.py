@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any, Literal
 
 from vramprobe.catalog.names import match_name, nearest_names
-from vramprobe.catalog.profiled import ProfiledModel, list_profiled
+from vramprobe.catalog.profiled import ProfiledModel, list_profiled, reason_against_own_code
 from vramprobe.catalog.shipped import csv_rows, data_file
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
 
@@ -85,6 +85,8 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelEntry:
     profiled = {other.lower(): one for one in list_profiled() for other in (one.name, one.hf_id, *one.also)}
     if (match := match_name(name, profiled)) is not None:
         raise SpecError(profiled[match.known].why_not_predicted(name))
+    if reason := reason_against_own_code(name):
+        raise SpecError(reason)
     if _HUB_ID.fullmatch(name):
         file = _hub_config(name)
         if file.name == _ADAPTER_CONFIG:

@@ -5,6 +5,7 @@ In: a name as users write it. Out: a frozen ProfiledModel with its config.json's
 """
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,3 +69,15 @@ def _kind(text: str) -> Kind:
         case "encoder" | "embedding" | "language" | "vision-language" | "speech" | "diffusion":
             return text
     raise AssertionError(f"profiled/MODELS.csv: kind {text!r}")
+
+
+def reason_against_own_code(name: str) -> str:
+    """Return why a vision-language model that runs code of its repository is not predicted; empty for another name."""
+    row = next((row for row in csv_rows("models/OWN_CODE.csv") if re.fullmatch(row["pattern"], name.lower())), None)
+    if row is None:
+        return ""
+    near = f"Of its size and in transformers: {row['instead']}. " if row["instead"] else ""
+    return (
+        f"{name} runs the Python code of its repository (trust_remote_code), not transformers', and is not predicted. "
+        f"{near}Download it, and run its training command: vramprobe profile --emulate GPU -- COMMAND."
+    )

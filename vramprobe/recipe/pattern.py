@@ -77,7 +77,7 @@ def _kind(text: dict[str, Any], layer: int) -> Hashable:
     step = text.get("decoder_sparse_step") or text.get("interleave_moe_layer_step") or 1
     lists.append((layer + 1) % step)
     lists.append(layer < (text.get("first_k_dense_replace") or text.get("num_dense_layers") or 0))
-    lists.append(layer in (text.get("mlp_only_layers") or ()))
+    lists += [layer in (text.get(name) or ()) for name in ("mlp_only_layers", "cross_attention_layers")]
     if text.get("use_sliding_window"):
         lists.append(layer >= text.get("max_window_layers", 0))
     return tuple(lists)

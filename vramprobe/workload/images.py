@@ -47,7 +47,7 @@ def add_images(spec: CellSpec, config: Any, batch: dict[str, torch.Tensor]) -> N
     token = getattr(config, "image_token_id", None) or config.image_token_index
     for number in range(spec.images):
         start = (number + 1) * spec.seq_len // (spec.images + 1) + number * image.num_tokens
-        batch["input_ids"][:, start : start + image.num_tokens] = token
+        batch["input_ids"][:, start : start + image.num_tokens - image.num_marks] = token
     kinds = (batch["input_ids"] == token).long()
     num_images, device = spec.batch_size * spec.images, spec.device
     vision = config.vision_config
@@ -62,15 +62,22 @@ def add_images(spec: CellSpec, config: Any, batch: dict[str, torch.Tensor]) -> N
         case "gemma4" | "gemma4_unified":
             batch["mm_token_type_ids"] = kinds
             batch |= _patches_of_gemma4(spec, config, num_images)
-        case "internvl":
+        case "internvl" | "llava" | "mistral3" | "paligemma":
             size = (num_images * image.num_tiles, vision.num_channels, image.height, image.width)
             batch["pixel_values"] = torch.rand(*size, device=device)
-        case "llava_onevision":
+            if vision.model_type == "pixtral":
+                batch["image_sizes"] = torch.tensor([[image.height, image.width]] * num_images, device=device)
+            if spec.model_type == "paligemma":  # 1: the answer, which reads backward alone
+                batch["token_type_ids"] = 1 - kinds
+        case "mllama":
+            batch |= _tiles_of_mllama(spec, vision)
+        case "llava_onevision" | "llava_next":
             width, height = parse_image_size(spec.image_size)
             tiles = (num_images, image.num_tiles, vision.num_channels, image.height, image.width)
             batch["pixel_values"] = torch.rand(*tiles, device=device)
             batch["image_sizes"] = torch.tensor([[height, width]] * num_images, device=device)
-            batch["batch_num_images"] = torch.ones(spec.batch_size, dtype=torch.int64, device=device)
+            if spec.model_type == "llava_onevision":
+                batch["batch_num_images"] = torch.ones(spec.batch_size, dtype=torch.int64, device=device)
         case "gemma3":
             batch["token_type_ids"] = kinds
             batch["pixel_values"] = torch.rand(
@@ -101,3 +108,17 @@ def _patches_of_gemma4(spec: CellSpec, config: Any, num_images: int) -> dict[str
     places[:, : rows * columns, 1] = torch.arange(rows, device=spec.device).repeat_interleave(columns)
     pixels = torch.rand(num_images, most, 3 * side**2, device=spec.device)
     return {"pixel_values": pixels, "image_position_ids": places}
+
+
+def _tiles_of_mllama(spec: CellSpec, vision: Any) -> dict[str, torch.Tensor]:
+    """All tiles of each image, and the masks that show every tile to every token."""
+    image, shown = spec.image, (spec.batch_size, spec.images)
+    tiles = (*shown, image.num_tiles)
+    return {
+        "pixel_values": torch.rand(*tiles, vision.num_channels, image.height, image.width, device=spec.device),
+        "aspect_ratio_ids": torch.full(shown, vision.max_aspect_ratio_id, device=spec.device),
+        "aspect_ratio_mask": torch.ones(*tiles, dtype=torch.int64, device=spec.device),
+        "cross_attention_mask": torch.ones(
+            spec.batch_size, spec.row_tokens, spec.images, image.num_tiles, dtype=torch.int64, device=spec.device
+        ),
+    }

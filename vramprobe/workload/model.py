@@ -23,6 +23,7 @@ from transformers import (
 
 from vramprobe import catalog
 from vramprobe.errors import MissingDependency
+from vramprobe.rules.cell import NO_SDPA
 from vramprobe.spec import CellSpec
 from vramprobe.workload.model_config import config_from_dict
 from vramprobe.workload.releases import DTYPE, no_init_weights, quantize_linears
@@ -197,9 +198,11 @@ def _fill_buffers(model: PreTrainedModel) -> None:
 
 
 def _attention(spec: CellSpec, config: Any) -> str | dict[str, str]:
-    """The cell's attention; of a tower for sounds, which has no other, eager, as transformers chooses by itself."""
-    heard = getattr(config, "audio_config", None) is not None and spec.attn != "eager"
-    return {"": spec.attn, "audio_config": "eager"} if heard else spec.attn
+    """The cell's attention; eager of a part that has no other, as transformers chooses by itself: a tower for sounds,
+    Gemma 2 in PaliGemma 2."""
+    parts = {name: getattr(config, name, None) for name in ("audio_config", "text_config")}
+    without = [name for name, part in parts.items() if part and (name != "text_config" or part.model_type in NO_SDPA)]
+    return {"": spec.attn} | dict.fromkeys(without, "eager") if without and spec.attn != "eager" else spec.attn
 
 
 def _materialise(name: str, parameter: nn.Parameter, dtype: torch.dtype, device: str, fill: Any) -> nn.Parameter:

@@ -21,11 +21,12 @@ ONE_OF_EACH = {
     "a head and loss": '"chunked_nll"',
     "a sharding": '"zero1?"',
 }
-#: Where names are data of others (published rows, claims, sweeps, options of other programs), or a module has the name
-#: of the kind itself.
+#: Where names are data of others (published rows, claims, machines of clouds, sweeps, options of other programs), or a
+#: module has the name of the kind itself.
 _OTHERS = (
     "vramprobe/cli/wrong_usage.py",
     "vramprobe/literature/",
+    "vramprobe/data/gpu_hints",
     "vramprobe/data/published",
     "vramprobe/data/claim",
     "vramprobe/data/formulas",

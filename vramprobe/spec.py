@@ -249,6 +249,11 @@ class CellSpec(BaseModel):
         return None if self.limit_vram is None else parse_bytes(self.limit_vram)
 
     @property
+    def is_sharded(self) -> bool:
+        """Return True if it has ranks or several cards; one GPU is a rank where DeepSpeed offloads."""
+        return self.sharding is not None
+
+    @property
     def is_divided(self) -> bool:
         """Return True if ranks hold shards of the weights; 4-bit ones must then be stored as floats."""
         return rules_of(self.sharding).divides_weights

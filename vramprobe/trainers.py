@@ -110,12 +110,12 @@ def outputs_bytes(spec: Any, loop: Loop, vocab_size: int) -> int:
     return spec.num_tokens * vocab_size * (4 if is_fp32 else 2)
 
 
-def other_loop(num_gpus: int, peak_bytes: int, kept_bytes: int) -> list[str]:
+def other_loop(spec: Any, peak_bytes: int, kept_bytes: int) -> list[str]:
     """Name the loop that a peak assumes, and the peak of the commonest other one, which keeps ``kept_bytes`` more.
 
     Nothing where that hardly differs.
     """
-    if num_gpus > 1 or kept_bytes < _LEAST_SHARE * peak_bytes:
+    if spec.is_sharded or kept_bytes < _LEAST_SHARE * peak_bytes:
         return []
     needed = format_bytes(peak_bytes + kept_bytes)
     return [f"{needed} allocated if your loop keeps its outputs (--loop {COMMONEST_OTHER}); a Trainer's is assumed"]

@@ -9,6 +9,7 @@ from grids import exhaustive, grid
 
 from vramprobe.catalog import find_gpu
 from vramprobe.predict import recorded
+from vramprobe.predict.host_memory import of_rank_bytes
 from vramprobe.records.record import RankRecord, RunRecord
 
 pytestmark = pytest.mark.timeout(900)  # whoever is first runs the cells of all
@@ -209,6 +210,17 @@ def test_what_a_step_of_deepspeed_s_moves(tmp_path: Path, sharding: str) -> None
             ("optimizer_step", "all_gather"): 2 * NORMS,
         }
     assert asked(first) == asked(second) == expected
+
+
+@exhaustive
+def test_one_gpu_that_offloads_is_a_rank(tmp_path: Path) -> None:
+    """The formula counts a step's counter, which CPUAdam has not."""
+    require_deepspeed()
+    words = {**TWO_LAYERS, "recipe": "mixed", "seq_len": 64, "batch_size": 1, "sharding": "zero3", "num_gpus": 1}
+    record = measured(tmp_path, "H100-SXM", **words, offload="params")
+    [rank] = record.ranks
+    assert record.ledger.optimizer_state_bytes == 0
+    assert rank.host_tensors_bytes + 4 == of_rank_bytes(record.spec) > 20 * DIVIDED
 
 
 @exhaustive

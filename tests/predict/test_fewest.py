@@ -44,7 +44,7 @@ def ranks_that_share(own: float, shared: float, asked: list[int]) -> Any:
 
     def predicted(one: CellSpec, **_: Any) -> Prediction:
         asked.append(one.num_gpus)
-        assert (one.sharding is None) == (one.num_gpus == 1)
+        assert one.is_sharded == (one.num_gpus > 1 or one.offload != "none")
         size = int((own + shared / one.num_gpus) * GIB)
         return some_prediction(**{"reserved_bytes": Interval(value=size, low=size, high=round(size * 1.04))})
 

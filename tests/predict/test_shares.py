@@ -20,18 +20,20 @@ from vramprobe.predict.at_hand import NotAtHand
 from vramprobe.predict.host_memory import loaded_bytes, of_machine_bytes, of_rank_bytes
 from vramprobe.predict.one_gpu_step import Moment, Step, step_at_hand
 from vramprobe.predict.prediction import Interval
-from vramprobe.predict.questions import changes, predict
+from vramprobe.predict.questions import cell_on_ranks, changes, predict
 from vramprobe.predict.shares import _KINDS, near, rank_moments
 from vramprobe.predict.verdict import NCCL_ALLOWANCE_BYTES, verdict
+from vramprobe.recipe.book import recorded_as
 from vramprobe.resolve import resolve
+from vramprobe.rules.not_sharded import reasons_not_run
 from vramprobe.rules.sharding import ONE_GROUP
 from vramprobe.spec import CellSpec
+from vramprobe.units import GIB
 
 #: By hand, of the tiny llama: the embedding, or the head; AdamW's counters of 21 tensors; two rotary buffers.
 LARGEST, COUNTERS, BUFFERS = 256 * 64, 4 * 21, 2 * 8 * 4
 BUCKET = 500_000_000
 ASKED = {"model": str(TINY_LLAMA_PATH), "method": "full", "batch_size": 1, "seq_len": 8}
-SINGLE = "offload on a single GPU is not predicted: vramprobe profile --emulate"
 #: A cell whose step on one GPU ships.
 WORDS = {"model": "smollm2-135m", "method": "full", "batch_size": 2, "seq_len": 1024}
 SHIPPED = resolve(**WORDS, device="cuda")
@@ -261,17 +263,44 @@ def test_fsdp_leaves_its_states_on_the_host(sharding: Sharding) -> None:
     assert all("optimizer_state" not in one.terms for one in offloaded)
 
 
+@pytest.mark.parametrize("num_gpus", [1, 4])
 @pytest.mark.parametrize(
-    ("sharding", "offload", "num_bytes"),
+    ("sharding", "offload", "each", "beside"),
     [
-        ("zero1", "optimizer", 18 * P // 4 + 2 * LARGEST + 4),
-        ("zero2", "optimizer", 18 * P // 4 + 2 * LARGEST + 4),
-        ("zero3", "optimizer", 18 * P // 4 + 4),
-        ("zero3", "params", 20 * P // 4 + 4),
+        ("zero1", "optimizer", 18, 2 * LARGEST),
+        ("zero2", "optimizer", 18, 2 * LARGEST),
+        ("zero3", "optimizer", 18, 0),
+        ("zero3", "params", 20, 0),
     ],
 )
-def test_deepspeed_moves_its_optimizer_and_then_its_parts(sharding: Sharding, offload: str, num_bytes: int) -> None:
-    assert of_rank_bytes(on_host(4, sharding, offload)) == num_bytes
+def test_deepspeed_moves_its_optimizer_and_then_its_parts(
+    num_gpus: int, sharding: Sharding, offload: str, each: int, beside: int
+) -> None:
+    assert of_rank_bytes(on_host(num_gpus, sharding, offload)) == each * P // num_gpus + beside + 4
+
+
+ALONE = {"sharding": "zero3", "offload": "params", "num_gpus": 1}
+
+
+def test_one_gpu_is_a_rank_where_deepspeed_offloads() -> None:
+    """Without offload, one GPU of a sharding is one by itself."""
+    one = cell_on_ranks(device="cuda", **WORDS, **ALONE)
+    assert (one.sharding, one.num_gpus, recorded_as(one).only_rank) == ("zero3", 1, 0)
+    assert reasons_not_run(recorded_as(one)) == []
+    assert cell_on_ranks(device="cuda", **WORDS, **ALONE | {"offload": "none"}) == SHIPPED
+
+
+def test_a_rank_whose_host_memory_is_not_here_is_near_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """18 or 20 bytes a parameter step on the host of a recording, whatever the sharding."""
+    words = WORDS | ALONE | {"recipe": "mixed"}
+    monkeypatch.setattr("vramprobe.measure.environment.free_host_bytes", lambda: (GIB, 2 * GIB))
+    monkeypatch.setattr(recorded, "find_recipe", lambda *_, **__: pytest.fail("recorded"))
+    found = predict(**words, gpu="RTX-4090")
+    assert (found.engine, found.num_gpus, found.sharding) == ("near", 1, "zero3")
+    assert found.host_bytes == of_rank_bytes(cell_on_ranks(device="cuda", **words)) > 2 * GIB
+    assert found.warnings[-1].startswith("near, not recorded: a recording takes 2.51 GiB of this machine's memory, and")
+    assert any(one.startswith("on the host, by formulas: 2.51 GiB of tensors; what") for one in found.warnings)
+    assert {"gradient_checkpointing": True} in [one.options for one in changes(**words, gpu="RTX-4090")]
 
 
 def test_a_machine_holds_its_ranks_or_what_rank_0_loads() -> None:
@@ -291,10 +320,9 @@ def test_a_machine_holds_its_ranks_or_what_rank_0_loads() -> None:
             {"sharding": "zero3", "num_gpus": 2, "offload": "weights"},
             "'weights' given; allowed: none, optimizer, params",
         ),
-        ({"sharding": "fsdp", "num_gpus": 1, "offload": "params"}, "is for several GPUs; set num_gpus to 2 or more"),
-        ({"offload": "params"}, "offload params is for several GPUs; give sharding and num_gpus"),
-        ({"sharding": "zero3", "num_gpus": 1, "offload": "params"}, SINGLE),
-        ({"offload": "params"}, SINGLE),
+        ({"sharding": "fsdp", "num_gpus": 1, "offload": "params"}, "one GPU is DeepSpeed's; use sharding zero3, more"),
+        ({"sharding": "zero2", "num_gpus": 1, "offload": "params"}, "keeps parameters on the host under zero3 alone"),
+        ({"offload": "params"}, "offload params needs sharding and num_gpus: zero3 on 1, say"),
         ({"num_gpus": 0, "sharding": "zero1"}, "num_gpus: 0 given; must be from 1 to"),
         ({"num_gpus": -3, "sharding": "ddp"}, "num_gpus: -3 given; must be from 1 to"),
         ({"num_gpus": 2, "sharding": "zero4"}, "'zero4' given; allowed: ddp, zero1, zero2, zero3"),

@@ -67,7 +67,7 @@ def print_record(record: RunRecord) -> None:
 
 def _print_ranks(console: Console, record: RunRecord) -> None:
     """Each rank's peaks, and its part of the model on the host where it has one there."""
-    several = f"{record.spec.num_gpus} ranks under {record.spec.sharding}"
+    several = f"{plural(record.spec.num_gpus, 'rank')} under {record.spec.sharding}"
     alone = record.spec.only_rank is not None
     console.print(f"\none of {several} (--only-rank):" if alone else f"\n{several} (the highest is shown above):")
     for rank in record.ranks:

@@ -68,7 +68,7 @@ def _print_as_text(found: JudgedPrediction, others: list[Change] | None, *, num_
     if found.step is not None:
         display_step_time.print_step_cost(found.step)
     if others is not None:
-        display_changes.print_changes(others, is_near=found.num_gpus > 1, num_left_out=num_left_out)
+        display_changes.print_changes(others, is_near=found.sharding is not None, num_left_out=num_left_out)
 
 
 def _changes(

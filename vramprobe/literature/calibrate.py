@@ -159,8 +159,8 @@ def _row(record: RunRecord, model: CardFit | None) -> _Row:
     spec, gpu = record.spec, gpu_seen(record.environment.device_name)
     if record.outcome.kind != "ok":
         raise FitError(f"outcome {record.outcome.kind}")
-    if spec.num_gpus > 1:
-        raise FitError("of several GPUs, where the formulas are for one")
+    if spec.is_sharded:
+        raise FitError(f"of a rank under {spec.sharding}, where the formulas are for a GPU by itself")
     if record.peak is None or record.peak.allocated_bytes <= 0 or record.ledger is None:
         raise FitError("no peak or no ledger")
     facts = facts_of(spec, record.facts)

@@ -162,7 +162,7 @@ def require_packages(specs: Iterable[CellSpec]) -> None:
     first_with: dict[str, CellSpec] = {}
     interprets = False
     for spec in specs:
-        if spec.num_gpus > 1:
+        if spec.is_sharded:
             _require_cards(spec)
         if rules_of(spec.sharding).uses_deepspeed and spec.offload != "none":
             _require_compiler(spec)

@@ -187,7 +187,7 @@ def work(request: dict[str, str]) -> None:
             sys.stderr.write(f"{record.outcome.traceback or record.outcome.message}\n")
         return record
 
-    if spec.num_gpus == 1 or spec.is_spread:
+    if not spec.is_sharded or spec.is_spread:
         record = run()
     elif spec.only_rank is None:
         record = run_all(spec, path.with_suffix(".ranks"), run)

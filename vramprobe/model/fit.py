@@ -118,7 +118,7 @@ def _unusable(record: RunRecord) -> str | None:
     """Return why nothing is learnt from a record; None where something is."""
     if reason := not_measured(record):
         return reason
-    if record.spec.num_gpus > 1:
+    if record.spec.is_sharded:
         return RANKS
     if record.held_out:
         return "held out by its sweep"

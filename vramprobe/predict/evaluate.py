@@ -174,7 +174,7 @@ def evaluate(
 
 def _says_nothing(record: RunRecord) -> str | None:
     """Return why no prediction can be judged by this record; None where one can."""
-    if record.spec.num_gpus > 1:
+    if record.spec.is_sharded:
         return RANKS
     if reason := not_measured(record):
         return reason

@@ -20,7 +20,7 @@ from vramprobe.predict.bisection import first_of
 from vramprobe.predict.shares import near
 from vramprobe.predict.verdict import Verdict, verdict
 from vramprobe.records.frozen import FrozenModel
-from vramprobe.rules.not_sharded import cannot_offload, cannot_quantize
+from vramprobe.rules.not_sharded import cannot_offload, cannot_quantize, offloads_alone
 from vramprobe.rules.sharding import ONE_GROUP, SHARDINGS, rules_of
 from vramprobe.spec import CellSpec
 
@@ -78,7 +78,7 @@ def min_gpus(
         def say_of(words: str) -> None:
             say(f"{words}, one of {ranks.num_gpus} GPUs")
 
-        found = recorded.predict(ranks, gpu=gpu, model=model if ranks.num_gpus == 1 else None, say=say_of)
+        found = recorded.predict(ranks, gpu=gpu, model=None if ranks.is_sharded else model, say=say_of)
         return judge(ranks, found).verdict
 
     first = min(_guess(spec, gpu, numbers), len(numbers))
@@ -150,6 +150,6 @@ def _require_answer(sharding: Sharding | None) -> Sharding:
 
 
 def _on(spec: CellSpec, num_gpus: int) -> CellSpec:
-    """On one, nothing is sharded or offloaded."""
-    alone = {"sharding": None, "offload": "none"} if num_gpus == 1 else {}
+    """On one, nothing is sharded, and DeepSpeed alone offloads."""
+    alone = {"sharding": None, "offload": "none"} if num_gpus == 1 and not offloads_alone(spec) else {}
     return spec.model_copy(update={"num_gpus": num_gpus} | alone)

@@ -3,8 +3,11 @@
 In: a cell with its ranks. Out: bytes by formulas, and the same in words.
 """
 
-from vramprobe.architecture import architecture
+from contextlib import suppress
+
+from vramprobe.architecture import UnsupportedArchitecture, architecture
 from vramprobe.bounds.rank import RankTensors
+from vramprobe.errors import VramprobeError
 from vramprobe.rules.sharding import SHARD_SIZE, rules_of, sharing_ranks
 from vramprobe.spec import CellSpec
 from vramprobe.units import format_bytes
@@ -40,11 +43,30 @@ def _rank_of(spec: CellSpec) -> RankTensors:
     return RankTensors(spec, architecture(spec.architecture), sharing_ranks(spec))
 
 
+class HostTooSmall(VramprobeError):
+    """A rank that is not recorded here, as its tensors on the host are more than this machine has free."""
+
+
+def require_room(spec: CellSpec) -> None:
+    """Raise HostTooSmall for a rank that DeepSpeed offloads: a recording has the whole model, and steps on the host."""
+    from vramprobe.measure.environment import free_host_bytes
+
+    if spec.offload == "none" or not rules_of(spec.sharding).uses_deepspeed:
+        return
+    with suppress(UnsupportedArchitecture):
+        needed, (free, _) = of_rank_bytes(spec), free_host_bytes()
+        if needed > free:
+            raise HostTooSmall(
+                f"a recording takes {format_bytes(needed)} of this machine's memory, and {format_bytes(free)} are free"
+            )
+
+
 def in_words(spec: CellSpec) -> str:
     """Describe the host's memory for a reader."""
     ranks, loaded, each = min(sharing_ranks(spec), SHARD_SIZE), loaded_bytes(spec), of_rank_bytes(spec)
+    of_all = "" if ranks == 1 else f" for each rank, {format_bytes(ranks * each)} for {ranks} of a machine"
     words = (
-        f"on the host, by formulas: {format_bytes(each)} of tensors for each rank, {format_bytes(ranks * each)} for "
-        f"{ranks} of a machine; what pinning rounds up and the libraries (0.45 GiB a process) come on top"
+        f"on the host, by formulas: {format_bytes(each)} of tensors{of_all}; what pinning rounds up and the libraries "
+        "(0.45 GiB a process) come on top"
     )
     return words + (f"; rank 0 loads {format_bytes(loaded)} there first" if loaded else "")

@@ -15,7 +15,7 @@ from vramprobe.architecture.images import has_images
 from vramprobe.choices import RECIPES, CpRotation, Offload, Sharding, meant
 from vramprobe.errors import SpecError, VramprobeError
 from vramprobe.resolve import resolve
-from vramprobe.rules.not_sharded import reasons_not_run
+from vramprobe.rules.not_sharded import offloads_alone, reasons_not_run
 from vramprobe.rules.sharding import HYBRID, with_group_size
 from vramprobe.spec import CellSpec
 from vramprobe.trainers import USUAL_LOOP, other_loop
@@ -41,13 +41,9 @@ _RANKS = {
     "only_rank": None,
 }
 _MOST_RANKS = 2**20
-_OFFLOADED_ALONE = (
-    "DeepSpeed's offload on a single GPU is not predicted: vramprobe profile --emulate GPU --empty-weights -- COMMAND "
-    "runs it"
-)
-#: What else is needed by those that are for several GPUs.
+#: What else is needed by those that are of ranks.
 _BESIDE = {
-    "offload": f"sharding and num_gpus. {_OFFLOADED_ALONE}",
+    "offload": "sharding and num_gpus: zero3 on 1, say",
     "shard_size": f"sharding {' or '.join(HYBRID)}, and num_gpus",
     "cp_size": "sharding fsdp, and num_gpus",
     "cp_rotation": "sharding fsdp, num_gpus and cp_size",
@@ -77,15 +73,15 @@ def cell_on_ranks(*, device: str, **options: Any) -> CellSpec:
         if allowed is not None and value not in allowed:
             raise SpecError(f"{name}: {value!r} given; allowed: {', '.join(allowed)}")
         if name in _BESIDE and "sharding" not in ranks:
-            raise SpecError(f"{name} {value} is for several GPUs; give {_BESIDE[name]}")
+            raise SpecError(f"{name} {value} needs {_BESIDE[name]}")
     if ranks and (reason := one_gpu_alone(one)):
         raise SpecError(f"{reason}; leave {', '.join(ranks)} out")
     if ("sharding" in ranks) != ("num_gpus" in ranks):
         raise SpecError("sharding and num_gpus belong together: zero3 over 8 GPUs, say; give both or neither")
-    if ranks.get("num_gpus") == 1:
+    if ranks.get("num_gpus") == 1 and not offloads_alone(one.model_copy(update=ranks)):
         del ranks["sharding"]  # nothing is sharded
         if reasons := reasons_not_run(one.model_copy(update=ranks)):
-            raise SpecError("; ".join([*reasons, *([_OFFLOADED_ALONE] if "offload" in ranks else [])]))
+            raise SpecError("; ".join(reasons))
     return one.model_copy(update=ranks)
 
 
@@ -139,7 +135,7 @@ def predict(
         return found
     from vramprobe.predict.unknowns import other_loop_bytes
 
-    said = other_loop(spec.num_gpus, found.peak_allocated_bytes.value, other_loop_bytes(spec))
+    said = other_loop(spec, found.peak_allocated_bytes.value, other_loop_bytes(spec))
     return found.model_copy(update={"warnings": [*found.warnings, *said]}) if said else found
 
 
@@ -186,7 +182,7 @@ def changes(
     from vramprobe.predict.at_hand import NotAtHand
     from vramprobe.predict.changes import candidates, smaller_images, what_would_save
 
-    words, num_gpus = without_recipe(options) | {"device": device}, options.get("num_gpus") or 1
+    words, spec = without_recipe(options) | {"device": device}, cell_on_ranks(device=device or "cuda", **options)
     own = {"fit": fit, "gpu": gpu, "say": say, "records": records or engine == "recipe"}
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
 
@@ -195,7 +191,7 @@ def changes(
             words_of = ", ".join(f"{name} {value}" for name, value in others.items())
             say(f"trying {words_of}, {tried.index(others) + 1} of {len(tried)}")
         try:
-            if num_gpus > 1:
+            if spec.is_sharded:
                 return _near(words | others, card, records=own["records"], say=say)
             return predict(**own, engine=engine, **words | others)
         except NotAtHand:
@@ -203,8 +199,6 @@ def changes(
                 left_out.append(others)
             raise
 
-    alone = {name: value for name, value in options.items() if name not in _RANKS}
-    spec = cell(device=device or "cuda", **alone).model_copy(update={"num_gpus": num_gpus})
     tried = [*candidates(spec), *smaller_images(spec)]
     return what_would_save(with_options({}), tried, with_options, card)
 
@@ -251,6 +245,8 @@ def predicted(
     place of recording, or raises NotAtHand.
     """
     from vramprobe.predict import at_hand, recorded
+    from vramprobe.predict.host_memory import HostTooSmall
+    from vramprobe.predict.shares import near
 
     if engine == "auto" and where is None:
         replay = at_hand.replay_at_hand(one, gpu=gpu, near=not records)
@@ -260,6 +256,11 @@ def predicted(
             raise at_hand.NotAtHand(f"no recipe of {one.cell_id} is at hand: vramprobe predict records one")
     try:
         return recorded.predict(one, gpu=gpu, model=model, say=say, where=where or recorded.USUAL)
+    except HostTooSmall as reason:
+        if where is not None:
+            raise
+        found = recorded.with_host(near(one, gpu, records=True, say=say), one)
+        return found.model_copy(update={"warnings": [*found.warnings, f"near, not recorded: {reason}"]})
     except at_hand.CANNOT_EMULATE as error:
         if least := _least_bytes(one, gpu):
             raise type(error)(f"{error} A rank allocates at least about {format_bytes(least)}, near") from None
@@ -270,7 +271,7 @@ def _least_bytes(one: CellSpec, gpu: catalog.Gpu | None) -> int:
     """The lower end of what one of several ranks allocates; 0 where nothing is known of it."""
     from vramprobe.predict.shares import near
 
-    if one.num_gpus == 1:
+    if not one.is_sharded:
         return 0
     try:
         return near(one, gpu).peak_allocated_bytes.low

@@ -41,7 +41,7 @@ def reasons(spec: CellSpec, terms: Mapping[str, int]) -> list[str]:
     """Explain the bytes that a cell holds for a reason that its options do not show."""
     arch, least = architecture(spec.architecture), _LEAST_SHARE * sum(terms.values())
     said = [*_dequantized(spec), *_eager(spec, arch, least), *_positions(spec)]
-    if spec.num_gpus > 1:
+    if spec.is_sharded:
         return said  # the others are of a whole model
     return [*_double_quantization(spec, arch, least), *_kept_inputs(spec, terms, least), *_experts(spec, arch), *said]
 
@@ -146,7 +146,7 @@ def largest_part(spec: CellSpec, found: Prediction) -> str:
     if not found.terms:
         return ""
     name, size = max(found.terms.items(), key=lambda part: part[1])
-    formula = _formula(spec, name, size) if spec.num_gpus == 1 else ""
+    formula = _formula(spec, name, size) if not spec.is_sharded else ""
     said = f"{name}, {format_bytes(size)}{f' = {formula}' if formula else ''}"
     return f"{said}; not reduced by {_NO_HELP[name]}" if name in _NO_HELP else said
 
@@ -155,7 +155,7 @@ def parts(spec: CellSpec, found: Prediction) -> dict[str, str]:
     """Return each part of the peak, the largest first: its formula on one GPU where there is one, and what it is."""
     said = {}
     for name, size in sorted(found.shown_terms.items(), key=lambda part: -part[1]):
-        formula = _formula(spec, name, size) if spec.num_gpus == 1 else ""
+        formula = _formula(spec, name, size) if not spec.is_sharded else ""
         said[name] = "; ".join(filter(None, [formula, MEANINGS.get(name, "")]))
     return said
 

@@ -7,7 +7,7 @@ cell's own depth, played through torch's caching allocator. Never imports torch;
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from vramprobe import catalog
 from vramprobe.allocator.config import parse_alloc_conf
@@ -27,6 +27,7 @@ from vramprobe.predict.at_hand import (
     replayed,
     require_recordable,
 )
+from vramprobe.predict.host_memory import in_words, of_rank_bytes, require_room
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.recipe_replay import COMPILED_RATIOS, RESERVED_RATIOS, Replay, with_retries
 from vramprobe.predict.uncertainty import interval_around, with_fit
@@ -86,6 +87,8 @@ def _recorded(spec: CellSpec, card: catalog.Gpu, say: Callable[[str], None], whe
         one = find_recipe(spec.model_copy(update={"grad_accum": 1}), card, say, where=where)
         with suppress(NoSecond):
             return replayed(one, spec, accumulates=True)
+    if kept_recipe(spec, card, say, where=where) is None:
+        require_room(spec)
     try:
         return replayed(find_recipe(spec, card, say, where=where), spec)
     except TooLarge:
@@ -208,33 +211,28 @@ def _predicted(replay: Replay, spec: CellSpec, model: CardFit | None, gpu: catal
     require_above_floor(spec, replay.peak.allocated_bytes, replay.num_params)
     found = replay.prediction(spec.cell_id, [*_of_rank(spec), replay.provenance, *_of_vendor(gpu), *replay.notes])
     # a rank's weights are whole before they are divided
-    loads = replay.peak.load_allocated_bytes if spec.num_gpus > 1 else 0
+    loads = replay.peak.load_allocated_bytes if spec.is_sharded else 0
     reserved = max(loads, (found.reserved_bytes or found.peak_allocated_bytes).value)
     ratios = COMPILED_RATIOS if spec.torch_compile else RESERVED_RATIOS
     found = found.model_copy(update={"reserved_bytes": interval_around(reserved, ratios)})
     if model is not None:
         found = with_fit(found, spec, model, gpu, num_params=replay.num_params)
     ranks = {"num_gpus": spec.num_gpus, "sharding": spec.sharding}
-    return found.model_copy(update=ranks | _on_host(spec, found))
+    return with_host(found.model_copy(update=ranks), spec)
 
 
-def _on_host(spec: CellSpec, found: Prediction) -> dict[str, Any]:
-    """Host memory of a rank that offloads, by formulas; nothing where the tensors are not known."""
+def with_host(found: Prediction, spec: CellSpec) -> Prediction:
+    """Return ``found`` with the host memory of a rank that offloads, by formulas, where the tensors are known."""
     if spec.offload == "none":
-        return {}
-    from vramprobe.predict import host_memory
-
-    try:
-        return {
-            "host_bytes": host_memory.of_rank_bytes(spec),
-            "warnings": [*found.warnings, host_memory.in_words(spec)],
-        }
-    except UnsupportedArchitecture:
-        return {}
+        return found
+    with suppress(UnsupportedArchitecture):
+        words = [*found.warnings, in_words(spec)]
+        return found.model_copy(update={"host_bytes": of_rank_bytes(spec), "warnings": words})
+    return found
 
 
 def _of_rank(spec: CellSpec) -> list[str]:
-    if spec.num_gpus == 1:
+    if not spec.is_sharded:
         return []
     return [f"rank {spec.only_rank or 0} of {spec.num_gpus} under {spec.sharding}, emulated alone, not measured"]
 

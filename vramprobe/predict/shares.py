@@ -72,8 +72,7 @@ def near(
         constant_bytes=total - peak.total_bytes,
         reserved_bytes=Interval(value=middle, low=min(low, least), high=high),
         warnings=[
-            f"one rank of {spec.num_gpus} under {spec.sharding}, near: shares of one GPU's recorded step; vramprobe "
-            "predict --num-gpus records it",
+            f"one rank of {spec.num_gpus} under {spec.sharding}, near: shares of one GPU's recorded step",
             *([load_note(load)] if load > peak.total_bytes else []),
         ],
         libraries=dict(pinned_libraries()),

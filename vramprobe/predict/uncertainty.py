@@ -33,7 +33,7 @@ def with_fit(
     device's memory is added.
     """
     gaps = model.gaps
-    if spec.num_gpus > 1:
+    if spec.is_sharded:
         return found.model_copy(
             update={"device_bytes": _device_tier(found.reserved_bytes, gaps.device_over_reserved_bytes)}
         )

@@ -54,9 +54,9 @@ def unknowns(spec: CellSpec, found: Prediction, given: Collection[str]) -> list[
         ends["loop"] = (0, kept), (0, kept)
     if "versions" not in given and not spec.uses_trl and spec.other_head == "":
         ends["versions"] = _share(VERSIONS, allocated), _share(VERSIONS, reserved)
-    if found.reserved_bytes is not None and spec.num_gpus == 1:
+    if found.reserved_bytes is not None and not spec.is_sharded:
         ends["fragmentation"] = (0, 0), _share((FRAGMENTATION, FRAGMENTATION), reserved)
-    tells = _TELLS | (_TELLS_OF_RANKS if spec.num_gpus > 1 else {})
+    tells = _TELLS | (_TELLS_OF_RANKS if spec.is_sharded else {})
     listed = [
         Unknown(name=name, allocated=first, reserved=second, tell=tells[name])
         for name, (first, second) in ends.items()

@@ -95,7 +95,7 @@ def recorded_as(spec: CellSpec) -> CellSpec:
         spec = spec.model_copy(update={"architecture": config})
     whole = {"weights": "random", "limit_vram": None, "alloc_conf": None, "timing_steps": 1}
     alone = {"grad_accum": min(spec.grad_accum, MOST_MICRO_STEPS)} if repeats_micro_steps(spec) else {}
-    rank = {"only_rank": spec.only_rank or 0} if spec.num_gpus > 1 else {}
+    rank = {"only_rank": spec.only_rank or 0} if spec.is_sharded else {}
     return with_group_size(spec).model_copy(update=whole | alone | rank)
 
 
@@ -103,7 +103,7 @@ def repeats_micro_steps(spec: CellSpec) -> bool:
     """Return True if each micro-step of a step after the first is like the second: not under sharding, not in a
     function that takes a step and frees what it returns at its end, not of a compiled model, which plans blocks over
     the whole step."""
-    return spec.num_gpus == 1 and spec.loop != "step-function" and not spec.torch_compile
+    return not spec.is_sharded and spec.loop != "step-function" and not spec.torch_compile
 
 
 def _folder() -> Path:

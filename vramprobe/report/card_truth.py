@@ -144,7 +144,7 @@ def _kept(row: ContextRow) -> str:
 
 
 def _shows_context(record: RunRecord) -> bool:
-    is_one = record.instrument == "cuda" and record.spec.num_gpus == 1
+    is_one = record.instrument == "cuda" and not record.spec.is_sharded
     return is_one and record.outcome.kind == "ok" and record.context_bytes is not None
 
 

@@ -85,7 +85,7 @@ def _of_several_cards(
     from vramprobe.report.columns import provenance
     from vramprobe.report.formats import files_of
 
-    records = [one for one in contents.records if one.spec.num_gpus == 1]
+    records = [one for one in contents.records if not one.spec.is_sharded]
     if not are_of_several_cards(records):
         return {}
     table.require_comparable(records, across_cards=True)
@@ -121,8 +121,8 @@ def gather(contents: store.StoreContents, results_path: str | Path, command: str
     from vramprobe.report.cells import cells_of
     from vramprobe.report.columns import provenance
 
-    measured = [record for record in contents.records if record.spec.num_gpus == 1]
-    ranks = [record for record in contents.records if record.spec.num_gpus > 1]
+    measured = [record for record in contents.records if not record.spec.is_sharded]
+    ranks = [record for record in contents.records if record.spec.is_sharded]
     if ranks and not measured:
         raise StoreError(
             f"the {len(ranks)} records in {results_path} are of several GPUs, and a report's tables are of one: name a "

@@ -143,7 +143,7 @@ def _loop_rules(spec: Cell) -> list[tuple[bool, str]]:
             is_other and spec.trainer != "sft",
             f"trainer {spec.trainer} has a loop of its own; leave loop {spec.loop} out",
         ),
-        (is_other and spec.num_gpus > 1, f"loop {spec.loop} is known of one GPU; leave it or num_gpus out"),
+        (is_other and spec.is_sharded, f"loop {spec.loop} is known without sharding; leave it or sharding out"),
         (
             loop.frees_gradients_late and spec.grad_accum > 1,
             f"loop {spec.loop} frees the gradients in each micro-step, and grad_accum {spec.grad_accum} adds them up; "

@@ -22,7 +22,7 @@ _NO_RING = ("bloom", "falcon", "gpt2", "gpt_neox", "t5")
 
 def reasons_not_run(spec: Cell) -> list[str]:
     """Return the reasons why vramprobe does not run the cell on its GPUs; empty where it does."""
-    if spec.num_gpus == 1:
+    if spec.num_gpus == 1 and not offloads_alone(spec):
         return _reasons_alone(spec)
     if spec.sharding is None:
         kinds = ", ".join(SHARDINGS)
@@ -40,10 +40,14 @@ def reasons_not_run(spec: Cell) -> list[str]:
     return [*unsupported, *(reason for reason in judged if reason is not None)]
 
 
+def offloads_alone(spec: Cell) -> bool:
+    """Return True if one GPU is a rank with no other: DeepSpeed offloads to the host there, too."""
+    return spec.offload != "none" and rules_of(spec.sharding).uses_deepspeed
+
+
 def _reasons_alone(spec: Cell) -> list[str]:
     """Options of several GPUs that a cell on one has."""
     given = {
-        "offload": spec.offload if spec.offload != "none" else None,
         "sharding": spec.sharding,
         "shard_size": spec.shard_size,
         "cp_size": spec.cp_size if spec.cp_size > 1 else None,
@@ -54,6 +58,13 @@ def _reasons_alone(spec: Cell) -> list[str]:
         for name, value in given.items()
         if value is not None
     ]
+    if spec.offload != "none":
+        alone = " or ".join(
+            kind for kind, rules in SHARDINGS.items() if rules.uses_deepspeed and spec.offload in rules.offloads
+        )
+        found.append(
+            f"offload {spec.offload} on one GPU is DeepSpeed's; use sharding {alone}, more GPUs, or leave it out"
+        )
     rotation = cannot_rotate(spec)
     return found if rotation is None else [*found, rotation]
 

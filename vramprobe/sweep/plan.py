@@ -275,7 +275,7 @@ def _predicted(spec: CellSpec, fit: CardFit | None, card: Card | None, *, is_nea
     """By a recipe at hand, or near: of several GPUs, and where nothing is recorded. None without a recipe; the CPU is
     not predicted."""
     gpu = card.gpu if card else None
-    if spec.num_gpus > 1:
+    if spec.is_sharded:
         try:
             return near(spec, gpu)
         except RunFails:

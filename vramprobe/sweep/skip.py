@@ -41,7 +41,7 @@ def certain_oom(
         if _filled(record, room_bytes) and (how := dominates(spec, record)) is not None:
             evidence = f"{record.cell_id} ran out of memory {describe_outcome(record.outcome)}; this cell has {how}"
             return Skipped(why="dominated", evidence=evidence, evidence_attempt_id=record.attempt_id)
-    if prediction is None or total_bytes is None or (prediction.engine == "near" and spec.num_gpus == 1):
+    if prediction is None or total_bytes is None or (prediction.engine == "near" and not spec.is_sharded):
         return None  # what is near one recorded shape is no lower bound
     if (low := lower_bound_bytes(prediction)) > total_bytes:
         evidence = f"predicted to need at least {format_bytes(low)}; the card has {format_bytes(total_bytes)}"

@@ -140,6 +140,17 @@ def test_a_launcher_that_waits_is_not_the_process_whose_time_counts(launcher: st
     assert found.stack[0][2] == "load"
 
 
+def test_a_launcher_whose_child_has_not_begun_is_no_place_that_takes_time(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "_LOOK_SECONDS", 0.01)
+    (tmp_path / "8.doing").write_text(doing("load", '  File "/usr/lib/python3.11/subprocess.py", line 9 in _try_wait'))
+    said: list[str] = []
+    with waiting.told_each_minute(said.append, tmp_path, []):
+        time.sleep(0.3)
+    assert "loading" in said[0]
+    assert "subprocess.py" not in said[0]
+
+
 def test_a_generation_that_does_not_say_its_pace_is_told_of_each_minute(tmp_path: Path, monkeypatch) -> None:
     """Continuous batching asks no criterion for each token."""
     monkeypatch.setattr(waiting, "_EVERY_SECONDS", 0.05)

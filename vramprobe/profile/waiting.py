@@ -85,11 +85,12 @@ def told_each_minute(
         if doing is None:
             return False
         pace.look(doing)
-        seen[re.sub(r":\d+", "", doing.place(homes))] += 1  # a loop has several lines
+        if not _waits_for_another(doing):
+            seen[re.sub(r":\d+", "", doing.place(homes))] += 1  # a loop has several lines
         is_generation = doing.phase == "generation"
         if time.monotonic() < until or (is_generation and doing.says_its_pace):  # hook/generation.py
             return False
-        place, times = seen.most_common(1)[0]
+        place, times = next(iter(seen.most_common(1)), ("", 0))
         often = f"; seen {times / seen.total():.0%} of the time at {place}" if place else ""
         slow = _GENERATION if is_generation else pace.in_words(seen)
         say(f"{(time.monotonic() - begun) / 60:.0f} min so far: {doing.progress()}{often}{slow}")
@@ -110,9 +111,13 @@ def latest(folder: Path) -> Doing | None:
         try:
             doing = doing_of(path.read_text(errors="replace"))
             if doing is not None:
-                waits = bool(doing.stack) and doing.stack[0][0].endswith(_WAITS)
-                uses = (doing.phase is not None, not waits, bool(doing.allocated_bytes))
+                uses = (doing.phase is not None, not _waits_for_another(doing), bool(doing.allocated_bytes))
                 found.append((uses, path.stat().st_mtime_ns, doing))
         except OSError:  # it has just ended
             continue
     return max(found, key=lambda one: one[:2])[2] if found else None
+
+
+def _waits_for_another(doing: Doing) -> bool:
+    """Whether a process waits for one that it has started."""
+    return bool(doing.stack) and doing.stack[0][0].endswith(_WAITS)

@@ -49,6 +49,13 @@ print(model.config.name_or_path)
 ROWS = """
 import json, os, sys
 from datasets import load_dataset
+from huggingface_hub import snapshot_download
+asked = []
+for ignored in (["*"], None):  # whether there is one, as Axolotl asks; and all its files
+    try:
+        asked += os.listdir(snapshot_download("tatsu-lab/alpaca", repo_type="dataset", ignore_patterns=ignored))
+    except Exception as error:
+        asked.append(type(error).__name__)
 chat = load_dataset("trl-lib/Capybara")
 try:
     load_dataset("json", data_files="nowhere.jsonl")
@@ -70,6 +77,7 @@ print(json.dumps({
     "one_split": load_dataset("org/alpaca-de", split="train[:10%]").column_names[:2],
     "streamed": next(iter(load_dataset("org/data", split="train", streaming=True)))["text"],
     "mine": list(load_dataset("json", data_files=sys.argv[1], split="train")["text"]), "refused": refused,
+    "asked": asked,
     "is_tracked": os.environ.get("DO_NOT_TRACK") != "1",
 }))
 """
@@ -426,6 +434,7 @@ def test_a_dataset_that_is_not_there_has_rows_and_one_that_is_stays(tmp_path: Pa
         "streamed": "a a a a a a a a",
         "mine": ["mine"],
         "refused": "FileNotFoundError",
+        "asked": ["LocalEntryNotFoundError"],
         "is_tracked": False,
     }
     said = {one["what"]: one["by"] for one in replaced(folder / "run")}

@@ -50,6 +50,22 @@ def serve(module, run):
         return made
 
 
+def serve_existence(module, run):
+    """huggingface_hub._snapshot_download: a program that asks for no file of a data set asks whether there is one."""
+
+    @instead_of(module, "snapshot_download")
+    def snapshot_download(plain, repo_id, *words, **options):
+        try:
+            return plain(repo_id, *words, **options)
+        except Exception as error:
+            wants_none = options.get("repo_type") == "dataset" and "*" in (options.get("ignore_patterns") or ())
+            if not wants_none or not _is_missing(repo_id, {}, error):
+                raise
+            folder = os.path.join(run.folder, "hub", "asked")
+            os.makedirs(folder, exist_ok=True)
+            return folder
+
+
 def _is_missing(path, options, error):
     """A name of the hub's that it, or its cache, does not give."""
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES

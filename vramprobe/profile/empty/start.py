@@ -54,6 +54,7 @@ def install():
         ("huggingface_hub.hf_api", hub.serve_listing),
         ("kernels", downloads.serve_kernels),
         ("datasets.load", rows.serve),
+        ("huggingface_hub._snapshot_download", rows.serve_existence),
         ("datasets.features.audio", media.serve_audio),
         ("transformers.processing_utils", processors.serve),
         ("transformers.models.auto.video_processing_auto", processors.serve_videos),

@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,3 +39,24 @@ def test_a_module_may_have_a_list_by_the_name_of_buffers() -> None:
     module = torch.nn.Linear(1, 1)
     module.buffers = []
     assert not marks_module._is_on_a_card(module)
+
+
+def test_a_parametrized_weight_that_is_read_is_no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bitsandbytes' 4-bit experts are while a model loads: what follows is still loading."""
+    monkeypatch.setattr(marks_module, "_is_on_a_card", lambda module: True)
+    marked: list[str] = []
+    marks = object.__new__(Marks)
+    marks._phases = SimpleNamespace(mark=marked.append, is_outside=False)
+    marks._depth, marks._roots = {"forward": 0, "backward": 0}, set()
+    marks._discovery, marks._is_settled, marks._on_forward = None, False, lambda module: None
+    marks._discover()
+    try:
+        layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
+        with torch.no_grad():
+            assert layer.weight.shape == (2, 2)
+            read = list(marked)
+            layer(torch.ones(1, 2))
+    finally:
+        marks._look_away()
+    assert read == []
+    assert marked == ["evaluation", "other"]

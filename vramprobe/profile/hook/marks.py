@@ -65,6 +65,8 @@ class Marks:
         """The outermost module of a call is watched from now on."""
         if self._depth["forward"] or self._depth["backward"] or not _is_on_a_card(module):
             return
+        if _is_within("get_parametrized") or _is_within("register_parametrization"):
+            return  # a weight that is read, as bitsandbytes' 4-bit experts are while they are loaded
         if _is_compiled(module):
             self._settle()
         elif torch.is_grad_enabled():

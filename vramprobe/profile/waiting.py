@@ -119,5 +119,5 @@ def latest(folder: Path) -> Doing | None:
 
 
 def _waits_for_another(doing: Doing) -> bool:
-    """Whether a process waits for one that it has started."""
+    """Return True if a process waits for one that it has started."""
     return bool(doing.stack) and doing.stack[0][0].endswith(_WAITS)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import json
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import vramprobe
+import vramprobe.api
 from vramprobe import catalog
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.interop import adapters, arguments
@@ -44,6 +46,16 @@ def tiny_model() -> Any:
 
 def options_of(model: Any, args: Any = None, peft_config: Any = None, **options: Any) -> dict[str, Any]:
     return words_of(model, args, peft_config, {"seq_len": 128} | options).options
+
+
+def test_a_verb_of_the_package_is_the_one_of_the_api_with_its_verdict() -> None:
+    words = {"model": "smollm2-135m", "method": "lora", "batch_size": 2, "seq_len": 1024, "gpu": "RTX-4090"}
+    found = vramprobe.api.predict(**words)
+    assert found == vramprobe.predict(**words)
+    assert (found.verdict.verdict, found.verdict.gpu) == ("fits", "GeForce RTX 4090")
+    for verb in ("diff", "explain", "predict", "profile", "recommend", "techniques"):
+        own, of_api = getattr(vramprobe, verb), getattr(vramprobe.api, verb)
+        assert inspect.signature(own) == inspect.signature(of_api), verb
 
 
 @pytest.mark.parametrize(("method", "autocast"), [("full", "none"), ("lora", "bf16")])  # whose recipes ship

@@ -19,6 +19,7 @@ from vramprobe.emulate.enter import entrance_for_command
 from vramprobe.errors import SpecError
 from vramprobe.profile import stand_ins
 from vramprobe.profile.analyse import analyse
+from vramprobe.records.profile import Replaced
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -469,6 +470,41 @@ def test_added_rows_of_an_embedding_on_the_host_are_zeros_without_a_covariance(d
     PreTrainedModel()._init_added_embeddings_weights_with_mean(old, new, 8, 2)
     assert called == ([(8, 2)] if is_plain else [])
     assert is_plain or new.weight.sum(1).tolist() == [4.0] * 8 + [0.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("release", "dtype", "options", "said"),
+    [
+        ("5.23.0", "bfloat16", {}, "bfloat16: none was given to from_pretrained, and this is that of the weights"),
+        (
+            "4.57.1",
+            "float32",
+            {},
+            "float32: none was given to from_pretrained, and this is the default of transformers 4",
+        ),
+        ("5.23.0", "float32", {}, None),
+        ("4.57.1", "bfloat16", {"torch_dtype": "auto"}, None),
+        ("5.23.0", "bfloat16", {"dtype": "bfloat16"}, None),
+        ("5.23.0", "float16", {"quantization_config": {}}, None),
+    ],
+)
+def test_a_dtype_that_nobody_gave_is_said_where_releases_differ(
+    release, dtype, options, said, empty, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__=release))
+
+    class PreTrainedModel:
+        @classmethod
+        def from_pretrained(cls, name, **options):
+            return types.SimpleNamespace(dtype=f"torch.{dtype}")
+
+    found, _ = repositories(empty, tmp_path, tmp_path / "cache")
+    run = empty.replacements.Replacements(str(tmp_path), {}, found)
+    empty.loading.serve_folders(types.SimpleNamespace(PreTrainedModel=PreTrainedModel), run, "PreTrainedModel")
+    PreTrainedModel.from_pretrained("org/name", **options)
+    lines = [one for one in replaced(tmp_path) if one["kind"] == "loaded dtype"]
+    assert [(one["what"], one["by"][: len(said or "")]) for one in lines] == ([("org/name", said)] if said else [])
+    assert all(Replaced(**one) for one in lines)
 
 
 def test_an_empty_model_is_not_partitioned_for_a_program_that_uses_zero3(empty, monkeypatch) -> None:

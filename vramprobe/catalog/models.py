@@ -228,7 +228,9 @@ def _catalog_entry(slug: str) -> ModelEntry:
 
 def _profiled_entry(model: ProfiledModel) -> ModelEntry:
     config = json.loads(model.config.read_text(encoding="utf-8"))
-    return _of_config(model.name, config, "catalog", hf_id=model.hf_id, dtype=model.dtype)
+    entry = _of_config(model.name, config, "catalog", hf_id=model.hf_id, dtype=model.dtype)
+    config.pop("quantization_config", None)  # as in _catalog_entry
+    return entry
 
 
 def _path_entry(path: Path, trust_remote_code: bool) -> ModelEntry:

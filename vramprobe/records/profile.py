@@ -135,6 +135,7 @@ class Replaced(FrozenModel):
     kind: Literal[
         "config",
         "weights",
+        "loaded dtype",
         "tokenizer",
         "processor",
         "video processor",

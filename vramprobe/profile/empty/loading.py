@@ -7,6 +7,7 @@ rows of 5,120 transformers' draw by the covariance of the old ones takes 13 TFLO
 """
 
 import os
+import sys
 
 from vramprobe_values.imports import instead_of
 
@@ -23,7 +24,23 @@ def serve_folders(module, run, kind):
                 inputs = (whole, *inputs[1:])
             else:
                 options["pretrained_model_name_or_path"] = whole
-        return plain(cls, *inputs, **options)
+        found = plain(cls, *inputs, **options)
+        decides = ("dtype", "torch_dtype", "quantization_config")
+        if kind == "PreTrainedModel" and all(options.get(name) is None for name in decides):
+            _tell_dtype(found, run.repositories.name_of(str(words[0])), run)
+        return found
+
+
+def _tell_dtype(model, name, run):
+    """Record the dtype of a model that was loaded without naming one, where transformers 4 and 5 may differ."""
+    release, dtype = sys.modules["transformers"].__version__, str(getattr(model, "dtype", None)).removeprefix("torch.")
+    if release.startswith("4."):
+        why = f"the default of transformers {release}; transformers 5 takes that of the config"
+    elif dtype in ("float32", "None"):  # so does transformers 4; a pair with loading's own account has none
+        return
+    else:
+        why = f"that of the weights, as transformers {release} takes it; transformers 4 takes float32, twice as much"
+    run.replaced("loaded dtype", name, f"{dtype}: none was given to from_pretrained, and this is {why}")
 
 
 def serve_added_rows(module, run):

@@ -7,6 +7,7 @@ what transformers builds that never asks transformers.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from vramprobe.architecture.config import Config
@@ -41,8 +42,14 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
         raise UnsupportedArchitecture(
             f"tensors of model type {model_type!r} are not counted here; vramprobe predict records a step of it"
         )
-    found = architecture_of(Config(config))
-    return _scoring(found) if config.get("num_labels") == 1 else found
+    return _counted(Config(config))
+
+
+@lru_cache(maxsize=64)
+def _counted(config: Config) -> Architecture:
+    """One answer asks for the same architecture in many places."""
+    found = architecture_of(config)
+    return _scoring(found) if config.values.get("num_labels") == 1 else found
 
 
 def _scoring(arch: Architecture) -> Architecture:

@@ -25,6 +25,13 @@ class Config:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values, self.model_type = values, values.get("model_type")
+        self._text = repr(values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
 
     def size(self, key: str, default: int | None = None) -> int:
         """A count or a width; null means the default, and without one the key must be there."""

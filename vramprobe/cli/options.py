@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vramprobe.catalog.sweeps import list_sweeps
 from vramprobe.errors import SpecError
 from vramprobe.options import OPTIONS
 from vramprobe.units import parse_length, parse_share
@@ -44,9 +43,6 @@ Gpu = Annotated[str, typer.Option(help=f"{_GPU_HELP}.")]
 AnyGpu = Annotated[str | None, typer.Option("--gpu", help=f"{_GPU_HELP}: does it fit?")]
 Timeout = Annotated[float | None, typer.Option(help="Time limit for one cell, in seconds (default 900).")]
 
-SweepFile = Annotated[
-    str, typer.Argument(help=f"A sweep file, or the name of one that ships: {', '.join(list_sweeps())}.")
-]
 SweepDevice = Annotated[str, typer.Option(help="auto | cuda | cpu")]
 Emulate = Annotated[
     str | None,

@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vramprobe.catalog.sweeps import list_sweeps
 from vramprobe.cli.emulate import enter_emulated
-from vramprobe.cli.options import Emulate, Json, SweepFile, Timeout, print_json, takes_a_sweep
+from vramprobe.cli.options import Emulate, Json, Timeout, print_json, takes_a_sweep
 from vramprobe.errors import SpecError
 from vramprobe.units import parse_duration
 
 if TYPE_CHECKING:
     from vramprobe.sweep.plan import Plan
+
+SweepFile = Annotated[
+    str, typer.Argument(help=f"A sweep file, or the name of one that ships: {', '.join(list_sweeps())}.")
+]
 
 
 @takes_a_sweep

@@ -24,7 +24,7 @@ from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.reasons import largest_part, parts
 from vramprobe.predict.unknowns import Unknown, unknowns, wide_verdict, with_unknowns
 from vramprobe.predict.verdict import Verdict, usable_bytes
-from vramprobe.recommend.step_cost import StepCost, slower_share, step_cost
+from vramprobe.recommend.step_cost import StepCost, slower_share, speed_at_hand, step_cost
 from vramprobe.records.shown import Shown
 from vramprobe.resolve import option_names, understood
 from vramprobe.techniques.registry import trl_switches
@@ -133,9 +133,10 @@ def changes(*, gpu: str | None = None, **options: Any) -> list[Change]:
     said = {name: value for name, value in options.items() if name in option_names() and value is not None}
     words = questions.without_recipe({"device": "cuda"} | said)
     now = questions.cell_on_ranks(**words)
+    speed = speed_at_hand(now, card) if card is not None and found else None
 
     def share(one: Change) -> float | None:
-        return None if card is None else slower_share(now, questions.cell_on_ranks(**words | one.options), card)
+        return None if card is None else slower_share(speed, questions.cell_on_ranks(**words | one.options), card)
 
     return [
         one.model_copy(update={"trl": trl_switches(one.options, now.method), "slower_share": share(one)})

@@ -78,8 +78,9 @@ def shipped_recipe(spec: CellSpec, gpu: Gpu, book: Path | None = None) -> Shippe
     found = [
         (_distance(shapes, shape), place, shapes, path, name)
         for path in (books() if book is None else [book])
+        for names in [_names_by_key(path)]
         for key, place in keys.items()
-        for name in _names_by_key(path).get(key, ())
+        for name in names.get(key, ())
         if _answers(shapes := shapes_of(name), shape)
     ]
     if not found:

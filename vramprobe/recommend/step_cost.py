@@ -64,11 +64,10 @@ def step_cost(spec: CellSpec, gpu: Gpu, offers: Sequence[Offer] | None = None) -
     )
 
 
-def slower_share(now: CellSpec, then: CellSpec, gpu: Gpu) -> float | None:
-    """Return by which share a token takes longer in one cell than in another; None where a recording would be needed to
-    know."""
-    before, after = speed_at_hand(now, gpu), speed_at_hand(then, gpu)
-    if before is None or after is None:
+def slower_share(before: Estimate | None, then: CellSpec, gpu: Gpu) -> float | None:
+    """Return by which share a token takes longer in a cell than at the speed ``before``; None where a recording would
+    be needed to know."""
+    if before is None or (after := speed_at_hand(then, gpu)) is None:
         return None
     return before.tokens_per_second.value / after.tokens_per_second.value - 1
 

@@ -37,7 +37,7 @@ class Exchanged(NamedTuple):
 
 def with_micro_steps(count: Count, factor: float) -> Count:
     """Return the count with ``factor`` times as many micro-steps before the optimizer's."""
-    rows = tuple(row if row.phase == "optimizer" else _scaled(row, factor) for row in count.rows)
+    rows = tuple(row if factor == 1 or row.phase == "optimizer" else _scaled(row, factor) for row in count.rows)
     claimed = sum(row.launches for row in rows)
     return replace(
         count,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vramprobe.log.log import ALL_CAUSES, Log, PhaseMark
+from vramprobe.log.log import ALL_CAUSES, Log
 from vramprobe.log.pairing import Kinds, Script
 from vramprobe.records.phase_memory import PhaseMemory
 
@@ -27,11 +27,16 @@ class NotLinear(Exception):
 
 @dataclass(frozen=True)
 class Deep:
-    """The phases at a depth, and what is alive at the highest moment of each, in bytes by cause."""
+    """The phases at a depth, and the number of events until the highest moment of each."""
 
     phases: list[PhaseMemory]
-    at_peak: list[dict[str, int]]
+    tops: list[int]
     log: Log
+
+    def alive(self, top: int) -> dict[str, int]:
+        """Return what so many events leave alive, in bytes by cause."""
+        alive = np.bincount(self.log.causes[:top], weights=self.log.size_bytes[:top], minlength=len(ALL_CAUSES))
+        return {cause: int(size) for cause, size in zip(ALL_CAUSES, alive, strict=True) if size}  # exact below 2**53
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,35 +80,20 @@ def growth_of(runs: Sequence[Script]) -> Growth | None:
 
 
 def deep_of(log: Log) -> Deep:
-    """Return the phases of a log, and what is alive at the peak of each."""
-    totals, phases, at_peak = np.zeros(len(ALL_CAUSES), dtype=np.int64), [], []
-    for mark in log.marks:
-        phase, alive = _memory(mark, log, totals)
-        phases.append(phase)
-        at_peak.append(alive)
-    return Deep(phases, at_peak, log)
-
-
-def _memory(mark: PhaseMark, log: Log, totals: np.ndarray) -> tuple[PhaseMemory, dict[str, int]]:
-    """A phase whose events are known; ``totals``, the bytes allocated by cause, moves to its end."""
-    events = slice(mark.events.start, mark.events.stop)
-    sizes, causes = log.size_bytes[events], log.causes[events]
-    running = np.cumsum(sizes)
-    top = int(running.argmax()) + 1 if running.max(initial=0) > 0 else 0
-    alive = totals + _bytes_by_cause(sizes[:top], causes[:top])
-    totals += _bytes_by_cause(sizes, causes)
-    phase = PhaseMemory(
-        name=mark.name,
-        step=mark.step,
-        micro_step=mark.micro_step,
-        allocated_end_bytes=int(totals.sum()),
-        allocated_peak_bytes=int(alive.sum()),
-    )
-    return phase, {cause: int(size) for cause, size in zip(ALL_CAUSES, alive, strict=True) if size}
-
-
-def _bytes_by_cause(sizes: np.ndarray, causes: np.ndarray) -> np.ndarray:
-    return np.bincount(causes, weights=sizes, minlength=len(ALL_CAUSES)).astype(np.int64)  # exact below 2**53
+    """Return the phases of a log, which follow each other."""
+    running = np.concatenate([[0], np.cumsum(log.size_bytes)])
+    tops = [mark.events.start + int(running[mark.events.start : mark.events.stop + 1].argmax()) for mark in log.marks]
+    phases = [
+        PhaseMemory(
+            name=mark.name,
+            step=mark.step,
+            micro_step=mark.micro_step,
+            allocated_end_bytes=int(running[mark.events.stop]),
+            allocated_peak_bytes=int(running[top]),
+        )
+        for mark, top in zip(log.marks, tops, strict=True)
+    ]
+    return Deep(phases, tops, log)
 
 
 def _line(first: Any, second: Any, times: int) -> Any:

@@ -82,15 +82,15 @@ def replay_recipe(
     phases = reserve(deep.phases, deep.log, config, empties_cache=empties_cache)
     peak = peak_of(Observation(phases, {}))
     highest = [
-        (phase.allocated_peak_bytes, alive)
-        for phase, alive in zip(phases, deep.at_peak, strict=True)
+        (phase.allocated_peak_bytes, top)
+        for phase, top in zip(phases, deep.tops, strict=True)
         if (phase.name, phase.step) == (peak.phase, peak.step)
     ]
     return Replay(
         phases=phases,
         log=deep.log,
         peak=peak,
-        at_peak=max(highest, key=lambda one: one[0])[1],
+        at_peak=deep.alive(max(highest, key=lambda one: one[0])[1]),
         stack=stack,
         num_params=recipe.facts.get("num_params"),
     )

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import psutil
 import pytest
 from grids import grid
 from run_verb import Verb
+
+from vramprobe.profile import launch
 
 READY = """
 import os, pathlib, signal, subprocess, sys, time, threading
@@ -204,3 +207,36 @@ def test_a_place_that_takes_nothing(tmp_path: Path, full: str) -> None:
     left = Verb(tmp_path, ["true"], *options, through=words, environment=environment).left()
     assert (left.status, left.running, left.stray) == (int(full != "TMPDIR"), [], [])
     assert len(left.said) == int(full != "TMPDIR"), left.err
+
+
+class _NotKept:
+    """In place of a command that runs: notes that it is to end."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def end(self) -> None:
+        self.ended.set()
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_cut"),
+    [
+        (['{"line": "phase"}', '{"line": "end", "why": "error"}'], True),
+        (['{"line": "phase"}'], False),
+        (['{"line": "end", "why": "so far"}'], False),
+        ([], False),
+    ],
+    ids=["all but the history is said", "still at work", "goes on", "nothing said yet"],
+)
+def test_an_interrupted_command_is_not_waited_for_once_only_its_history_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], is_cut: bool
+) -> None:
+    monkeypatch.setattr(launch, "_HISTORY_SECONDS", 0.3)
+    (tmp_path / f"{os.getpid()}.jsonl").write_text("\n".join(lines))
+    kept, said = _NotKept(), []
+    with launch._signals_are_the_commands(kept, tmp_path, said.append) as ended_by:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert kept.ended.wait(10 if is_cut else 1.5) == is_cut
+    assert ended_by == [signal.SIGINT] * is_cut
+    assert [line.startswith("interrupted: its memory's history") for line in said] == [True] * is_cut

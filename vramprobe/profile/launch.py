@@ -28,7 +28,7 @@ from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.interpreter import executable_of, interpreter_of
 from vramprobe.profile.kept import Kept
 from vramprobe.profile.monitors import seen_from_outside, warned_of_a_full_host
-from vramprobe.profile.requests import Client, ServerRequests, require_free_port
+from vramprobe.profile.requests import Client, ServerRequests, is_alive, require_free_port
 from vramprobe.profile.waiting import told_each_minute
 from vramprobe.records.whole_file import replacing
 from vramprobe.sweep.signals import handled_by
@@ -37,6 +37,8 @@ from vramprobe.sweep.signals import handled_by
 HOOK = ("vramprobe_profile", str(Path(__file__).with_name("hook")), "start")
 _TAIL_LINES = 40
 _DYING_SECONDS = 10.0
+#: How long an interrupted command may write who asked for memory, once it has written all else.
+_HISTORY_SECONDS = 5.0
 _Say = Callable[[str], None]
 
 
@@ -209,7 +211,7 @@ def _wait(
         client = Client(requests, folder, kept.end, say) if requests else None
         if client is not None:
             ending.callback(client.close)
-        with _signals_are_the_commands(kept) as ended_by:
+        with _signals_are_the_commands(kept, folder, say) as ended_by:
             status, num_left = kept.wait()
     answers = client.answers if client is not None else None
     stopped = answers is not None or _was_stopped([_last_line(path) for path in folder.glob("*.jsonl")])
@@ -225,10 +227,20 @@ def _wait(
 
 
 @contextmanager
-def _signals_are_the_commands(kept: Kept) -> Iterator[list[int]]:
+def _signals_are_the_commands(kept: Kept, folder: Path, say: _Say) -> Iterator[list[int]]:
     """Ctrl-C reaches the command by the terminal, and it may answer as it likes; a second one ends it, and so does
     SIGTERM or SIGHUP, so that what was seen is shown. -> the signals that ended it, in order."""
-    count, ended_by = 0, []
+    count, ended_by, left = 0, [], threading.Event()
+
+    def cut_histories() -> None:
+        while not left.wait(0.2):
+            if _writes_histories_alone(folder):
+                if left.wait(_HISTORY_SECONDS) or not _writes_histories_alone(folder):
+                    continue
+                say("interrupted: its memory's history takes longer to write; without it no line is named that asked")
+                ended_by.append(signal.SIGINT)
+                kept.end()
+                return
 
     def arrived(number: int, frame: Any) -> None:
         nonlocal count
@@ -236,9 +248,20 @@ def _signals_are_the_commands(kept: Kept) -> Iterator[list[int]]:
         if number != signal.SIGINT or count > 1:
             ended_by.append(number)
             kept.end()
+        else:
+            threading.Thread(target=cut_histories, daemon=True).start()
 
     with handled_by(arrived):
-        yield ended_by
+        try:
+            yield ended_by
+        finally:
+            left.set()
+
+
+def _writes_histories_alone(folder: Path) -> bool:
+    """Return True if all processes that are left have said all, but for the history of their memory."""
+    ends = [_last_line(path) for path in folder.glob("*.jsonl") if is_alive(path)]
+    return bool(ends) and all(end.get("line") == "end" and end.get("why") != "so far" for end in ends)
 
 
 def _pass_on(stream: IO[bytes], tail: deque[str]) -> None:

@@ -165,7 +165,7 @@ class Client:
     def _is_dead(self) -> bool:
         """Return True if processes have used a GPU, and none of them is left."""
         journals = list(self._folder.glob("*.jsonl"))
-        return bool(journals) and not any(map(_is_alive, journals))
+        return bool(journals) and not any(map(is_alive, journals))
 
     def _asked(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -193,11 +193,12 @@ class Client:
 def _is_settled(journal: Path) -> bool:
     """Return True if a process has written its end, as of now, or is no more."""
     with suppress(OSError):
-        return not _is_alive(journal) or b'{"line": "end"' in journal.read_bytes()
+        return not is_alive(journal) or b'{"line": "end"' in journal.read_bytes()
     return True
 
 
-def _is_alive(journal: Path) -> bool:
+def is_alive(journal: Path) -> bool:
+    """Return True if the process of a journal runs."""
     with suppress(psutil.Error):
         return psutil.Process(int(journal.stem)).status() != psutil.STATUS_ZOMBIE
     return False

@@ -132,7 +132,8 @@ class Watch:
             self._write_end("so far")
 
     def end(self):
-        """The process ends: the last phase, the history, who read values, the counts."""
+        """The process ends: the last phase, the history, who read values, the counts. Interrupted, the history, whose
+        millions of events take their time, comes last: who does not wait for it (launch.py) has all else."""
         if self._ended or self.is_of_another_process:
             return
         self._ended = True
@@ -141,6 +142,8 @@ class Watch:
                 self._hold_what_was_loaded()
                 if self._why != "stopped" or self._goes_on:
                     self.phases.close()
+                if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+                    self._write_end(self._why)
                 self._trace.write(self._journal.path(".history"))
                 if self._verification is not None:
                     self._verification.end()

@@ -108,8 +108,9 @@ def _run_rules(spec: Cell) -> list[tuple[bool, str]]:
             "sharding ddp",
         ),
         (
-            "fp16" in (spec.dtype, spec.autocast),
-            "fp16 on several GPUs is trained under a gradient scaler, which is not run here; use bf16",
+            "fp16" in (spec.dtype, spec.autocast) and str(spec.sharding).startswith("zero"),
+            f"fp16 under {spec.sharding} is trained under DeepSpeed's loss scaler, which is not run here; use bf16, or "
+            "sharding ddp, fsdp1 or fsdp",
         ),
         (
             rules_of(spec.sharding).module == "fsdp1" and spec.kbit_prep != "none",

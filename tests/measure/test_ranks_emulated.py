@@ -36,6 +36,9 @@ ALL = """
   - {method: full, recipe: mixed, num_gpus: 4, sharding: [fsdp-hybrid, fsdp1-hybrid], shard_size: 2}
   - {method: full, recipe: mixed, num_gpus: 4, sharding: [fsdp-hybrid, fsdp1-hybrid], shard_size: 2, only_rank: 3}
   - {method: lora, num_gpus: 4, sharding: fsdp1-hybrid, shard_size: 2}
+  - {method: lora, dtype: fp16, autocast: fp16, lora_dtype: fp32, num_gpus: 2, sharding: [ddp, fsdp, fsdp1]}
+  - {method: lora, dtype: fp16, autocast: fp16, lora_dtype: fp32, num_gpus: 2, sharding: [ddp, fsdp1], only_rank: 1}
+  - {method: lora, dtype: fp16, autocast: fp16, lora_dtype: fp32, num_gpus: 2, sharding: fsdp, only_rank: 1}
 """
 
 
@@ -48,7 +51,7 @@ def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) -> None:
-    assert len(records) in (NUM_FEW, 31)
+    assert len(records) in (NUM_FEW, 37)
     for record in records:
         assert record.outcome.kind == "ok", (record.cell_id, record.outcome)
         ranks = list(range(record.spec.num_gpus)) if record.spec.only_rank is None else [record.spec.only_rank]
@@ -57,7 +60,7 @@ def test_every_cell_ends_well_with_each_rank_that_ran(records: list[RunRecord]) 
 
 
 def test_one_rank_alone_counts_the_bytes_of_that_rank_among_all(records: list[RunRecord]) -> None:
-    assert_alone_as_among_all(records, num_alone={NUM_FEW: 1, 31: 13}[len(records)])
+    assert_alone_as_among_all(records, num_alone={NUM_FEW: 1, 37: 16}[len(records)])
 
 
 def fully_trained(records: list[RunRecord], num_gpus: int) -> dict[str, RunRecord]:
@@ -84,7 +87,7 @@ def test_offloaded_params_gradients_and_state_are_the_hosts(records: list[RunRec
     """Half the weights, gradients and two states of bf16, and torch's fp32 step counters, a number each; the card keeps
     the buffers."""
     of = [record for record in records if record.spec.offload == "params" and record.spec.method == "full"]
-    assert {record.spec.sharding for record in of} == ({"fsdp", "fsdp1"} if len(records) == 31 else {"fsdp"})
+    assert {record.spec.sharding for record in of} == ({"fsdp", "fsdp1"} if len(records) == 37 else {"fsdp"})
     for record in of:
         for rank in record.ranks:
             counters = rank.host_tensors_bytes - 4 * 2 * TINY_LLAMA_PARAMS // 2
@@ -133,7 +136,7 @@ def test_a_hybrid_shares_in_its_group_and_adds_up_among_groups(records: list[Run
     """Two groups of two: a group moves what two ranks move, then each rank all-reduces its half of the gradients."""
     of = [record for record in records if record.spec.shard_size == 2 and record.spec.only_rank is None]
     of_all = ["fsdp-hybrid", "fsdp1-hybrid", "fsdp1-hybrid"]
-    assert sorted(record.spec.sharding for record in of) == (of_all if len(records) == 31 else ["fsdp-hybrid"])
+    assert sorted(record.spec.sharding for record in of) == (of_all if len(records) == 37 else ["fsdp-hybrid"])
     whole = 2 * TINY_LLAMA_PARAMS  # bf16
     for record in of:
         if record.spec.method != "full":

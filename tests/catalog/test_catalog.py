@@ -14,6 +14,7 @@ from factories import TINY_LLAMA, TINY_LLAMA_PATH
 from huggingface_hub import errors as hub_errors
 
 from vramprobe import catalog
+from vramprobe.catalog import hub_config
 from vramprobe.catalog.gpus import _gpu_words
 from vramprobe.catalog.names import nearest_names
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
@@ -284,7 +285,7 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytes
 
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", head)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(catalog.models, "_HUB_SECONDS", 0.05)
+    monkeypatch.setattr(hub_config, "_SECONDS", 0.05)
     with pytest.raises(MissingDependency, match=r"the hub is unreachable \(no answer in 0\.05 s\).*Nearest: .*gpt2"):
         catalog.find_model("some-org/gpt2-mini")
     answers.set()

@@ -71,7 +71,7 @@ def test_json_has_bytes_and_no_text_of_the_log() -> None:
 
 
 def test_a_model_that_a_log_names_is_only_looked_up_in_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vramprobe.catalog.models._hub_config", lambda name: pytest.fail("the hub is asked"))
+    monkeypatch.setattr("vramprobe.catalog.hub_config.config_file", lambda name, near: pytest.fail("the hub is asked"))
     for name in ("someone/private-model", "/etc/passwd", "./folder"):
         assert not any("size of" in line for line in explained(LOG.replace("meta-llama/Llama-3.1-8B", name)))
     assert any("size of" in line for line in explained(LOG.replace("meta-llama", "x"), model="llama-3.1-8b"))

@@ -8,25 +8,21 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
 from typing import Any, Literal
 
+from vramprobe.catalog import hub_config
+from vramprobe.catalog.hub_config import ADAPTER_CONFIG, INSTEAD
 from vramprobe.catalog.names import match_name, nearest_names
 from vramprobe.catalog.profiled import ProfiledModel, list_profiled, reason_against_own_code
 from vramprobe.catalog.shipped import csv_rows, data_file
-from vramprobe.errors import MissingDependency, SpecError, UnknownName
+from vramprobe.errors import SpecError, UnknownName
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _LOG = logging.getLogger("vramprobe")  # at level INFO: what was taken for what; the command line prints it as notes
-_ADAPTER_CONFIG = "adapter_config.json"  # peft's
-_HUB_SECONDS = 3.0  # for one answer of the hub, asked once
-_INSTEAD = "Use a slug from `vramprobe models`, or the path of a config.json or of a checkpoint folder"
 
 #: What a config says about its file and not about the architecture; two copies of one model must resolve alike.
 BOOKKEEPING_KEYS = ("_name_or_path", "_commit_hash", "transformers_version")
@@ -71,7 +67,7 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelEntry:
     that cannot be used) or MissingDependency (a hub that is switched off, not installed, unreachable or closed to you).
     """
     if not name.strip():
-        raise UnknownName("model", name, [], f"{_INSTEAD}.")
+        raise UnknownName("model", name, [], f"{INSTEAD}.")
     slug = _slugs_by_name().get(name.lower())
     if slug is not None:
         return _catalog_entry(slug)
@@ -79,7 +75,7 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelEntry:
     if path.exists():
         return _path_entry(path, trust_remote_code)
     if name.endswith(".json") or name.startswith((".", "~", os.sep)):
-        raise UnknownName("model", name, [], f"No file or folder is there. {_INSTEAD}.")
+        raise UnknownName("model", name, [], f"No file or folder is there. {INSTEAD}.")
     if (entry := shipped_model(name)) is not None:
         return entry
     profiled = {other.lower(): one for one in list_profiled() for other in (one.name, one.hf_id, *one.also)}
@@ -88,12 +84,12 @@ def find_model(name: str, *, trust_remote_code: bool = False) -> ModelEntry:
     if reason := reason_against_own_code(name):
         raise SpecError(reason)
     if _HUB_ID.fullmatch(name):
-        file = _hub_config(name)
-        if file.name == _ADAPTER_CONFIG:
+        file = hub_config.config_file(name, _nearest(name))
+        if file.name == ADAPTER_CONFIG:
             return _base_of_adapter(file, name, trust_remote_code)
         config = _usable_config(file.read_text(encoding="utf-8"), f"{name} (hub)", trust_remote_code)
         return _of_config(name, config, "hub", hf_id=name)
-    raise _unknown(name, f"{_INSTEAD}, or a hub id such as org/name.")
+    raise UnknownName("model", name, [], f"{INSTEAD}, or a hub id such as org/name.", near=_nearest(name))
 
 
 def entry_of_config(config: Mapping[str, Any]) -> ModelEntry:
@@ -175,10 +171,6 @@ def _other_names() -> dict[str, str]:
     return {name: slug for name, slug in (also | rows).items() if name not in _own_names()}
 
 
-def _unknown(name: str, advice: str) -> UnknownName:
-    return UnknownName("model", name, [], advice, near=_nearest(name))
-
-
 def _nearest(name: str) -> list[str]:
     """The slugs most like ``name``, those that only a profile can run included."""
     known = _own_names() | {one.name: one.name for one in list_profiled()}
@@ -235,8 +227,8 @@ def _profiled_entry(model: ProfiledModel) -> ModelEntry:
 
 def _path_entry(path: Path, trust_remote_code: bool) -> ModelEntry:
     file = path / "config.json" if path.is_dir() else path
-    if file.name == _ADAPTER_CONFIG or (not file.exists() and (path / _ADAPTER_CONFIG).exists()):
-        return _base_of_adapter(file.with_name(_ADAPTER_CONFIG), str(path), trust_remote_code)
+    if file.name == ADAPTER_CONFIG or (not file.exists() and (path / ADAPTER_CONFIG).exists()):
+        return _base_of_adapter(file.with_name(ADAPTER_CONFIG), str(path), trust_remote_code)
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -285,73 +277,3 @@ def _of_architecture(config: Any, where: str, trust_remote_code: bool) -> dict[s
         raise SpecError(f"{where} has no model_type, so it is no transformers config.json; add e.g. model_type: llama")
     dropped = BOOKKEEPING_KEYS if trust_remote_code else (*BOOKKEEPING_KEYS, "auto_map")
     return {key: value for key, value in config.items() if key not in dropped}
-
-
-def _hub_config(hub_id: str) -> Path:
-    """Its config.json, or an adapter's: from the hub's local cache, else by one short question to the hub."""
-    near = _nearest(hub_id)
-    instead = f"{'Nearest: ' + ', '.join(near) + '. ' if near else ''}{_INSTEAD}."
-    try:
-        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
-        from huggingface_hub import errors as hub
-    except ImportError:
-        raise MissingDependency(
-            f"model {hub_id!r} is not in the catalog, and asking the hub needs the package huggingface_hub; "
-            f"install it (pip install 'vramprobe[measure]'). {instead}"
-        ) from None
-    with suppress(hub.LocalEntryNotFoundError):
-        return Path(hf_hub_download(hub_id, "config.json", local_files_only=True))
-    if constants.HF_HUB_OFFLINE:
-        raise MissingDependency(
-            f"model {hub_id!r} is not in the catalog nor in the hub's local cache, and HF_HUB_OFFLINE is set. "
-            f"Unset HF_HUB_OFFLINE. {instead}"
-        )
-
-    def download(name: str) -> Path:
-        # Asked first and without retries: hf_hub_download asks six times, 24 s long, where there is no connection.
-        _in_time(lambda: get_hf_file_metadata(hf_hub_url(hub_id, name), timeout=_HUB_SECONDS))
-        return Path(hf_hub_download(hub_id, name, etag_timeout=_HUB_SECONDS))
-
-    try:
-        return download("config.json")
-    except hub.GatedRepoError:
-        raise MissingDependency(
-            f"model {hub_id!r} is gated on the hub: accept its terms there and log in (`hf auth login`). {instead}"
-        ) from None
-    except hub.RepositoryNotFoundError:
-        raise _unknown(
-            hub_id, f"The hub has no such repository, or it is private and you are not logged in. {_INSTEAD}."
-        ) from None
-    except Exception as error:  # of the HTTP client, which is another one in each major release of huggingface_hub
-        if isinstance(error, hub.EntryNotFoundError) and not isinstance(error, hub.LocalEntryNotFoundError):
-            with suppress(Exception):
-                return download(_ADAPTER_CONFIG)
-            raise _unknown(hub_id, f"Its repository has no config.json. {_INSTEAD}.") from None
-        raise MissingDependency(
-            f"model {hub_id!r} is not in the catalog nor in the hub's local cache, and the hub is unreachable "
-            f"({error}). Check the connection. {instead}"
-        ) from None
-
-
-def _in_time(ask: Callable[[], Any]) -> None:
-    """Wait for ``ask`` as long as an answer of the hub may take: a client's timeout is not that of its name server.
-
-    Raises what it raises, or TimeoutError.
-    """
-    ended: Queue[Exception | None] = Queue()
-
-    def run() -> None:
-        try:
-            ask()
-        except Exception as error:
-            ended.put(error)
-        else:
-            ended.put(None)
-
-    Thread(target=run, daemon=True).start()
-    try:
-        error = ended.get(timeout=_HUB_SECONDS)
-    except Empty:
-        raise TimeoutError(f"no answer in {_HUB_SECONDS:g} s") from None
-    if error is not None:
-        raise error

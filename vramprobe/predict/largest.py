@@ -1,7 +1,8 @@
 """Largest: a GPU and a cell with one thing left open -> the largest batch, length or model of the catalog that fits.
 
 In: a spec and a Judge, which predicts a cell and holds it against the GPU. Out: a frozen Largest, or an error where not
-even the smallest fits. Memory never falls with batch or length, so a bisection over whole numbers is exact.
+even the smallest fits. Allocated memory never falls with batch or length; reserved memory may, where blocks happen to
+fill their segments. A bisection gives a count that fits and whose next does not; a smaller one may be tight.
 """
 
 import math

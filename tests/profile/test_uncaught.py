@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from profile_factory import FIRST_NS, analysed, training
 from run_command import require_emulation
 from run_verb import Verb
@@ -30,6 +31,21 @@ def test_the_first_to_fail_is_named_whoever_wrote_first(tmp_path: Path) -> None:
     assert (outcome.rank, outcome.exception) == (1, "AssertionError: no data")
     assert (outcome.line, outcome.function) == ("mine/train.py:12", "main")
     assert outcome.last_lines == ["====", "FAILED"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 12 got signal: 2", "interrupted"),
+        ("mine.SignalException: no signal on the line", "error"),
+    ],
+)
+def test_a_launcher_that_raises_what_interrupted_it_is_interrupted(tmp_path: Path, error: str, kind: str) -> None:
+    """As torchrun does of Ctrl-C, with status 1."""
+    training(101).write(tmp_path)
+    said = {"pid": 9, "rank": None, "time_ns": FIRST_NS, "error": error, "stack": []}
+    (tmp_path / "uncaught").write_text(json.dumps(said) + "\n")
+    assert analysed(tmp_path, exit_status=1).outcome.kind == kind
 
 
 def test_a_rank_that_fails_before_it_has_used_a_gpu_is_heard_of(tmp_path: Path) -> None:

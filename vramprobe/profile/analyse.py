@@ -4,6 +4,7 @@ In: the folder of a run, and cards to judge it by (cards.py). Out: the record. R
 is missing is said in the record's warnings.
 """
 
+import re
 import shlex
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +46,7 @@ _MAX_TAIL = 40  # last lines of stderr
 _MAX_CAUGHT = 5  # places of caught OOMs that are named, of one process
 _AT_WORK = ("forward", "backward", "optimizer_step", "evaluation", "generation")
 _BY_SOMEBODY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALLED = re.compile(r"(torch\.[\w.]+\.)?SignalException: .*got signal: \d+")  # torchrun's own, of a signal to it
 
 
 def analyse(
@@ -225,7 +227,7 @@ def _outcome(run: RawRun, seen: Sequence[AnalyzedRank | None], warnings: list[st
     for raw, history in zip(run.ranks, seen, strict=True):
         if raw.ooms and _ended_by(raw):
             return _oom(raw, history, launcher)
-    if _is_cut(launcher):
+    if _is_cut(launcher) or (run.uncaught and _SIGNALLED.match(run.uncaught[0].error)):
         return ProfileInterrupted(signal=number)
     return _error(run, status, number)
 

@@ -188,7 +188,7 @@ def test_fit_evaluate_predict_report_of_what_a_gpu_measured(tmp_path: Path) -> N
         ([*RECOMMEND, "--tokens", "1M", "--prices", "nowhere.csv"], "nowhere.csv"),
         ([*RECOMMEND, "--tokens", "1M", "--device", "cpu"], "about CUDA cards"),
         ([*RECOMMEND, "--tokens", "1M", "--largest-model", "--budget", "1"], "do not give it"),
-        ([*RECOMMEND[:-2], "--tokens", "1M"], "seq_len is missing"),
+        ([*RECOMMEND[:-2], "--tokens", "1M"], "seq_len: missing"),
     ],
     ids=lambda value: " ".join(value[-4:]) if isinstance(value, list) else "",
 )

@@ -94,7 +94,7 @@ def test_a_signal_before_the_commands_handlers_leaves_no_words(tmp_path: Path) -
     program = (
         "import sys\nfrom contextlib import contextmanager\nfrom pathlib import Path\n"
         "from vramprobe.profile import launch\n"
-        "@contextmanager\ndef early(kept): sys.exit(143); yield []\n"
+        "@contextmanager\ndef early(*words): sys.exit(143); yield []\n"
         "launch._signals_are_the_commands = early\n"
         "launch.run(['sleep', '50'], Path(sys.argv[1]), launch.Options(trace='step', steps=None))\n"
     )

@@ -110,7 +110,7 @@ def _run_rules(spec: Cell) -> list[tuple[bool, str]]:
         (
             "fp16" in (spec.dtype, spec.autocast) and rules_of(spec.sharding).uses_deepspeed,
             f"fp16 under {spec.sharding} is trained under DeepSpeed's loss scaler, which is not run here; use bf16, or "
-            "sharding ddp, fsdp1 or fsdp",
+            "another sharding",
         ),
         (
             rules_of(spec.sharding).module == "fsdp1" and spec.kbit_prep != "none",

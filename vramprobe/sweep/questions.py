@@ -47,6 +47,7 @@ def measure(
     did not get so far there is none, and the record says why.
     """
     from vramprobe.measure import environment
+    from vramprobe.measure.isolation import require_packages
     from vramprobe.predict.questions import cell
     from vramprobe.records import writing
     from vramprobe.sweep import runner
@@ -70,6 +71,7 @@ def measure(
         writing.require_journal(save)
     if snapshot is not None:
         writing.require_writable(snapshot)
+    require_packages([one])
     if environment.is_slow_for(one):
         _LOG.info("without AVX-512 torch multiplies bf16 number by number: a step takes minutes (docs/measuring.md)")
     handle, name = tempfile.mkstemp(prefix="vramprobe-", suffix=".log")

@@ -195,8 +195,7 @@ def _left_out(entry: ModelEntry, arch: Architecture, spec: ServeSpec, workspace:
     parts = []
     if workspace is None:
         parts.append("the experts' workspaces")
-    is_padded = pads_experts(arch, spec)
-    if spec.quantization == "mxfp4" and arch.has_experts and not is_padded:
+    if spec.quantization == "mxfp4" and arch.has_experts and not pads_experts(arch, spec):
         parts.append(f"{PADDING} (6 to 9 % of the weights in published logs of gpt-oss)")
     if has_images(entry.config):
         parts.append("the vision tower's activations and cache")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import math
 import os
 import tempfile
@@ -19,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 from vramprobe.emulate import require_emulated
 from vramprobe.errors import SpecError
 from vramprobe.sweep.jobs import Load, job_of
-
-_LOG = logging.getLogger("vramprobe")  # at level INFO, which the command line prints as notes
 
 if TYPE_CHECKING:
     from vramprobe.records.record import RunRecord
@@ -46,8 +43,6 @@ def measure(
     ``snapshot``: where to write the history of a further step for PyTorch's memory_viz, on a GPU alone; where the cell
     did not get so far there is none, and the record says why.
     """
-    from vramprobe.measure import environment
-    from vramprobe.measure.isolation import require_packages
     from vramprobe.predict.questions import cell
     from vramprobe.records import writing
     from vramprobe.sweep import runner
@@ -71,9 +66,6 @@ def measure(
         writing.require_journal(save)
     if snapshot is not None:
         writing.require_writable(snapshot)
-    require_packages([one])
-    if environment.is_slow_for(one):
-        _LOG.info("without AVX-512 torch multiplies bf16 number by number: a step takes minutes (docs/measuring.md)")
     handle, name = tempfile.mkstemp(prefix="vramprobe-", suffix=".log")
     os.close(handle)
     log = Path(name)

@@ -5,10 +5,12 @@ stopped, starts nothing that time or money forbid; a failed cell never ends the 
 with the running cell recorded as interrupted. Never prints: whoever shows progress passes ``on_event``.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from vramprobe.errors import StoreError
+from vramprobe.measure.environment import is_slow_for
 from vramprobe.measure.isolation import new_ticket, require_packages, run_isolated, scratch_folder
 from vramprobe.measure.launcher import Spawner, worker_environment
 from vramprobe.model.card_fit import CardFit
@@ -26,6 +28,7 @@ from vramprobe.sweep.progress import LOGS, Progress, RunSummary
 from vramprobe.sweep.resume import Journal, open_journal
 from vramprobe.sweep.signals import Signals
 
+_LOG = logging.getLogger("vramprobe")  # at level INFO, which the command line prints as notes
 JOURNAL = "records.jsonl"
 
 
@@ -39,6 +42,8 @@ def measure(
 ) -> RunRecord:
     """Run one cell in a process of its own and return its record; nothing is stored but a ``snapshot`` (cuda only)."""
     require_packages([spec])
+    if is_slow_for(spec):
+        _LOG.info("without AVX-512 torch multiplies bf16 number by number: a step takes minutes (docs/measuring.md)")
     launcher = Spawner(worker_environment(), log)
     with scratch_folder() as folder:
         try:

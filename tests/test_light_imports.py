@@ -52,6 +52,37 @@ def test_a_verb_that_is_called_is_loaded_alone() -> None:
     assert done.stderr == "['explain']\n"
 
 
+#: Command → the most modules of ours that it loads; libraries take the rest of its time.
+MOST_MODULES = {
+    "--help": 52,
+    "predict --help": 22,
+    "predict --model smollm2-135m --method lora --batch-size 2 --seq-len 1024 --gpu RTX-4090": 126,
+}
+#: Of ours: what no answer in a line or a bar needs.
+NOT_OF_ANSWERS = (
+    "cli.help",
+    "cli.display",
+    "report.definition",
+    "interop.arguments",
+    "techniques.registry",
+    "catalog.claims",
+)
+
+
+@pytest.mark.parametrize("words", MOST_MODULES)
+def test_a_question_loads_no_more_of_ours_than_it_needs(words: str) -> None:
+    code = (
+        "import sys; from vramprobe.cli.verbs import main\n"
+        f"sys.argv[1:] = {words.split()}\n"
+        "try: main()\n"
+        "except SystemExit: print(*(one for one in sys.modules if one.startswith('vramprobe.')), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {one.removeprefix("vramprobe.") for one in done.stderr.split()}
+    assert len(loaded) <= MOST_MODULES[words]
+    assert "help" in words or not loaded & {*NOT_OF_ANSWERS}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/task is Linux's")
 def test_an_answer_starts_no_threads_and_leaves_the_environment_to_what_is_run_from_it() -> None:
     """NumPy's BLAS starts a thread per core as it loads; a command that is profiled or recorded has its own."""

@@ -20,8 +20,6 @@ from vramprobe.catalog import list_models as models
 from vramprobe.errors import require_extra
 from vramprobe.interop.questions import changes, predict, recommend, techniques
 from vramprobe.predict.questions import cell, given_fit
-from vramprobe.predict.what_fits import largest_model, max_batch_size, max_seq_len, min_gpus, min_gpus_by_sharding
-from vramprobe.sweep.jobs import default_results
 
 if TYPE_CHECKING:
     from vramprobe.check import check
@@ -37,6 +35,13 @@ if TYPE_CHECKING:
     from vramprobe.predict.frontier import frontier, frontier_of_run
     from vramprobe.predict.grpo import grpo
     from vramprobe.predict.serve import serve
+    from vramprobe.predict.what_fits import (
+        largest_model,
+        max_batch_size,
+        max_seq_len,
+        min_gpus,
+        min_gpus_by_sharding,
+    )
     from vramprobe.profile.command import profile, profiled
     from vramprobe.profile.diff import diff
     from vramprobe.recipe.sharing import export_recipes, list_recipes, merge_recipes
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from vramprobe.report.card_truth import card_truth, card_truth_gpu
     from vramprobe.report.receipt import receipts
     from vramprobe.report.recorded_timeline import timeline
+    from vramprobe.sweep.jobs import default_results
     from vramprobe.sweep.launch import launch_tasks
     from vramprobe.sweep.launch_command import launch_command
     from vramprobe.sweep.questions import campaign, measure, plan, plan_campaign, run
@@ -68,6 +74,7 @@ _ROOMS = {
     "predict.frontier": ("frontier", "frontier_of_run"),
     "predict.grpo": ("grpo",),
     "predict.serve": ("serve",),
+    "predict.what_fits": ("largest_model", "max_batch_size", "max_seq_len", "min_gpus", "min_gpus_by_sharding"),
     "profile.command": ("profile", "profiled"),
     "profile.diff": ("diff",),
     "recipe.sharing": ("export_recipes", "list_recipes", "merge_recipes"),
@@ -75,6 +82,7 @@ _ROOMS = {
     "report.card_truth": ("card_truth", "card_truth_gpu"),
     "report.receipt": ("receipts",),
     "report.recorded_timeline": ("timeline",),
+    "sweep.jobs": ("default_results",),
     "sweep.launch": ("launch_tasks",),
     "sweep.launch_command": ("launch_command",),
     "sweep.questions": ("campaign", "measure", "plan", "plan_campaign", "run"),

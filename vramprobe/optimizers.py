@@ -8,23 +8,21 @@ one of these libraries' rules is a row of that file. Imports none of them.
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(NamedTuple):
     """One optimizer. A copy is as many elements as the parameter has."""
 
     name: str  # transformers' own, or one in its style where transformers has none
     made_by: str  # the class that the workload makes
-    options: dict[str, Any] | None = None  # its arguments beside parameters and learning rate
-    aliases: tuple[str, ...] = ()  # transformers' other names for it
-    short_name: str = ""  # in a cell's name, where it is not ``name``
     #: In the parameter's dtype; in fp32; in 8 bits, except small tensors and embeddings, in fp32; or Adafactor's means
     #: of rows and columns, in fp32.
     state: Literal["parameter", "fp32", "8bit", "factored"]
+    options: dict[str, Any] | None = None  # its arguments beside parameters and learning rate
+    aliases: tuple[str, ...] = ()  # transformers' other names for it
+    short_name: str = ""  # in a cell's name, where it is not ``name``
     state_copies: tuple[int, ...] = ()  # copies in each tensor of the state; AdEMAMix has its two moments in one
     #: Where torch.optim counts a parameter's steps: in host memory, on the card, or, as counted here, with the state.
     counter: Literal["none", "host", "card", "state"] = "none"

@@ -5,14 +5,12 @@ outputs. What a trainer's loss does is TRL's own code (workload/trainer.py); the
 examples/loops.py. Imports neither.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vramprobe.units import format_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trainer:
+class Trainer(NamedTuple):
     """One trainer of TRL, or plain training with the model's own loss."""
 
     name: str
@@ -67,8 +65,7 @@ _ROWS = (
 TRAINERS = {row.name: row for row in _ROWS}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loop:
+class Loop(NamedTuple):
     """A training loop; those whose peaks are the same share a row (docs/loops.md)."""
 
     name: str

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from vramprobe.catalog import Claim, find_gpu, list_claims
+from vramprobe.catalog import find_gpu
+from vramprobe.catalog.claims import Claim, list_claims
 from vramprobe.literature.calibrate import calibrate
 from vramprobe.literature.claims import Judgement, judge, judge_claims
 from vramprobe.literature.figures import Cells, Options

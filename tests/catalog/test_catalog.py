@@ -15,6 +15,7 @@ from huggingface_hub import errors as hub_errors
 
 from vramprobe import catalog
 from vramprobe.catalog import hub_config
+from vramprobe.catalog.claims import list_claims
 from vramprobe.catalog.gpus import _gpu_words
 from vramprobe.catalog.names import nearest_names
 from vramprobe.errors import MissingDependency, SpecError, UnknownName
@@ -470,8 +471,8 @@ def test_every_price_names_a_gpu() -> None:
 
 
 def test_every_claim_is_typed() -> None:
-    claims = {claim.id: claim for claim in catalog.list_claims()}
-    assert len(claims) == len(catalog.list_claims()) == 135
+    claims = {claim.id: claim for claim in list_claims()}
+    assert len(claims) == len(list_claims()) == 135
     named = [row for row in csv.DictReader((DATA / "claims.csv").read_text().splitlines()) if row["gpu"]]
     assert all(claims[row["id"]].gpus for row in named)
     assert {len(claim.gpus) for claim in claims.values()} == {0, 1, 2}  # "A100-80GB/H100-80GB" names two

@@ -1,7 +1,5 @@
 """CUDA contexts by card: the table, the line through it, and the interval of a card without a row."""
 
-from dataclasses import replace
-
 import pytest
 
 from vramprobe.catalog import contexts, find_gpu, list_gpus
@@ -55,7 +53,7 @@ def test_a_card_without_a_row_has_an_interval_by_its_multiprocessors() -> None:
 
 
 def test_a_measured_row_takes_the_place_of_published_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    more = replace(context_rows()[1], mib=160.0, grade="measured")
+    more = context_rows()[1]._replace(mib=160.0, grade="measured")
     rows = (*context_rows(), more)
     monkeypatch.setattr(contexts, "context_rows", lambda: rows)
     card_points.cache_clear()

@@ -24,7 +24,7 @@ from tests.oracles.oracles import Oracle
 from vramprobe import api, catalog
 from vramprobe.architecture import architecture
 from vramprobe.architecture.expressions import ExpressionError, evaluate
-from vramprobe.catalog import Claim
+from vramprobe.catalog.claims import Claim, list_claims
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.cli import verbs
 from vramprobe.errors import StoreError, UnknownName
@@ -44,7 +44,7 @@ from vramprobe.trainers import USUAL_LOOP
 
 ROOT = Path(__file__).parents[2]
 HAND = tomllib.loads(Path(__file__).with_name("verdicts.toml").read_text())
-CLAIMS = {claim.id: claim for claim in catalog.list_claims()}
+CLAIMS = {claim.id: claim for claim in list_claims()}
 
 
 @cache

@@ -6,7 +6,7 @@ In: what the families' modules have read of a config.json. Out: frozen values. N
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vramprobe.errors import VramprobeError
 
@@ -22,8 +22,7 @@ class RunFails(UnsupportedArchitecture):
     """An option that the libraries fail on with this model: no other engine is to be asked."""
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter tensor; ``{layer}`` in the name stands for the layer's number where there is one per layer."""
 
     name: str
@@ -39,8 +38,7 @@ class Parameter:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """A linear layer by its module name: a LoRA target, and what bitsandbytes replaces."""
 
     name: str
@@ -50,8 +48,7 @@ class Linear:
     num_copies: int
 
 
-@dataclass(frozen=True)
-class Wrapped:
+class Wrapped(NamedTuple):
     """A parameter that peft's LoRA reaches though it is no linear layer's (``ParamWrapper``).
 
     ``targets`` are the linear layers it was in transformers 4, which peft still goes by, and all of which it takes;

@@ -4,7 +4,6 @@ In: a name as users write it. Out: frozen entries, or an error that says what el
 this side of the torch line, reads nothing at import, and touches the network only for a hub id.
 """
 
-from vramprobe.catalog.claims import Claim, list_claims
 from vramprobe.catalog.depth import cut_depth, depth_of, text_config
 from vramprobe.catalog.gpus import (
     Gpu,
@@ -32,8 +31,8 @@ from vramprobe.catalog.size import num_params
 from vramprobe.catalog.sweeps import list_sweeps, sweep_file
 
 __all__ = [
-    "Claim", "Gpu", "ModelEntry", "Price", "cut_depth", "depth_of", "entry_of_config", "find_gpu", "find_model",
-    "fp32_tflops", "gpu_or_size", "gpu_seen", "is_slug", "list_claims", "list_gpus", "list_models", "list_prices",
+    "Gpu", "ModelEntry", "Price", "cut_depth", "depth_of", "entry_of_config", "find_gpu", "find_model",
+    "fp32_tflops", "gpu_or_size", "gpu_seen", "is_slug", "list_gpus", "list_models", "list_prices",
     "list_sweeps", "list_vision_models", "memory_of", "num_params", "pinned_libraries", "shipped_model", "sweep_file",
     "text_config", "with_vision",
 ]  # fmt: skip

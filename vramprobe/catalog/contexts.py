@@ -8,10 +8,9 @@ multiprocessors hold. Reads no device.
 import csv
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from vramprobe.catalog.own import cache_folder
 from vramprobe.catalog.shipped import csv_rows
@@ -31,8 +30,7 @@ def threads_per_sm(capability: tuple[int, int]) -> int:
     return _THREADS_PER_SM.get(capability, 2048)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Context:
+class Context(NamedTuple):
     """Bytes of a card that a process takes after a training step, beside what torch reserves."""
 
     low_bytes: int
@@ -41,8 +39,7 @@ class Context:
     basis: Basis
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContextRow:
+class ContextRow(NamedTuple):
     """One figure of data/contexts.csv; ``gpu`` is the catalog's name, ``board`` the source's."""
 
     gpu: str
@@ -57,7 +54,7 @@ class ContextRow:
 
 
 #: The columns of data/contexts.csv.
-COLUMNS = tuple(one.name for one in fields(ContextRow))
+COLUMNS = ContextRow._fields
 
 
 def _row(fields_of: Mapping[str, Any]) -> ContextRow:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vramprobe.catalog.contexts import context_of
 from vramprobe.catalog.gpu_hints import gpu_hint
@@ -260,8 +260,7 @@ def _gpus_by_words() -> dict[str, Gpu]:
     return {"".join(_gpu_words(name)): gpu for gpu in _gpus() for name in (gpu.name, gpu.short_name, *gpu.aliases)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Price:
+class Price(NamedTuple):
     """One offer; ``usd_per_hour`` is for all ``num_gpus`` together."""
 
     provider: str

@@ -6,18 +6,16 @@ In: a name as users write it. Out: a frozen ProfiledModel with its config.json's
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vramprobe.catalog.shipped import csv_rows, data_file, split
 
 Kind = Literal["encoder", "embedding", "language", "vision-language", "speech", "diffusion"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfiledModel:
+class ProfiledModel(NamedTuple):
     """One model: its config.json, of kind "diffusion" the JSON files of its parts by path; and what is known of it."""
 
     name: str  # slug

@@ -26,7 +26,7 @@ _STYLES = {"fits": "green", "tight": "yellow", "does not fit": "red", None: ""}
 def print_changes(changes: Sequence[Change], *, is_near: bool = False, num_left_out: int = 0) -> None:
     """Those that save most, with what is needed then; whether none is enough, whether all of it is near, and how many
     would take a recording."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if changes or not num_left_out:
         _print_most(console, changes, is_near=is_near)
     if num_left_out:

@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from vramprobe.catalog import libraries
-from vramprobe.cli.display import in_percent
 from vramprobe.cli.display_record import print_bars, print_notes
-from vramprobe.report.definition import Column, Table
-from vramprobe.report.formats import terminal
 from vramprobe.units import format_bytes, plural
 
 if TYPE_CHECKING:
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
     from vramprobe.predict.prediction import Prediction
     from vramprobe.predict.unknowns import Unknown
     from vramprobe.predict.verdict import Verdict
+    from vramprobe.report.definition import Column
 
 #: A part of a prediction below this share of its peak is printed as 0.0 %.
 _LEAST_SHARE = 0.0005
@@ -43,7 +41,7 @@ def print_prediction(
     """One prediction: the verdict for a GPU first, the interval and its widest unknown, the phase, a bar for each
     term, the largest in words and ``parts``.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if verdict is not None:
         console.print(f"[bold]{verdict.gpu}: {verdict.verdict}[/] ({escape(verdict.reason)})")
     peak = prediction.peak_allocated_bytes
@@ -66,6 +64,8 @@ def print_prediction(
     for name, said in parts.items():
         console.print(f"  [bold]{name}[/]: {escape(said)}")
     if (fit := prediction.fit) is not None:
+        from vramprobe.cli.display import in_percent
+
         console.print(
             f"fit: {fit.num_records} records of {plural(len(fit.models), 'model')} on {fit.card}, "
             f"{in_percent(fit.allocated_over_predicted)} of what is predicted without it"
@@ -101,8 +101,18 @@ def print_largest(found: Largest) -> None:
         print_notes(console, shown.prediction.warnings)
 
 
+def _print_table(columns: Sequence[Column], rows: Sequence[Any], console: Console) -> None:
+    """Print one table without a title; what lays it out is loaded for it alone."""
+    from vramprobe.report.definition import Table
+    from vramprobe.report.formats import terminal
+
+    terminal.show([Table(title="", columns=columns, rows=rows)], [], console)
+
+
 def print_frontier(found: Frontier) -> None:
     """A line for each number of rows, with the longest sequences that fit and are tight."""
+    from vramprobe.report.definition import Column
+
     columns = [
         Column("batch_size", "rows", lambda row: row.batch_size, is_number=True),
         Column("fits", "tokens that fit", lambda row: f"{row.fits:,}" if row.fits else "none", is_number=True),
@@ -110,12 +120,14 @@ def print_frontier(found: Frontier) -> None:
     ]
     console = Console(highlight=False)
     console.print(f"{escape(found.gpu)}: the longest sequence for each number of rows, predicted, not measured")
-    terminal.show([Table(title="frontier", columns=columns, rows=found.rows)], [], console)
+    _print_table(columns, found.rows, console)
     print_notes(console, found.notes)
 
 
 def print_run_gpus(found: Sequence[OnGpu]) -> None:
     """A row for each GPU that holds the run, the smallest first; the others in lines."""
+    from vramprobe.report.definition import Column
+
     console = Console(highlight=False)
     held = [one for one in found if one.verdict is not None and one.verdict.verdict != "does not fit"]
     held.sort(key=lambda one: one.verdict.usable_bytes if one.verdict else 0)
@@ -124,7 +136,7 @@ def print_run_gpus(found: Sequence[OnGpu]) -> None:
         Column("verdict", "verdict", lambda one: one.verdict.verdict),
         Column("usable_bytes", "usable", lambda one: one.verdict.usable_bytes, format_bytes, is_number=True),
     ]
-    terminal.show([Table(title="", columns=columns, rows=held)], [], console)
+    _print_table(columns, held, console)
     others: defaultdict[str, list[str]] = defaultdict(list)
     for one in found:
         if one.verdict is None:
@@ -137,6 +149,8 @@ def print_run_gpus(found: Sequence[OnGpu]) -> None:
 
 def print_min_gpus(found: Sequence[MinGpus], left_out: Mapping[str, Sequence[str]]) -> None:
     """Print the number of GPUs that each kind of sharding needs, and the bytes on each of so many (``on``)."""
+    from vramprobe.report.definition import Column
+
     if not found:
         return
     columns = [
@@ -153,6 +167,6 @@ def print_min_gpus(found: Sequence[MinGpus], left_out: Mapping[str, Sequence[str
     console = Console(highlight=False)
     how = "of 1, 2, 4 … 128, by recordings of the first rank, emulated"
     console.print(f"fewest {escape(found[0].verdict.gpu)} {how}:")
-    terminal.show([Table(title="fewest", columns=columns, rows=found)], [], console)
+    _print_table(columns, found, console)
     for reason, kinds in left_out.items():
         console.print(f"[yellow]note[/]: without {', '.join(kinds)}: {escape(reason)}")

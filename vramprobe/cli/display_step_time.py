@@ -93,7 +93,7 @@ def print_step_cost(cost: StepCost) -> None:
     if usd is not None and cost.hourly_usd is not None:
         price = f"{cost.provider} {format_usd(cost.hourly_usd)}/h, {cost.price_date}"
         said.append(f"{spread_of_usd(usd.value, usd.low, usd.high)} a million tokens ({price})")
-    Console(highlight=False).print(escape(f"{', '.join(said)}: predicted, 80 % intervals"))
+    Console(highlight=False, emoji=False).print(escape(f"{', '.join(said)}: predicted, 80 % intervals"))
 
 
 def print_time_difference(console: Console, time: TimeDifference) -> None:

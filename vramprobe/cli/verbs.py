@@ -6,6 +6,7 @@ cell that failed or records that break a rule, 2 wrong usage, 3 and 4 a verdict 
 """
 
 import errno
+import inspect
 import io
 import logging
 import os
@@ -21,7 +22,6 @@ from typer.core import TyperCommand, TyperGroup
 
 import vramprobe
 from vramprobe.choices import meant
-from vramprobe.cli.help import root_help, verb_help
 from vramprobe.cli.options import Emulate, Json, SweepDevice, Timeout, Verify, print_json, takes_a_cell
 from vramprobe.emulate.enter import leaving
 from vramprobe.errors import VramprobeError
@@ -32,6 +32,8 @@ class _Root(TyperGroup):
     """All verbs, in groups."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        from vramprobe.cli.help import root_help
+
         verbs = {name: one.get_short_help_str(200) for name, one in self.commands.items()}
         formatter.write(root_help(self.help or "", verbs) + "\n")
 
@@ -150,6 +152,8 @@ class _Verb(TyperCommand):
         return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        from vramprobe.cli.help import verb_help
+
         formatter.write(verb_help(ctx.command_path, self.help or "", self.get_params(ctx)) + "\n")
 
 
@@ -174,6 +178,17 @@ def _app_of(*verbs: str) -> typer.Typer:
 def _whole() -> typer.Typer:
     """The command line with all its verbs."""
     return _app_of(*_GROUPS, *_OWN, *_MODULES)
+
+
+def _listed() -> typer.Typer:
+    """The command line where no verb is called: all verbs without their options, which take longest to make."""
+    found = copy(_whole())
+    found.registered_commands = [copy(one) for one in found.registered_commands]
+    for one in found.registered_commands:
+        assert one.callback is not None
+        one.name, one.help = one.callback.__name__.replace("_", "-"), inspect.getdoc(one.callback)
+        one.callback = lambda: None
+    return found
 
 
 def __getattr__(name: str) -> Any:
@@ -232,7 +247,7 @@ def _leave_stdout(status: int) -> None:
 
 def _app_for(words: list[str]) -> typer.Typer:
     """With the one verb that is called, if there is such a verb."""
-    return _app_of(*words) if {*words} & {*_MODULES, *_GROUPS, *_OWN} else _whole()
+    return _app_of(*words) if {*words} & {*_MODULES, *_GROUPS, *_OWN} else _listed()
 
 
 def _open_what_is_closed() -> None:

@@ -12,9 +12,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vramprobe.emulate import MACHINE_VARIABLE, machine_folder
 from vramprobe.errors import SpecError
@@ -30,8 +30,7 @@ VALUES_VARIABLE = "VRAMPROBE_VALUES_POLICY"
 MOST_BYTES = 1 << 40
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entrance:
+class Entrance(NamedTuple):
     """An interpreter whose torch is a CUDA build, and the environment in which it sees the emulated machine."""
 
     python: Path

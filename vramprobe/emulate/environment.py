@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from vramprobe.catalog.own import CACHE_VARIABLE, cache_folder
@@ -88,6 +89,7 @@ def list_environments() -> list[str]:
     return sorted(path.parent.name.removeprefix("torch-") for path in home.glob(f"torch-*/{READY}"))
 
 
+@cache
 def pinned_torch() -> str:
     """The version of torch that the package's pins name."""
     return next(line for line in _pins() if line.startswith("torch===")).removeprefix("torch===")

@@ -8,8 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from vramprobe.errors import MissingDependency, VramprobeError
 
@@ -24,8 +24,7 @@ class BuildError(VramprobeError):
     """The emulated GPU could not be built; the message holds the compiler's words, or the folder that is full."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compiler:
+class Compiler(NamedTuple):
     """A C compiler for this machine's x86-64 Linux."""
 
     command: tuple[str, ...]

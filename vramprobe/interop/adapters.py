@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vramprobe.errors import SpecError
-from vramprobe.interop.arguments import FIELDS, Words
+from vramprobe.interop import Words
+from vramprobe.interop.arguments import FIELDS
 
 _OWN = FIELDS["adapters"]
 OPTION_OF, NAMED, REFUSED = _OWN["option_of"], _OWN["named"], _OWN["refused"]

@@ -10,18 +10,11 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import SpecError
-
-
-class Words(NamedTuple):
-    """A cell's options, and what they do not say."""
-
-    options: dict[str, Any]
-    notes: tuple[str, ...] = ()
-
+from vramprobe.interop import Words
 
 #: TRL's configurations, and the trainer of each.
 TRAINER_OF = {

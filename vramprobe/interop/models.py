@@ -7,13 +7,12 @@ Modules are read by their parameters' names, sizes and dtypes; nothing is comput
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from vramprobe.errors import SpecError
-from vramprobe.interop.arguments import quantization
 
 _ADAPTER_CONFIG = "adapter_config.json"
 _FORMS = (
@@ -23,14 +22,18 @@ _FORMS = (
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class GivenModel:
+class GivenModel(NamedTuple):
     """``model``: a name, or the config.json as a dict. ``options``: how it was loaded. ``adapter``: its LoraConfig."""
 
     model: str | dict[str, Any]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = MappingProxyType({})
     adapter: Any = None
     notes: tuple[str, ...] = ()
+
+
+def is_training_file(given: Any) -> bool:
+    """Return whether ``given`` is the name of an Axolotl or LLaMA-Factory YAML (training_file.py)."""
+    return str(given).endswith((".yaml", ".yml"))
 
 
 def read_model(given: Any) -> GivenModel:
@@ -86,6 +89,8 @@ def _as_json(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _loaded_as(config: Mapping[str, Any]) -> dict[str, Any]:
     """The dtype that ``from_config`` gives its parameters, and a quantization of bitsandbytes'."""
+    from vramprobe.interop.arguments import quantization
+
     dtype = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."))
     return ({"dtype": dtype} if dtype else {}) | quantization(config.get("quantization_config"))
 

@@ -15,10 +15,8 @@ from pydantic import Field
 
 from vramprobe import catalog
 from vramprobe.errors import SpecError
-from vramprobe.interop.adapters import read_adapter
-from vramprobe.interop.arguments import AT_MAX_LENGTH, Words, read_arguments
-from vramprobe.interop.models import read_model
-from vramprobe.interop.training_file import is_training_file, read_training_file
+from vramprobe.interop import Words
+from vramprobe.interop.models import is_training_file, read_model
 from vramprobe.predict import questions
 from vramprobe.predict.prediction import Prediction
 from vramprobe.predict.reasons import largest_part, parts
@@ -27,7 +25,6 @@ from vramprobe.predict.verdict import Verdict, usable_bytes
 from vramprobe.recommend.step_cost import StepCost, slower_share, speed_at_hand, step_cost
 from vramprobe.records.shown import Shown
 from vramprobe.resolve import option_names, understood
-from vramprobe.techniques.registry import trl_switches
 from vramprobe.units import format_bytes
 
 if TYPE_CHECKING:
@@ -54,10 +51,10 @@ class JudgedPrediction(Prediction, Shown):
 
     verdict: Verdict | None = None
     step: StepCost | None = None
-    unknowns: list[Unknown] = Field(default_factory=list)
+    unknowns: list[Unknown] = Field([])
     largest_part: str = ""
-    parts: dict[str, str] = Field(default_factory=dict)
-    options: dict[str, Any] = Field(default_factory=dict)
+    parts: dict[str, str] = Field({})
+    options: dict[str, Any] = Field({})
 
     def headline(self) -> str:
         """Return the verdict and the bytes, in one sentence."""
@@ -128,6 +125,8 @@ def changes(*, gpu: str | None = None, **options: Any) -> list[Change]:
     """Return what other options of a cell would save, and whether it fits ``gpu`` then, how TRL takes them, and how
     much longer a token takes; the options are those of :func:`vramprobe.predict.questions.changes`.
     """
+    from vramprobe.techniques.registry import trl_switches
+
     found = questions.changes(gpu=gpu, **options)
     card = catalog.gpu_or_size(gpu) if gpu is not None else None
     said = {name: value for name, value in options.items() if name in option_names() and value is not None}
@@ -211,6 +210,8 @@ def words_of(model: Any, args: Any, peft_config: Any, options: Mapping[str, Any]
     model = str(model) if isinstance(model, PathLike) else model
     if args is None and peft_config is None and (model is None or isinstance(model, str)) and not _is_rich(model):
         return Words({**options} if model is None else {**options, "model": model})
+    from vramprobe.interop.arguments import AT_MAX_LENGTH
+
     found, notes, default_dtype = _read(model, args, peft_config)
     method = options.get("method") or found["method"]
     if found["method"] in (method, "full"):  # without an adapter, objects do not say how they are trained
@@ -250,6 +251,10 @@ def _is_rich(model: Any) -> bool:
 
 def _read(model: Any, args: Any, peft_config: Any) -> tuple[dict[str, Any], tuple[str, ...], bool]:
     """(Options with ``method``, notes, whether nothing says the weights' dtype)."""
+    from vramprobe.interop.adapters import read_adapter
+    from vramprobe.interop.arguments import read_arguments
+    from vramprobe.interop.training_file import read_training_file
+
     own: dict[str, Any] = {}
     if model is None:
         raise SpecError("model: none given; give it beside args and peft_config")
@@ -264,7 +269,7 @@ def _read(model: Any, args: Any, peft_config: Any) -> tuple[dict[str, Any], tupl
     adapter = given.adapter if peft_config is None else peft_config
     is_name = isinstance(given.model, str)
     arguments = Words({}) if args is None else read_arguments(args, is_name=is_name)
-    found = arguments.options | given.options | own | {"model": given.model}
+    found = {**arguments.options, **given.options, **own, "model": given.model}
     if given.options.get("gradient_checkpointing"):
         found["gradient_checkpointing"] = True
     notes = [*given.notes, *arguments.notes]

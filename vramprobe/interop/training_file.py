@@ -29,11 +29,6 @@ class TrainingFile:
     options: dict[str, Any]
 
 
-def is_training_file(given: Any) -> bool:
-    """Return whether ``given`` is the name of a YAML file."""
-    return str(given).endswith((".yaml", ".yml"))
-
-
 def read_training_file(path: str) -> TrainingFile:
     """Return what an Axolotl or LLaMA-Factory file trains. Raises SpecError for another file, and for what no
     recording predicts."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from vramprobe import catalog
-from vramprobe.catalog import Claim
+from vramprobe.catalog.claims import Claim, list_claims
 from vramprobe.errors import UnknownName
 from vramprobe.literature.figures import Cells, ClaimFigure, Source
 from vramprobe.literature.readings import ClaimCase, Reading, reading_of
@@ -63,7 +63,7 @@ def judge_claims(
 
     Raises UnknownName for an id, a topic or a GPU that there is not.
     """
-    claims = catalog.list_claims()
+    claims = list_claims()
     known, all_topics = {claim.id.lower() for claim in claims}, {claim.topic for claim in claims}
     for given in ids:
         if given.lower() not in known:

@@ -18,7 +18,8 @@ from typing import Any
 
 from vramprobe import catalog
 from vramprobe.architecture.expressions import ExpressionError, evaluate, expression
-from vramprobe.catalog import Claim, Gpu
+from vramprobe.catalog import Gpu
+from vramprobe.catalog.claims import Claim
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.literature.figures import Cells, ClaimFigure, NoLaunches, exact
 from vramprobe.predict.verdict import usable_bytes

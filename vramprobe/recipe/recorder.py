@@ -13,12 +13,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import distributions
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
-
-from packaging.version import Version
 
 from vramprobe.catalog import Gpu, gpu_seen
 from vramprobe.emulate.enter import MOST_BYTES, entrance
@@ -66,16 +63,23 @@ class Surroundings:
             versions = _versions(tuple(map(str, found.site_packages)))
             _require_transformers(json.loads(versions).get("transformers"), self.python)
             return [versions, _emulator()]
-        try:
-            used = find_installation()
-            python, version = Path(used.python), used.torch_version
-        except NotEmulatable:
-            found = find_environment()  # whose interpreter need not be asked: its folder says what it holds
-            if found is None:
-                raise
-            python, version = found, ""
+        python, version = _usual_python(tuple(sys.path))
         ready = python.parent.parent / READY
         return [ready.read_text() if ready.is_file() else version, _emulator()]
+
+
+@cache
+def _usual_python(folders: tuple[str, ...]) -> tuple[Path, str]:
+    """The interpreter that records by default, with its torch's version where that is ours; ``folders``: sys.path.
+    Looked for once, when it is found. Raises NotEmulatable."""
+    try:
+        used = find_installation()
+    except NotEmulatable:
+        found = find_environment()  # whose interpreter need not be asked: its folder says what it holds
+        if found is None:
+            raise
+        return found, ""
+    return Path(used.python), used.torch_version
 
 
 #: What is set up, and an emulated GPU.
@@ -215,6 +219,8 @@ def _require_transformers(version: str | None, python: Path) -> None:
     """Raise SpecError for an interpreter whose transformers the workload does not run with."""
     if version is None:
         raise SpecError(f"{python} has no transformers: name the interpreter that your training runs with")
+    from packaging.version import Version
+
     if Version(version) < Version(_LEAST_TRANSFORMERS):
         raise SpecError(
             f"{python} has transformers {version}; a recording needs {_LEAST_TRANSFORMERS} or newer; with an older "
@@ -231,6 +237,8 @@ def _emulator() -> str:
 @cache
 def _versions(folders: tuple[str, ...]) -> str:
     """Libraries and their versions in these folders, as JSON."""
+    from importlib.metadata import distributions
+
     found: dict[str, Any] = {}
     for one in distributions(path=list(folders)):
         name = (one.metadata["Name"] or "").lower().replace("_", "-")

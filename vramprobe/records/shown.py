@@ -6,7 +6,6 @@ for.
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from vramprobe.errors import VramprobeError, require_extra
@@ -64,6 +63,8 @@ class Shown:
         return ax
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         rows = self.rows()
         names = list(rows[0]) if rows else []
         titles = "".join(f"<th>{escape(name.removesuffix('_bytes').replace('_', ' '))}</th>" for name in names)

@@ -7,7 +7,6 @@ cell, and leaves none out: one that only one side finished is shown with both ou
 import csv
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,7 +130,7 @@ def keep_row(row: ContextRow) -> Path:
     with replacing(file) as part, part.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.DictWriter(lines, COLUMNS)
         writer.writeheader()
-        writer.writerows(asdict(one) for one in rows)
+        writer.writerows(one._asdict() for one in rows)
     own_rows.cache_clear()
     return file
 

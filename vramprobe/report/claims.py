@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vramprobe.catalog import Claim
+from vramprobe.catalog.claims import Claim
 from vramprobe.literature.claims import TOLERANCE, VERDICTS, Judgement, amount, text_of
 from vramprobe.literature.readings import ClaimCase
 from vramprobe.report.definition import Column, Document, Table, rows_of

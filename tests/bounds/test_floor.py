@@ -66,7 +66,7 @@ def test_an_answer_below_the_floor_is_refused() -> None:
 
 
 def test_what_is_not_known_has_no_floor() -> None:
-    full = {"model": "qwen3.5-4b", "method": "full", "device": "cuda", "batch_size": 1, "seq_len": 512}
+    full = {"model": "gemma-4-31b", "method": "full", "device": "cuda", "batch_size": 1, "seq_len": 512}
     one = api.cell(**full)
     assert (floor_bytes(one), floor_bytes(one, 4_000_000_000)) == (0, 16_000_000_000)
     rank = one.model_copy(update={"num_gpus": 4, "sharding": "fsdp"})

@@ -64,8 +64,51 @@ def test_a_large_block_keeps_what_the_allocator_does_not_split() -> None:
 def test_pages_of_full_sliding_and_latent_attention(model, page_bytes, layers, windows, num_blocks) -> None:
     config = find_model(model).config
     found = serving_memory.pages(architecture(config), config, SPEC)
-    assert found == (page_bytes, layers, windows)
+    assert found == (page_bytes, layers, windows, 16)
     assert found.num_blocks_of(8192, 8192) == num_blocks
+
+
+@pytest.mark.parametrize(
+    ("model", "cache", "block_tokens", "padding"),
+    [
+        ("qwen3.5-0.8b", "auto", 544, 2.64),
+        ("qwen3.5-9b", "auto", 528, None),
+        ("qwen3.5-9b", "fp8", 1056, None),
+        ("qwen3.5-27b", "auto", 784, 0.13),
+        ("qwen3.5-35b-a3b", "auto", 1056, 0.76),
+        ("qwen3.5-35b-a3b", "fp8", 2096, None),
+        ("lfm2-1.2b", "auto", 16, 300.0),
+    ],
+)
+def test_blocks_of_a_hybrid_hold_a_state_as_published_logs_have_them(model, cache, block_tokens, padding) -> None:
+    """Lines of vLLM's logs that people published: attention's block size, and by how much a state is padded."""
+    config = find_model(model).config
+    spec = ServeSpec(max_model_len=8192, max_num_batched_tokens=8192, max_num_seqs=1024, kv_cache_dtype=cache)
+    found = serving_memory.pages(architecture(config), config, spec)
+    state = serving_memory.state_bytes(architecture(config), config, spec)
+    assert found.block_tokens == block_tokens
+    assert padding is None or round(100 * (found.page_bytes / state - 1), 2) == padding
+
+
+def test_a_hybrids_request_takes_a_block_for_each_group_of_states() -> None:
+    """Published of LFM2.5-1.2B: 217,264 tokens, and 313.37 requests of 2,048 at once."""
+    config = find_model("lfm2-1.2b").config
+    found = serving_memory.pages(architecture(config), config, SPEC)
+    assert (found.layers_per_group, found.windows) == (6, (0, 0, None))
+    blocks = next(number for number in range(40_000, 41_000) if number // 3 * 16 == 217_264)
+    concurrency = {round(blocks + rest, 2) / found.num_blocks_of(2048, 2048) for rest in range(3)}
+    assert 313.37 in {round(one, 2) for one in concurrency}
+
+
+def test_a_hybrids_checkpoint_is_served_with_its_tower_and_never_surely_fits() -> None:
+    found = serve(model="qwen3.5-9b", gpu="RTX-4090", max_model_len=16_384)
+    assert (
+        found.weights_bytes > 2 * 9_409_813_744
+    )  # of the checkpoint with its tower, by transformers on the meta device
+    assert (found.verdict, len(found.left_out)) == ("may fit", 2)
+    assert found.kv_cache_tokens % 528 == 0
+    short = serve(model="qwen3.5-9b", gpu="RTX-4090", max_model_len=100)
+    assert short.kv_cache_tokens == short.kv_cache_blocks // 4 * 100
 
 
 def test_the_sampler_takes_fourteen_bytes_per_logit() -> None:

@@ -7,7 +7,7 @@ parameter of three dimensions, and so is what peft makes of the targets that tra
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from vramprobe.architecture.config import Config
 from vramprobe.architecture.expressions import expression
 from vramprobe.architecture.parts import Architecture, Parameter, Wrapped
-from vramprobe.architecture.windows import dense_layers, window_and_layers
+from vramprobe.architecture.windows import dense_layers, mixers, window_and_layers
 
 _TABLE = Path(__file__).parents[1] / "data" / "parameters.toml"
 #: A key whose value counts the parameters of a name.
@@ -87,7 +87,10 @@ class Values:
         config = self.config.part(part) if part else self.config
         if name in self.family["nulls"] and config.values.get(key, "") is None:
             return self(self.family["nulls"][name])
-        match self(self.family["defaults"].get(name)):
+        default = self(self.family["defaults"].get(name))
+        if name in self.family.get("zeros", ()):
+            return config.count(key, default)
+        match default:
             case bool(default):
                 return config.flag(key, default)
             case float(default):
@@ -110,6 +113,7 @@ def architecture_of(config: Config) -> Architecture:
     num_layers, head_size, value_size = (values(name) for name in ("num_layers", "head_size", "value_size"))
     window, sliding = window_and_layers(config, family.get("window", ["none"]), num_layers)
     dense = dense_layers(config, family.get("dense_layers", []), num_layers)
+    kinds = mixers(config, family.get("mixers", []), num_layers)
     return Architecture(
         model_type=model_type,
         num_layers=num_layers,
@@ -126,8 +130,10 @@ def architecture_of(config: Config) -> Architecture:
         scales_embedding=family.get("scales_embedding", False),
         num_rotary_tables=max(len(set(sliding)), 1) if family.get("has_rotary_tables_by_kind") else 1,
         dense_layers=dense,
+        mixers=kinds if len(set(kinds)) > 1 else (),
+        **{name: values(family["names"].get(name, 0)) for name in ("convolved_size", "recurrent_size")},
         wrapped=tuple(_wrapped(values)),
-        parameters=tuple(_parameters(values, bool(dense))),
+        parameters=tuple(_parameters(values, _kinds_that_differ(dense, kinds))),
     )
 
 
@@ -143,17 +149,25 @@ def _check(values: Values) -> None:
         config.require_multiple(key, other, values(key), values(other))
 
 
-def _parameters(values: Values, has_dense: bool) -> Iterator[Parameter]:
-    """Yield every parameter, in the order of the rows."""
+def _kinds_that_differ(dense: Sequence[int], kinds: Sequence[str]) -> dict[str, bool]:
+    """Kind of layer → whether other layers are of another; a kind that no layer is of is left out."""
+    differing = {"sparse": bool(dense)} | ({"dense": True} if dense else {})
+    return differing | {kind: len(set(kinds)) > 1 for kind in kinds}
+
+
+def _parameters(values: Values, kinds: Mapping[str, bool]) -> Iterator[Parameter]:
+    """Yield every parameter, in the order of the rows; ``kinds``: see :func:`_kinds_that_differ`."""
     for row in values.family["rows"]:
-        if (row.condition and not values(row.condition)) or (row.only == "dense" and not has_dense):
+        if (row.condition and not values(row.condition)) or (row.only and row.only not in kinds):
             continue
         shape = tuple(values(width) for width in row.widths)
         for name in _names(row.name, values):
             for end, role, widths in _tensors(row.role, shape, bool(row.bias) and values(row.bias)):
                 whole = name + end
                 module = whole.split(".")[-2]
-                yield Parameter(whole, module, widths, role, "{layer}" in whole, row.only if has_dense else "")
+                yield Parameter(
+                    whole, module, widths, role, "{layer}" in whole, row.only if kinds.get(row.only) else ""
+                )
 
 
 def _names(name: str, values: Values) -> list[str]:
@@ -189,7 +203,7 @@ def _with_tower(config: Config, model_type: str) -> Architecture:
     if "deepstack_visual_indexes" in vision.family["defaults"] and vision("deepstack_visual_indexes") > text.num_layers:
         raise config.not_counted("fewer layers than its tower has features for them")
     first, *others = text.parameters
-    return replace(text, parameters=(first, *_parameters(vision, False), *others))
+    return replace(text, parameters=(first, *_parameters(vision, {}), *others))
 
 
 def _text_values(config: Config, model_type: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from vramprobe.errors import VramprobeError
 
-#: The last three are weights that are no linear layer's: bitsandbytes leaves them as they are.
-Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts", "sinks"]
+#: The last four are weights that are no linear layer's: bitsandbytes leaves them as they are.
+Role = Literal["linear", "head", "embedding", "norm", "bias", "router", "experts", "sinks", "mixer"]
 
 
 class UnsupportedArchitecture(VramprobeError):
@@ -30,7 +30,7 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     role: Role
     per_layer: bool
-    only: Literal["", "dense", "sparse"] = ""  # in the layers before those with experts, or in those
+    only: str = ""  # in layers of this kind: dense or sparse, without experts or with them, or one of ``mixers``
 
     @property
     def numel(self) -> int:
@@ -83,6 +83,12 @@ class Architecture:
     scales_embedding: bool = False  # by a number that is kept in a buffer
     num_rotary_tables: int = 1  # kinds of layers that turn heads at their own speeds
     dense_layers: tuple[int, ...] = ()  # those without experts, where others have them
+    #: What mixes the tokens of each layer, full_attention, linear_attention, mamba or conv; empty where all are alike.
+    mixers: tuple[str, ...] = ()
+    #: Elements that a layer which does not attend keeps of one sequence while it generates: inputs of its convolution,
+    #: and its recurrence.
+    convolved_size: int = 0
+    recurrent_size: int = 0
     wrapped: tuple[Wrapped, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 
@@ -105,7 +111,8 @@ class Architecture:
         if not parameter.per_layer:
             return 1
         num_dense = len(self.dense_layers)
-        return {"": self.num_layers, "dense": num_dense, "sparse": self.num_layers - num_dense}[parameter.only]
+        numbers = {"": self.num_layers, "dense": num_dense, "sparse": self.num_layers - num_dense}
+        return numbers.get(parameter.only, self.mixers.count(parameter.only))
 
     @cached_property
     def num_params(self) -> int:

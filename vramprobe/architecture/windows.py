@@ -1,9 +1,10 @@
-"""Layers that are not alike: those that look through a window, and those without experts.
+"""Layers that are not alike: those that look through a window, those without experts, and hybrids' mixers.
 
 In: a checked config.json and a family's rule of data/parameters.toml. Out: the window in tokens, and for each layer if
-it looks through it; the numbers of the dense layers.
+it looks through it; the numbers of the dense layers; what mixes the tokens of each layer.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from vramprobe.architecture.config import Config
@@ -41,14 +42,11 @@ def window_and_layers(config: Config, rule: list[Any], num_layers: int) -> tuple
 
 def _sliding(config: Config, period: int, num_layers: int) -> tuple[bool, ...]:
     """Return for each layer if it looks through the window: as layer_types says, else all but each period's last."""
-    kinds = config.values.get("layer_types")
+    kinds = _named_kinds(config, "layer_types", ("sliding_attention", "full_attention"), num_layers)
     if kinds is None:
         if config.model_type == "gemma3_text":
             period = config.size("sliding_window_pattern", period)
         return tuple((index + 1) % period != 0 for index in range(num_layers))
-    allowed = ("sliding_attention", "full_attention")
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in allowed for kind in kinds):
-        raise config.wrong("layer_types", f"a list of {num_layers} names, each one of {', '.join(allowed)}")
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
@@ -97,8 +95,11 @@ def dense_layers(config: Config, rule: list[Any], num_layers: int) -> tuple[int,
     if not rule:
         return ()
     name, default = rule
-    if name == "the first":
-        return tuple(range(config.count("first_k_dense_replace", default)))
+    if name == "mlp_layer_types":
+        kinds = _named_kinds(config, name, ("dense", "sparse"), num_layers) or ["dense"] * default
+        return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    if name != "all but moe_layers":
+        return tuple(range(min(config.count(name, default), num_layers)))
     # Those that moe_layers leaves out, or of each so many all but the last.
     sparse, step = config.values.get("moe_layers"), config.size("interleave_moe_layer_step", default)
     if sparse is None:
@@ -106,3 +107,33 @@ def dense_layers(config: Config, rule: list[Any], num_layers: int) -> tuple[int,
     if not isinstance(sparse, list) or not all(isinstance(one, int) and 0 <= one < num_layers for one in sparse):
         raise config.wrong("moe_layers", f"a list of layers from 0 to {num_layers - 1}, or null")
     return tuple(layer for layer in range(num_layers) if layer not in sparse)
+
+
+def mixers(config: Config, rule: list[Any], num_layers: int) -> tuple[str, ...]:
+    """Return what mixes the tokens of each layer, empty where all do alike. ``rule``: the kinds that layer_types may
+    name; then, where not all layers are of the first without it, a key that says after how many of these one of the
+    second stands, and its default.
+    """
+    if not rule:
+        return ()
+    first, second, *period = rule
+    if (named := _named_kinds(config, "layer_types", (first, second), num_layers)) is not None:
+        return tuple(named)
+    every = config.size(*period) if period else num_layers + 1
+    return tuple(first if (layer + 1) % every else second for layer in range(num_layers))
+
+
+#: Names of kinds in older files → as transformers 5 writes them.
+_OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+
+
+def _named_kinds(config: Config, key: str, allowed: Sequence[str], num_layers: int) -> list[str] | None:
+    """The kinds that a config lists, one for each layer, None where it lists none."""
+    kinds = config.values.get(key)
+    if kinds is None:
+        return None
+    if isinstance(kinds, list):
+        kinds = [_OLDER_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in kinds]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in allowed for kind in kinds):
+        raise config.wrong(key, f"a list of {num_layers} names, each one of {', '.join(allowed)}")
+    return kinds

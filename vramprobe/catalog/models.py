@@ -107,11 +107,7 @@ def with_vision(entry: ModelEntry, given: str, *, is_needed: bool) -> ModelEntry
 
     A log message names the one that is not taken, where ``given`` is a hub id: trainers load the tower, too.
     """
-    if entry.origin != "catalog" or isinstance(entry.config.get("vision_config"), Mapping):
-        return entry
-    same = _same_shape(given.lower())  # a mirror's id is its own, its shape another's
-    names = {entry.name.lower(), (entry.hf_id or "").lower(), same[0] if same else ""}
-    twin = next((one for one in _vision_models().values() if names & {*one.also, one.hf_id.lower()}), None)
+    twin = _vision_twin(entry, given)
     if twin is None:
         return entry
     if not is_needed:
@@ -120,6 +116,20 @@ def with_vision(entry: ModelEntry, given: str, *, is_needed: bool) -> ModelEntry
         return entry
     _LOG.info("%s: with its vision tower, which is %s", given, twin.name)
     return _profiled_entry(twin)
+
+
+def as_served(entry: ModelEntry) -> ModelEntry:
+    """Return the checkpoint with the vision tower of ``entry``, which engines load too; ``entry`` where it has none."""
+    twin = _vision_twin(entry, entry.name)
+    return entry if twin is None else _profiled_entry(twin)
+
+
+def _vision_twin(entry: ModelEntry, given: str) -> ProfiledModel | None:
+    if entry.origin != "catalog" or isinstance(entry.config.get("vision_config"), Mapping):
+        return None
+    same = _same_shape(given.lower())  # a mirror's id is its own, its shape another's
+    names = {entry.name.lower(), (entry.hf_id or "").lower(), same[0] if same else ""}
+    return next((one for one in _vision_models().values() if names & {*one.also, one.hf_id.lower()}), None)
 
 
 def shipped_model(name: str) -> ModelEntry | None:

@@ -7,10 +7,10 @@ driver takes besides is learnt from published logs (data/serving_charges.csv), a
 import math
 from typing import Any, Literal
 
-from vramprobe.architecture import Architecture, UnsupportedArchitecture, architecture
+from vramprobe.architecture import Architecture, UnsupportedArchitecture, architecture, families
 from vramprobe.architecture.images import has_images
 from vramprobe.catalog import find_model, text_config
-from vramprobe.catalog.models import ModelEntry
+from vramprobe.catalog.models import ModelEntry, as_served
 from vramprobe.catalog.names import split_quantized
 from vramprobe.catalog.shipped import csv_rows
 from vramprobe.choices import meant
@@ -90,7 +90,7 @@ def serve(
     engine, default_utilization = RELEASES[vllm_release]
     utilization = default_utilization if gpu_memory_utilization is None else gpu_memory_utilization
     card, entry = card_properties(gpu), find_model(model)
-    arch, config = architecture(entry.config), text_config(entry.config)
+    arch, config = _counted(entry), text_config(entry.config)
     if arch.model_type == "llama4_text":
         raise UnsupportedArchitecture(
             "there is no formula for vLLM's KV cache of Llama 4, whose layers attend within chunks"
@@ -147,7 +147,7 @@ def serve(
         return pages.num_blocks_of(length, spec.max_num_batched_tokens)
 
     holds_one = "may fit" if left_out else "fits"
-    longest = bisected(lambda length: needed(length) <= blocks, blocks * serving_memory.BLOCK_TOKENS, least=1)
+    longest = bisected(lambda length: needed(length) <= blocks, blocks * pages.block_tokens, least=1)
     return Served(
         engine=engine,
         model=entry.name,
@@ -163,8 +163,8 @@ def serve(
         activation_bytes=activation,
         non_torch_bytes=non_torch,
         kv_cache_bytes=cache,
-        kv_cache_bytes_per_token=pages.block_bytes * pages.windows.count(None) / serving_memory.BLOCK_TOKENS,
-        kv_cache_tokens=blocks // len(pages.windows) * serving_memory.BLOCK_TOKENS,
+        kv_cache_bytes_per_token=pages.block_bytes * pages.windows.count(None) / pages.block_tokens,
+        kv_cache_tokens=blocks // len(pages.windows) * min(pages.block_tokens, spec.max_model_len),
         kv_cache_blocks=blocks,
         max_concurrency=blocks / needed(spec.max_model_len),
         longest_request_tokens=longest or 0,
@@ -174,6 +174,12 @@ def serve(
         verdict=holds_one if blocks >= needed(spec.max_model_len) else "does not fit",
         notes=tuple(notes),
     )
+
+
+def _counted(entry: ModelEntry) -> Architecture:
+    """Return the architecture with its vision tower, where that is counted. Raises UnsupportedArchitecture."""
+    served = as_served(entry)
+    return architecture(served.config if served.config.get("model_type") in families() else entry.config)
 
 
 def _quantization(entry: ModelEntry) -> str:
@@ -197,8 +203,10 @@ def _left_out(entry: ModelEntry, arch: Architecture, spec: ServeSpec, workspace:
         parts.append("the experts' workspaces")
     if spec.quantization == "mxfp4" and arch.has_experts and not pads_experts(arch, spec):
         parts.append(f"{PADDING} (6 to 9 % of the weights in published logs of gpt-oss)")
-    if has_images(entry.config):
+    if has_images(as_served(entry).config):
         parts.append("the vision tower's activations and cache")
+    if arch.mixers:
+        parts.append("what layers that do not attend take while they run")
     return parts
 
 

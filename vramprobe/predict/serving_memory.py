@@ -62,7 +62,8 @@ class Pages(NamedTuple):
 
     page_bytes: int  # of a block in one layer
     layers_per_group: int
-    windows: tuple[int | None, ...]  # of each group; None: full attention
+    windows: tuple[int | None, ...]  # of each group; None: full attention; 0: a state, one block a request
+    block_tokens: int = BLOCK_TOKENS
 
     @property
     def block_bytes(self) -> int:
@@ -74,9 +75,11 @@ class Pages(NamedTuple):
         total = 0
         for window in self.windows:
             if window is None:
-                total += math.ceil(length / BLOCK_TOKENS)
+                total += math.ceil(length / self.block_tokens)
+            elif window == 0:
+                total += 1
             else:
-                total += math.ceil(min(window - 1 + max_num_batched_tokens, length) / BLOCK_TOKENS) + 1
+                total += math.ceil(min(window - 1 + max_num_batched_tokens, length) / self.block_tokens) + 1
         return total
 
 
@@ -178,9 +181,13 @@ def _trial_bytes(arch: Architecture, spec: ServeSpec) -> int:
     return (table + spec.max_num_batched_tokens) * arch.head_width * spec.item_bytes
 
 
+#: Ends of the names of an MLP's first matrices.
+_INNER = ("gate_proj", "up_proj", "gate_up_proj", ".w1", ".w3", ".input_linear")
+
+
 def _mlp_bytes(arch: Architecture, spec: ServeSpec) -> int:
     """Bytes that gate and up projections leave, and their product; 0 beside experts, which have a workspace."""
-    widths = [one.num_out for one in arch.linears if one.name.endswith(("gate_proj", "up_proj", "gate_up_proj"))]
+    widths = [one.num_out for one in arch.linears if one.name.endswith(_INNER)]
     if not widths or arch.has_experts:
         return 0
     inner = sum(widths) // spec.tensor_parallel_size
@@ -195,12 +202,23 @@ def pages(arch: Architecture, config: Mapping[str, Any], spec: ServeSpec) -> Pag
     else:
         heads = max(arch.num_kv_heads // spec.tensor_parallel_size, 1)
         elements = heads * (arch.head_size + (arch.value_size or arch.head_size))
-    page_bytes = BLOCK_TOKENS * elements * item
+    # What an attention layer takes is in blocks large enough for a state (models/config.py: HybridAttentionMamba…).
+    num_states = sum(kind != "full_attention" for kind in arch.mixers)
+    least_block = math.ceil(state_bytes(arch, config, spec) / (BLOCK_TOKENS * elements * item)) if num_states else 1
+    block_tokens = BLOCK_TOKENS * max(least_block, 1)
     window = arch.sliding_window or config.get("sliding_window")
     sliding = sum(arch.slides(layer) for layer in range(arch.num_layers)) if window else 0
-    kinds = [(sliding, window), (arch.num_layers - sliding, None)]
+    kinds = [(num_states, 0), (sliding, window), (arch.num_layers - sliding - num_states, None)]
     kinds = [(count, kind) for count, kind in kinds if count]
     least, most = min(count for count, _ in kinds), max(count for count, _ in kinds)
     size = most if most < 1.5 * least else least  # _get_kv_cache_groups_uniform_page_size
     groups = tuple(kind for count, kind in kinds for _ in range(math.ceil(count / size)))
-    return Pages(page_bytes, size, groups)
+    return Pages(block_tokens * elements * item, size, groups, block_tokens)
+
+
+def state_bytes(arch: Architecture, config: Mapping[str, Any], spec: ServeSpec) -> int:
+    """Bytes that a hybrid's layer which does not attend keeps of one request on each GPU; its recurrence in the dtype
+    that the config names (vllm/model_executor/layers/mamba/mamba_utils.py, models/config.py). Groups of Mamba that
+    several GPUs repeat are not counted."""
+    own = {"float32": 4, "bfloat16": 2, "float16": 2}.get(str(config.get("mamba_ssm_dtype")), spec.item_bytes)
+    return (arch.convolved_size * spec.item_bytes + arch.recurrent_size * own) // spec.tensor_parallel_size

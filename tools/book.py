@@ -8,6 +8,7 @@ vramprobe/data/recipes.zip, beside what is there. ``--check`` records nothing an
 """
 
 import argparse
+import functools
 import json
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -75,7 +76,7 @@ def has_open_rank(spec: CellSpec) -> bool:
 def recorded(spec: CellSpec, gpu: Gpu, shapes: tuple[Shape, ...], *, records: bool) -> tuple[str, bytes] | None:
     """An entry's name and bytes; None where it is not at hand and none is recorded. Raises CannotRecord."""
     first, *others = shapes
-    find = find_recipe if records else kept_recipe
+    find = functools.partial(find_recipe, whole=False) if records else kept_recipe  # an extended one is smaller
     recipe = find(recorded_as(at_shape(spec, first)), gpu, lambda words: None, shapes=others)
     return recipe and (entry_name(recorded_as(spec), gpu.short_name, shapes), pack(replace(recipe, origin=None)))
 

@@ -41,6 +41,9 @@ def test_depths_keep_the_remainder_and_what_comes_first() -> None:
     assert LayerPattern(32, 0, 1).depths(4) == [2, 3, 4, 5]
     assert LayerPattern(32, 0, 1).depths(4, deeper=2) == [4, 5, 6, 7]
     assert LayerPattern(22, 0, 1).depths(4, deeper=2) == []
+    assert LayerPattern(32, 0, 4).depths(4) == []  # 4 + 8 + 12 + 16 layers
+    assert LayerPattern(32, 0, 4).depths(4, at_any_cost=True) == [4, 8, 12, 16]  # a recipe of a tenth of the bytes
+    assert LayerPattern(16, 0, 4).depths(4, at_any_cost=True) == []  # the deepest would be the whole model
 
 
 @pytest.mark.parametrize("entry", catalog.list_models(), ids=lambda entry: entry.name)

@@ -59,7 +59,7 @@ def recipe(shapes: tuple[Shape, ...]) -> Recipe:
 
 
 def cell(batch_size: int, seq_len: int, **words: Any) -> CellSpec:
-    asked = {"model": "internlm3-8b", "method": "lora"} | words
+    asked = {"model": "exaone-4.0-32b", "method": "lora"} | words
     return recorded_as(api.cell(device="cuda", batch_size=batch_size, seq_len=seq_len, **asked))
 
 
@@ -96,7 +96,7 @@ def test_an_entry_of_several_ranks_answers_for_any(tmp_path: Path) -> None:
         assert peak == WEIGHTS_BYTES + 4 * 2048 * (TOKEN_BYTES + rank)
         assert not any("near, not exact" in note for note in found.notes((4, 2048, rank)))
     assert shipped_recipe(cell(4, 2048, method="qlora"), gpu, path) is None
-    assert labels_of("internlm3-8b", path) == ["internlm3-8b_lora-any-rank-all_bf16+bf16_adamw-fused"]
+    assert labels_of("exaone-4.0-32b", path) == ["exaone-4.0-32b_lora-any-rank-all_bf16+bf16_adamw-fused"]
     assert shown_shapes(shapes) == "2 x 512, 3 x 1,024, 5 x 2,048, 8 x 8,192; rank 16, 32, 64"
 
 
@@ -114,8 +114,8 @@ def test_nothing_answers_for_another_cell_or_card(book: Path) -> None:
     assert shipped_recipe(cell(4, 2048, lora_r=8), catalog.find_gpu("RTX-4090"), book) is None
     assert shipped_recipe(cell(4, 2048), catalog.find_gpu("T4"), book) is None
     assert shipped_recipe(cell(4, 2048), catalog.find_gpu("RTX-4090"), book.with_name("none.zip")) is None
-    assert labels_of("internlm3-8b", book) == ["internlm3-8b_lora-r16-all_bf16+bf16_adamw-fused"]
-    assert labels_of("internlm3", book) == []
+    assert labels_of("exaone-4.0-32b", book) == ["exaone-4.0-32b_lora-r16-all_bf16+bf16_adamw-fused"]
+    assert labels_of("exaone-4.0", book) == []
 
 
 def test_one_row_and_several_do_not_answer_for_each_other(book: Path) -> None:
@@ -141,7 +141,7 @@ def test_where_nothing_is_recorded_the_book_answers(book: Path, monkeypatch: pyt
 
     monkeypatch.setattr(recorded, "find_recipe", no_emulation)
     monkeypatch.setattr(shipped, "data_file", lambda name: book)
-    words = {"model": "internlm3-8b", "method": "lora", "seq_len": 2048}
+    words = {"model": "exaone-4.0-32b", "method": "lora", "seq_len": 2048}
     found = api.predict(gpu="RTX-4090", batch_size=4, **words)
     assert found.peak_allocated_bytes.value == WEIGHTS_BYTES + 4 * 2048 * TOKEN_BYTES
     assert any("a recipe that ships with vramprobe" in warning for warning in found.warnings)
@@ -149,7 +149,7 @@ def test_where_nothing_is_recorded_the_book_answers(book: Path, monkeypatch: pyt
     batch = largest.tight.value
     usable = largest.tight.verdict.usable_bytes
     assert WEIGHTS_BYTES + batch * 2048 * TOKEN_BYTES <= usable < WEIGHTS_BYTES + (batch + 1) * 2048 * TOKEN_BYTES
-    said = r"^this is macOS on arm64\. Of internlm3-8b these .* for any batch and length, .*: internlm3"
+    said = r"^this is macOS on arm64\. Of exaone-4.0-32b these .* for any batch and length, .*: exaone-4"
     with pytest.raises(Exception, match=said):
         api.predict(gpu="RTX-4090", batch_size=4, dora=True, **words)
     write_book({name: packed for name, packed in read_book(book).items() if " 2x512," in name}, book)
@@ -193,7 +193,7 @@ def test_a_shipped_recipe_is_the_whole_emulated_run(model: str, shape: tuple[int
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's cache with a recording of internlm3-8b at 4 x 2,048 on an H100, which no file that ships answers for."""
+    """A user's cache with exaone-4.0-32b at 4 x 2,048 on an H100 recorded, which no file that ships answers for."""
     monkeypatch.setenv("VRAMPROBE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(shipped, "data_file", lambda name: tmp_path / "none.zip")
     packed = pack(recipe(SEVERAL))
@@ -206,7 +206,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_recording_answers_on_a_machine_that_cannot_emulate(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (listed,) = sharing.list_recipes("internlm3-8b")
+    (listed,) = sharing.list_recipes("exaone-4.0-32b")
     assert (listed.source, listed.shapes) == ("recorded", ((4, 2048),))
     shared = sharing.export_recipes(tmp_path / "recipes.zip")
     assert (shared.num_new, shared.num_unnamed) == (1, 0)
@@ -220,7 +220,7 @@ def test_a_recording_answers_on_a_machine_that_cannot_emulate(
     assert shipped_recipe(cell(4, 4096), card) is None, "a recording of one shape answers for that alone"
     assert shipped_recipe(cell(4, 2048), catalog.find_gpu("A10")) is None
     assert [one.source for one in sharing.list_recipes()] == ["merged"]
-    again = sharing.export_recipes(tmp_path / "again.zip", "internlm3-8b")  # what was merged goes on
+    again = sharing.export_recipes(tmp_path / "again.zip", "exaone-4.0-32b")  # what was merged goes on
     assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "recipes.zip").read_bytes()
     assert again.labels == shared.labels
 
@@ -244,7 +244,7 @@ def test_a_file_that_is_no_book_is_merged_in_no_part(cache: Path, tmp_path: Path
     with pytest.raises(StoreError, match="holds no recipes"):
         sharing.merge_recipes(tmp_path / "missing.zip")
     file.unlink()
-    sharing.export_recipes(file, "internlm3-8b")
+    sharing.export_recipes(file, "exaone-4.0-32b")
     with pytest.raises(StoreError, match="is there; name a new file"):
         sharing.export_recipes(file)
     with pytest.raises(StoreError, match="no recipe of gpt2 was recorded here"):
@@ -267,5 +267,5 @@ def test_the_command_line_lists_exports_and_merges(cache: Path, tmp_path: Path) 
     out = tmp_path / "recipes.zip"
     assert "1 recipe of 1 cell" in vramprobe("recipes", "export", str(out), env=environment).stdout
     assert "1 cell, 1 new recipe" in vramprobe("recipes", "merge", str(out), env=environment).stdout
-    listed = json.loads(vramprobe("recipes", "list", "--model", "internlm3-8b", "--json", env=environment).stdout)
+    listed = json.loads(vramprobe("recipes", "list", "--model", "exaone-4.0-32b", "--json", env=environment).stdout)
     assert sorted(one["source"] for one in listed)[:2] == ["merged", "recorded"]

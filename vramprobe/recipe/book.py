@@ -34,14 +34,15 @@ def find_recipe(
     shapes: Sequence[Shape] = (),
     folder: Path | None = None,
     near: bool = False,
+    whole: bool | None = None,
     where: Surroundings = USUAL,
 ) -> Recipe:
     """Return the cell's recipe on ``gpu``, recorded now if it is not in the cache; ``say`` hears of the progress.
 
     ``shapes``: further rows and lengths, or ranks too, so that the recipe answers for others. ``folder``: the cache;
     the user's by default. ``near``: shapes in other branches than the cell's own do no harm; the recipe says nothing
-    exact of them. ``where``: the libraries, and an emulated GPU or this machine's own. Raises CannotRecord,
-    NotEmulatable where no GPU can be emulated here.
+    exact of them. ``whole``: Request's. ``where``: the libraries, and an emulated GPU or this machine's own. Raises
+    CannotRecord, NotEmulatable where no GPU can be emulated here.
     """
     spec = recorded_as(spec)
     path = _path(spec, gpu, shapes, folder, where, near=near)
@@ -51,8 +52,9 @@ def find_recipe(
     own = shape_of(spec)[: len(shapes[0]) if shapes else 2]
     known = {own, *(() if near else shapes)}
     origin = Origin(label=spec.cell_id, card=gpu.short_name, shapes=tuple(sorted(known)), cell=recorded_words(spec))
-    recorded = kept or unpack(record_packed(spec, gpu, say, shapes=shapes, near=near, where=where), str(path))
-    recipe = replace(recorded, origin=origin)
+    if kept is None:
+        kept = unpack(record_packed(spec, gpu, say, shapes=shapes, whole=whole, near=near, where=where), str(path))
+    recipe = replace(kept, origin=origin)
     with cache_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:

@@ -34,11 +34,12 @@ class LayerPattern:
         rest = (self.num_layers - self.num_first) % self.period
         return self.num_first + rest + self.period * -(-_LEAST_LAYERS // self.period)
 
-    def depths(self, number: int, *, deeper: int = 0, num_shapes: int = 0) -> list[int]:
+    def depths(self, number: int, *, deeper: int = 0, num_shapes: int = 0, at_any_cost: bool = False) -> list[int]:
         """The ``number`` shallowest depths that show the pattern, or those so many periods ``deeper``; empty where the
-        whole model costs no more. ``num_shapes``: further batch shapes, each recorded at the second depth."""
+        whole model costs no more, unless ``at_any_cost``, or has no more layers. ``num_shapes``: further batch shapes,
+        each recorded at the second depth."""
         depths = [self.shallowest + times * self.period for times in range(deeper, deeper + number)]
-        is_cheaper = sum(depths) + num_shapes * depths[1] < (1 + num_shapes) * self.num_layers
+        is_cheaper = at_any_cost or sum(depths) + num_shapes * depths[1] < (1 + num_shapes) * self.num_layers
         return depths if is_cheaper and depths[-1] < self.num_layers else []
 
 

@@ -109,7 +109,7 @@ def record_packed(
     say: Say,
     *,
     shapes: Sequence[Shape] = (),
-    whole: bool = False,
+    whole: bool | None = None,
     near: bool = False,
     where: Surroundings = USUAL,
 ) -> bytes:
@@ -151,14 +151,14 @@ class _Recorder:
         assert self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
 
-    def record(self, spec: CellSpec, say: Say, shapes: tuple[Shape, ...], **options: bool) -> bytes:
+    def record(self, spec: CellSpec, say: Say, shapes: tuple[Shape, ...], *, whole: bool | None, near: bool) -> bytes:
         """Return the packed recipe. Raises CannotRecord; whatever ends this early ends the process."""
         from vramprobe.recipe.recording import Request
 
         out = self._folder / "recipe"
         try:
             with contextlib.suppress(BrokenPipeError):  # it has ended: its last words say why
-                self._requests.write(Request(spec, out, shapes, **options).to_json_line())
+                self._requests.write(Request(spec, out, shapes, whole, near).to_json_line())
                 self._requests.flush()
             for line in self._answers:
                 answer = json.loads(line)

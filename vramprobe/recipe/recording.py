@@ -62,14 +62,15 @@ class Request:
     """A cell to record, and the file for its recipe.
 
     ``shapes``: rows and lengths, or all with a rank, to record beside the cell's own, so that sizes follow from them.
-    ``whole``: record the whole model and extend nothing. ``near``: shapes whose events are not the cell's own are left
-    out, and others between those that are left take their place; without it they are an error.
+    ``whole``: True records the whole model and extends nothing, False extends shallow runs also where the whole model
+    has fewer layers than they together, None takes what costs less. ``near``: shapes whose events are not the cell's
+    own are left out, and others between those that are left take their place; without it they are an error.
     """
 
     spec: CellSpec
     out: Path
     shapes: tuple[Shape, ...] = ()
-    whole: bool = False
+    whole: bool | None = None
     near: bool = False
 
     def to_json_line(self) -> str:
@@ -113,7 +114,10 @@ class Recording:
             pattern = layer_pattern(config_from_dict(spec.architecture).to_dict())
             started.result()
         deeper = _DEEPER_OF_RANKS if spec.sharding else 0
-        depths = pattern.depths(_NUM_DEPTHS, deeper=deeper, num_shapes=len(request.shapes)) if pattern else []
+        depths = []
+        if pattern:
+            at_any_cost, num_shapes = request.whole is False, len(request.shapes)
+            depths = pattern.depths(_NUM_DEPTHS, deeper=deeper, num_shapes=num_shapes, at_any_cost=at_any_cost)
         if depths and not request.whole and not _fills_buckets(spec):
             try:
                 return self._extended(request, pattern, depths, say)

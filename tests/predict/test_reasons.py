@@ -112,6 +112,12 @@ def test_a_card_without_flash_attention_is_noted(model: str, attn: str, gpu: str
     assert bool(without_flash(spec, find_gpu(gpu))) == bool(says)
 
 
+@pytest.mark.parametrize(("padding", "ends"), [(False, "--padding asks for one"), (True, "as here")])
+def test_a_card_without_flash_attention_says_how_a_mask_is_asked_for(padding: bool, ends: str) -> None:
+    spec = resolve(model="llama-3.2-1b", method="lora", device="cuda", padding=padding, **CELL)
+    assert without_flash(spec, find_gpu("T4"))[0].endswith(ends)
+
+
 @pytest.mark.parametrize(("head_size", "dropout", "is_noted"), [(200, 0.0, True), (256, 0.0, False), (256, 0.1, True)])
 def test_heads_that_ada_does_not_train_are_noted(head_size: int, dropout: float, is_noted: bool) -> None:
     own = {"head_dim": head_size, "attention_dropout": dropout}

@@ -53,7 +53,8 @@ def without_flash(spec: CellSpec, gpu: Gpu | None) -> list[str]:
     if gpu.capability < (8, 0):
         return [
             f"{gpu.name} has no flash attention: sdpa takes the memory-efficient kernel, and where that does not run "
-            "(bf16, or query heads that share keys) holds the scores whole; a batch with a mask repeats the keys"
+            "(bf16, or query heads that share keys) holds the scores whole; a batch with a mask repeats the keys "
+            + ("first, as here" if spec.padding else "first: --padding asks for one")
         ]
     head_size = architecture(spec.architecture).head_size
     widest = 256 if text_config(spec.architecture).get("attention_dropout") else 224

@@ -33,6 +33,7 @@ from vramprobe.recipe.book import find_recipe, recorded_as
 from vramprobe.recipe.recipe import NotOneBranch, recorded_words, unpack, without_values
 from vramprobe.recipe.recorder import close_recorders
 from vramprobe.recipe.shipped import BOOK, read_book
+from vramprobe.records.outcomes import Error
 
 #: The cells that are recorded whole as well: a family, its options.
 RANKS = {"num_gpus": 4, "gradient_checkpointing": True}
@@ -225,6 +226,16 @@ def test_an_interpreter_that_lacks_a_package_is_told_all_that_a_recording_needs(
 def test_what_is_not_recorded_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         api.predict(engine="recipe", model="smollm2-135m", method="lora", batch_size=1, seq_len=64, **options)
+
+
+def test_a_target_that_peft_refuses_is_told_by_the_option(tmp_path: Path) -> None:
+    """As peft 0.21 has it of Falcon-H1 and Nemotron-H."""
+    outcome = Error(error_type="ValueError", message="Module 'out_proj': remove it from `target_modules` to avoid it")
+    seen = SimpleNamespace(emulator="1")
+    record: Any = SimpleNamespace(environment=seen, spec=SimpleNamespace(cell_id="falcon-h1-3b"), outcome=outcome)
+    said = recording._why_not(record, tmp_path / "cell.log")
+    assert said.startswith("falcon-h1-3b does not run on the emulated GPU: ")
+    assert said.endswith("to avoid it. Here these are --lora-targets: names of linear layers.")
 
 
 def test_without_an_emulated_gpu_one_line_says_what_to_do(tmp_path: Path) -> None:

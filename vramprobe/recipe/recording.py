@@ -233,6 +233,8 @@ def _why_not(record: RunRecord, log: Path) -> str:
     lines = "\n".join(logs).strip().splitlines()
     if isinstance(record.outcome, Error) and record.outcome.error_type == "WorkerDied" and lines:
         said = f"{said.split('; its log:')[0]}: {lines[-1][:300]}"
+    if "`target_modules`" in said:
+        said = f"{said.rstrip('.')}. Here these are --lora-targets: names of linear layers."
     return said
 
 

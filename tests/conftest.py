@@ -48,6 +48,15 @@ def _no_recorder_stays() -> Iterator[None]:
         recorder.close_recorders()
 
 
+@pytest.fixture
+def shipped_alone() -> Iterator[None]:
+    """Answer by the recipes that ship: this machine, or another test meanwhile, may have recorded others."""
+    from vramprobe.predict import at_hand
+
+    with at_hand.shipped_alone():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     random.seed(0)

@@ -22,6 +22,7 @@ def test_each_row_answers_its_example(row: dict[str, str]) -> None:
     named = re.findall(r"\b(?:[ABHLV]\d+[A-Z]*|T4|P100|MI300X)(?:-\w+)*", row["hint"])
     assert all(find_gpu(name) for name in named)
     assert named or "give that name" not in row["hint"]
+    assert re.search(r"\bgeneral knowledge$|\b(?:github\.com|huggingface\.co)/\S+", row["source"])
 
 
 @pytest.mark.parametrize(

@@ -147,11 +147,11 @@ def test_changes_that_are_asked_to_be_recorded_are(monkeypatch: pytest.MonkeyPat
     assert len(asked) == len({*said}) + 1
 
 
+@pytest.mark.usefixtures("shipped_alone")
 def test_what_would_take_a_recording_is_left_out_and_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rows and length follow from recipes that ship, where nothing was recorded here."""
-    monkeypatch.setattr("vramprobe.predict.at_hand.kept_recipe", lambda *words, **more: None)
     monkeypatch.setattr("vramprobe.predict.recorded.find_recipe", None)
     cell = {"model": "qwen3.5-9b", "method": "lora", "gradient_checkpointing": True, "batch_size": 4, "seq_len": 2048}
     left_out: list[dict[str, Any]] = []

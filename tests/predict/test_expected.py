@@ -26,10 +26,7 @@ def on_a_gpu(spec: CellSpec) -> RunRecord:
 SHIPPED, OUTSIDE = smollm(batch_size=3, seq_len=2048), smollm(batch_size=3, seq_len=32768)
 
 
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No recipe that this machine recorded."""
-    monkeypatch.setattr(at_hand, "kept_recipe", lambda *given: None)
+pytestmark = pytest.mark.usefixtures("shipped_alone")
 
 
 def test_a_recipe_at_hand_answers_for_the_record_s_own_card() -> None:

@@ -12,7 +12,7 @@ from predictions import some_prediction
 from vramprobe import api
 from vramprobe.catalog import find_gpu
 from vramprobe.errors import SpecError, VramprobeError
-from vramprobe.predict import at_hand, questions, recorded
+from vramprobe.predict import questions, recorded
 from vramprobe.predict.largest import Largest, _last, _near
 from vramprobe.predict.prediction import Interval, Prediction
 from vramprobe.predict.verdict import usable_bytes, verdict
@@ -33,14 +33,14 @@ def values(found: Largest) -> tuple[int | str | None, int | str | None]:
     return found.fits and found.fits.value, found.tight and found.tight.value
 
 
+@pytest.mark.usefixtures("shipped_alone")
 @pytest.mark.parametrize("gpu", ["RTX-4090", "A100-80GB"])
 @pytest.mark.parametrize(
     "words",
     [QLORA_8B, {"model": "llama-3.2-1b", "method": "full"}, {"model": "smollm2-135m", "method": "lora"}],
     ids=lambda words: words["model"],
 )
-def test_the_next_larger_does_not_fit(gpu: str, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_hand, "kept_recipe", lambda *given, **more: None)  # another test may record one meanwhile
+def test_the_next_larger_does_not_fit(gpu: str, words: dict[str, Any]) -> None:
     batch = api.max_batch_size(gpu=gpu, seq_len=2048, **words)
     length = api.max_seq_len(gpu=gpu, batch_size=3, **words)
     for found, name, other in ((batch, "batch_size", {"seq_len": 2048}), (length, "seq_len", {"batch_size": 3})):

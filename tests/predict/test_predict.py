@@ -37,8 +37,8 @@ def test_terms_and_constant_add_up_to_the_value() -> None:
     assert all(isinstance(size, int) for size in prediction.terms.values())
 
 
-def test_without_recording_the_nearest_that_ships_answers_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_hand, "kept_recipe", lambda *given, **more: None)  # another test may record one meanwhile
+@pytest.mark.usefixtures("shipped_alone")
+def test_without_recording_the_nearest_that_ships_answers_and_says_so() -> None:
     exact, near = (api.predict(**CELL | {"seq_len": length}, records=False) for length in (1024, 64))
     assert not any("near, not exact" in note for note in exact.warnings)
     assert "2 x 64 tokens lie outside: near, not exact" in near.warnings

@@ -15,7 +15,7 @@ from vramprobe.catalog import find_gpu
 from vramprobe.choices import Sharding
 from vramprobe.emulate.installation import NotEmulatable
 from vramprobe.errors import SpecError
-from vramprobe.predict import at_hand, one_gpu_step, recorded
+from vramprobe.predict import one_gpu_step, recorded
 from vramprobe.predict.at_hand import NotAtHand
 from vramprobe.predict.host_memory import loaded_bytes, of_machine_bytes, of_rank_bytes
 from vramprobe.predict.one_gpu_step import Moment, Step, step_at_hand
@@ -120,8 +120,8 @@ def num_within(module: str, several: list) -> int:
     return sum(low - 5e-4 <= one.reference[0] / one.answered[0] <= high + 5e-4 for one in several)
 
 
+@pytest.mark.usefixtures("shipped_alone")
 def test_of_the_emulated_ranks_whose_step_ships_most_lie_within(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_hand, "kept_recipe", lambda *given: None)  # what this machine recorded before
     monkeypatch.setattr(one_gpu_step, "_FOUND", {})
     cells = [one for one in page_of_shares.cells() if step_at_hand(one.spec, find_gpu(one.gpu)) is not None]
     found = page_of_shares.ranks(cells)

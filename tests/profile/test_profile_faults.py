@@ -116,6 +116,8 @@ def test_a_program_that_sees_no_card(tmp_path: Path, what: str) -> None:
 SIGNALS = {
     "the verb is killed": ([9], "verb", 137),
     "the verb is terminated": ([15], "verb", 143),
+    "the verb is interrupted": ([2], "verb", 130),
+    "the verb is interrupted, twice": ([2, 2], "verb", 130),
     "the terminal goes": ([1], "session", 129),
     "Ctrl-C": ([2], "session", 130),
     "Ctrl-C, twice": ([2, 2], "session", 130),
@@ -136,7 +138,7 @@ ANSWERS = {
 def test_a_signal(tmp_path: Path, what: str, answer: str) -> None:
     """While the command waits; each is answered at once, but by the stubborn one, which is killed for it."""
     numbers, whom, status = SIGNALS[what]
-    if answer == "is stubborn" and what in ("Ctrl-C", "the command is terminated"):
+    if answer == "is stubborn" and what in ("Ctrl-C", "the verb is interrupted", "the command is terminated"):
         pytest.skip("it goes on, as it may")
     path = tmp_path / "script.py"
     path.write_text(f"{READY}{ANSWERS[answer]}\nready(os.getpid())\nwhile True: time.sleep(1)\n")
@@ -150,10 +152,28 @@ def test_a_signal(tmp_path: Path, what: str, answer: str) -> None:
             os.kill({"verb": verb.process.pid, "command": command, "supervisor": supervisor}[whom], number)
         time.sleep(0.1)
     left = verb.left()
-    if what == "Ctrl-C, twice" and not left.result:  # the second one came when the command had ended
+    if "twice" in what and not left.result:  # the second one came when the command had ended
         assert (left.status, left.running, left.kept) == (status, [], [])
         return
     left.check(status, said=int(what == "the verb is killed"), kept=int(what == "the verb is killed"))
+
+
+@pytest.mark.parametrize("ignored", ["trap '' INT; ", ""])
+def test_an_interrupt_is_the_commands_once(tmp_path: Path, ignored: str) -> None:
+    """Hand on the interrupt of the verb alone, never the terminal's again; end a background job's command, which
+    ignores it."""
+    path = tmp_path / "script.py"
+    count = "seen = []\nsignal.signal(2, lambda *_: seen.append(1))" if not ignored else ""
+    path.write_text(
+        f"{READY}{count}\nready(os.getpid())\nend = time.monotonic() + {60 if ignored else 1}\n"
+        "while time.monotonic() < end: time.sleep(0.1)\nsys.exit(40 + len(seen))\n"
+    )
+    for sends in (os.kill, os.killpg):
+        verb = Verb(tmp_path, [sys.executable, str(path)], through=["sh", "-c", f'{ignored}exec "$@"', "sh"])
+        verb.wait_until_ready()
+        sends(verb.process.pid, signal.SIGINT)
+        assert verb.left().status == (130 if ignored else 41)
+        (tmp_path / "ready").unlink()
 
 
 @pytest.mark.parametrize("seconds", grid([0.0, 0.1, 0.3, 0.5, 0.7], 0.3))
@@ -214,6 +234,9 @@ class _NotKept:
 
     def __init__(self) -> None:
         self.ended = threading.Event()
+
+    def interrupt(self) -> None:
+        pass
 
     def end(self) -> None:
         self.ended.set()

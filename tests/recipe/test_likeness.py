@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vramprobe import api, catalog
-from vramprobe.predict import at_hand, recorded
+from vramprobe.predict import recorded
 from vramprobe.recipe import book
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.likeness import as_in_catalog
@@ -79,11 +79,11 @@ def test_the_catalog_s_own_configurations_are_all_apart() -> None:
         assert found["model_type"] == entry.config["model_type"]
 
 
+@pytest.mark.usefixtures("shipped_alone")
 def test_a_folder_with_a_tuned_model_is_answered_by_the_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the byte as its base, with nothing recorded."""
     (tmp_path / "config.json").write_text(json.dumps(HUB))
     monkeypatch.setattr(recorded, "find_recipe", None)
-    monkeypatch.setattr(at_hand, "kept_recipe", lambda *words, **more: None)
     words = {"method": "lora", "batch_size": 3, "seq_len": 1500, "gradient_checkpointing": True, "gpu": "RTX-4090"}
     base, tuned = (api.predict(model=model, **words) for model in ("llama-3.1-8b", str(tmp_path)))
     assert tuned.engine == base.engine == "recipe"

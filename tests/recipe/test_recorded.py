@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -300,3 +301,23 @@ def test_lengths_in_other_branches_are_left_out_where_near_is_enough() -> None:
     assert np.array_equal(found.blocks, own.blocks)
     with pytest.raises(NotOneBranch, match="others at each of these lengths"):
         recorded_recipe(spec, gpu, shapes=shapes[:1], near=True)
+
+
+def test_a_cell_that_is_interrupted_is_not_recorded_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the interrupt reached this process alone."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho \'{"say": "begun"}\'\nexec sleep 60\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(recorder, "_entered", lambda *words: (None, python, {}))
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        recorder.record_packed(
+            api.cell(model="pythia-70m", method="lora", device="cuda", batch_size=1, seq_len=64),
+            catalog.find_gpu("T4"),
+            interrupt,
+        )
+    assert time.monotonic() - begun < recorder._ENDING_SECONDS

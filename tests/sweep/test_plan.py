@@ -11,7 +11,7 @@ from vramprobe import api
 from vramprobe.cli.display_plan import plan_as_json, plan_in_words
 from vramprobe.errors import SpecError, UnknownName
 from vramprobe.model.card_fit import save_fit
-from vramprobe.predict import at_hand, questions, recorded
+from vramprobe.predict import questions, recorded
 from vramprobe.predict.expected import fit_records
 from vramprobe.records import store, writing
 from vramprobe.records.outcomes import Skipped
@@ -284,6 +284,7 @@ def test_the_fit_of_the_folder_predicts(tmp_path: Path) -> None:
     assert plan_in_words(bare).endswith("; 2 predicted by recipes; estimated, not measured")
 
 
+@pytest.mark.usefixtures("shipped_alone")
 def test_what_no_recipe_is_at_hand_of_is_recorded_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one go, after the others; a cell of the CPU is measured and not predicted."""
     asked = []
@@ -293,7 +294,6 @@ def test_what_no_recipe_is_at_hand_of_is_recorded_where_that_is_asked(monkeypatc
         return ["recorded"] * len(specs)
 
     monkeypatch.setattr(recorded, "predict_many", record)
-    monkeypatch.setattr(at_hand, "kept_recipe", lambda *given: None)  # what this machine recorded before
     words = {"gpu": "H200", "only": ["qwen2.5-1.5b*s2048"], "out": "nowhere"}
     assert {row.note for row in api.plan(EMULATED, records=True, **words).rows} == {"recorded", ""}
     assert asked == [["full"]]

@@ -28,7 +28,7 @@ _DYING_SECONDS = 10.0
 
 
 class Kept:
-    """A command that runs. ``wait`` once, ``end`` as often as one likes, ``close`` at last."""
+    """A command that runs. ``wait`` once, ``interrupt`` and ``end`` as often as one likes, ``close`` at last."""
 
     def __init__(self, words: list[str], environment: dict[str, str], folder: Path, stderr: int) -> None:
         """Raises SpecError where it cannot be started."""
@@ -62,6 +62,12 @@ class Kept:
         except BaseException:  # a signal may come at any moment
             self.close()
             raise
+
+    def interrupt(self) -> None:
+        """Hand on an interrupt that came to this process alone; a terminal's has reached the command already."""
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.sendall(b"interrupt\n")
 
     def end(self) -> None:
         """End it, kindly at first; ``wait`` goes on until it has."""

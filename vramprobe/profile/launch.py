@@ -228,8 +228,8 @@ def _wait(
 
 @contextmanager
 def _signals_are_the_commands(kept: Kept, folder: Path, say: _Say) -> Iterator[list[int]]:
-    """Ctrl-C reaches the command by the terminal, and it may answer as it likes; a second one ends it, and so does
-    SIGTERM or SIGHUP, so that what was seen is shown. -> the signals that ended it, in order."""
+    """Ctrl-C reaches the command by the terminal, kill -INT by us, and it may answer as it likes; a second one ends it,
+    and so does SIGTERM or SIGHUP, so that what was seen is shown. -> the signals that ended it, in order."""
     count, ended_by, left = 0, [], threading.Event()
 
     def cut_histories() -> None:
@@ -249,6 +249,7 @@ def _signals_are_the_commands(kept: Kept, folder: Path, say: _Say) -> Iterator[l
             ended_by.append(number)
             kept.end()
         else:
+            kept.interrupt()
             threading.Thread(target=cut_histories, daemon=True).start()
 
     with handled_by(arrived):

@@ -1,10 +1,11 @@
 """Stands between ``vramprobe profile`` and a command, so that nothing of the command outlives either of them.
 
 In: ``python -I -S supervisor.py SOCKET STDERR``; from SOCKET one line of JSON: ``command``, ``environment``,
-``folder``. Out, to SOCKET, a line each: ``started``, its process, or ``errno``; ``status`` (null: it could not be
-ended) and ``num_left``, how many processes it left behind. Where the other end closes, the command is ended; where
-vramprobe itself has ended, STDERR hears of it. What the command starts stays below this process (a subreaper), whatever
-it does to its session, its group and its environment. Linux alone; the standard library alone.
+``folder``; then any text where vramprobe is interrupted. Out, to SOCKET, a line each: ``started``, its process, or
+``errno``; ``status`` (null: it could not be ended) and ``num_left``, how many processes it left behind. Where the other
+end closes, the command is ended; where vramprobe itself has ended, STDERR hears of it. What the command starts stays
+below this process (a subreaper), whatever it does to its session, its group and its environment. Linux alone; the
+standard library alone.
 """
 
 import ctypes
@@ -20,6 +21,8 @@ from contextlib import suppress
 _SET_CHILD_SUBREAPER = 36
 _LEAVING_SECONDS = 0.3  # helpers that end because the command has: a resource tracker, a compiler's pool
 _DYING_SECONDS = 5.0
+_GROUP_SECONDS = 0.1  # a terminal's interrupt has reached this process by then, if it reached vramprobe
+_INTERRUPTS_HERE = []
 _IGNORED_HERE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -34,7 +37,7 @@ def main(words):
     os.set_blocking(wakes, False)
     for number in _IGNORED_HERE:
         if signal.getsignal(number) is not signal.SIG_IGN:  # what is ignored stays so in the command, as under nohup
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, lambda came, _: _INTERRUPTS_HERE.append(came) if came == signal.SIGINT else None)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
     for descriptor in (to_vramprobe.fileno(), stderr):
@@ -65,7 +68,7 @@ def _leave_terminal_to_the_command():
 
 
 def _wait(pid, to_vramprobe, awake):
-    """The command's status; None where vramprobe asks for its end, or has ended."""
+    """The command's status; None where vramprobe asks for its end, or has ended: its end of the socket has closed."""
     while True:
         status = _reap(pid)
         if status is not None:
@@ -73,8 +76,23 @@ def _wait(pid, to_vramprobe, awake):
         ready, _, _ = select.select([to_vramprobe, awake], [], [])
         if awake in ready:
             os.read(awake, 4096)
-        if to_vramprobe in ready:  # nothing is ever sent: the other end has closed
+        if to_vramprobe in ready and (not to_vramprobe.recv(4096) or not _interrupt_all()):
             return None
+
+
+def _interrupt_all():
+    """Interrupt the command where vramprobe alone was; False where it would not hear it. A terminal interrupts the
+    whole group itself, this process too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return False
+    time.sleep(_GROUP_SECONDS)
+    if not _INTERRUPTS_HERE:
+        for one in _below(os.getpid()):
+            with suppress(OSError):
+                if os.getpgid(one) == os.getpgrp():
+                    os.kill(one, signal.SIGINT)
+    _INTERRUPTS_HERE.clear()
+    return True
 
 
 def _reap(pid):

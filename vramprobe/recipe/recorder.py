@@ -170,6 +170,7 @@ class _Recorder:
         except CannotRecord:
             raise
         except BaseException:
+            self._process.terminate()  # which would finish the cell first
             self.close()
             raise
         last = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]

@@ -26,6 +26,7 @@ TORCH_SIDE = (
     "vramprobe.measure.cards",
     "vramprobe.measure.log_source",
     "vramprobe.measure.worker",
+    "vramprobe.measure.run_cell",
     "vramprobe.measure.ranks",
     "vramprobe.measure.emulation",
     "vramprobe.measure.environment",

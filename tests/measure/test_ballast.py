@@ -103,7 +103,7 @@ def test_a_size_that_cannot_be_had_is_refused(card: FakeCard, limited: int, said
 def test_a_refusal_is_no_out_of_memory() -> None:
     """An impossible limit is the user's to mend; it must not be taken for the cell's OOM."""
     pytest.importorskip("torch")
-    from vramprobe.measure.worker import outcome_of
+    from vramprobe.measure.run_cell import outcome_of
 
     with pytest.raises(VramprobeError) as refusal:
         hold_the_rest(FakeCard(others=139 * GIB), limit_bytes=24 * GIB, own_bytes=CONTEXT)
@@ -156,12 +156,12 @@ def test_without_nvml_nothing_is_limited(instrument: tuple[Any, FakeCard]) -> No
 
 def test_the_worker_hands_the_size_to_the_instrument(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from vramprobe.measure import cuda, worker
+    from vramprobe.measure import cuda, run_cell
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda, "CudaInstrument", lambda limit_vram_bytes, device_index: limit_vram_bytes)
-    assert worker.instrument_for(make_spec(device="cuda", limit_vram="24GiB")) == 24 * GIB
-    assert worker.instrument_for(make_spec(device="cuda")) is None
+    assert run_cell.instrument_for(make_spec(device="cuda", limit_vram="24GiB")) == 24 * GIB
+    assert run_cell.instrument_for(make_spec(device="cuda")) is None
 
 
 class FakeLibrary:

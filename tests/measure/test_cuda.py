@@ -46,7 +46,7 @@ def spawned(tmp_path: Path, **options: Any) -> RunRecord:
 
 def in_this_process(**options: Any) -> RunRecord:
     """Run one cell in this process, where what the workload does can be changed."""
-    from vramprobe.measure.worker import run_cell
+    from vramprobe.measure.run_cell import run_cell
 
     return run_cell(make_spec(device="cuda", timing_steps=1, **options), isolation="spawn")
 

@@ -9,7 +9,7 @@ from factories import make_record, make_spec
 from vramprobe.measure import environment
 from vramprobe.measure.cpu import CpuInstrument
 from vramprobe.measure.observation import Observation, ledger_of, peak_of, reasons_not_to_believe, remarks_on
-from vramprobe.measure.worker import outcome_of, run_cell
+from vramprobe.measure.run_cell import outcome_of, run_cell
 from vramprobe.predict.questions import cell
 from vramprobe.records.phase_memory import PhaseMemory
 from vramprobe.spec import CellSpec

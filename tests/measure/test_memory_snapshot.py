@@ -77,7 +77,7 @@ def test_a_snapshot_that_fails_costs_no_measurement(instrument: tuple[Any, FakeM
 def test_the_worker_takes_it_after_all_that_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On the CPU's instrument with the method of the other: the record is that of a cell without a snapshot."""
     from vramprobe.measure import cpu
-    from vramprobe.measure.worker import run_cell
+    from vramprobe.measure.run_cell import run_cell
 
     seen: list[Any] = []
 

@@ -8,7 +8,7 @@ import torch
 from factories import TINY_LLAMA, TINY_LLAMA_PARAMS, TINY_LLAMA_PATH, make_spec
 
 from vramprobe.errors import SpecError
-from vramprobe.measure.worker import run_cell
+from vramprobe.measure.run_cell import run_cell
 from vramprobe.records.record import RunRecord
 from vramprobe.workload.model import build_model
 from vramprobe.workload.model_config import config_from_dict

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from vramprobe.architecture import Architecture, Parameter
 from vramprobe.predict.serve_spec import ServeSpec
 
-_GROUP = 32  # values that share a scale of 8 bits
+GROUP_SIZE = 32  # values that share a scale of 8 bits
 _SCALE_ROWS, _SCALE_COLUMNS = 256, 2  # multiples of Triton's scales (tensor_details/layout_details/hopper_scale.py)
 
 
@@ -72,7 +72,7 @@ def mxfp4_bytes(one: Parameter, spec: ServeSpec) -> float:
     rows, columns = (outer, inner) if is_down else (2 * inner, outer)
     if is_bias:
         return num_experts * rows * (4 if kernel.layout else spec.item_bytes)
-    values, scales = columns // 2, columns // _GROUP
+    values, scales = columns // 2, columns // GROUP_SIZE
     if kernel.layout is None:
         return num_experts * rows * (values + scales)
     loaded = rows * scales if kernel.keeps_loaded_scales else 0

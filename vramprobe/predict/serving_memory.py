@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vramprobe.architecture import Architecture, Parameter
 from vramprobe.predict.serve_spec import ServeSpec
-from vramprobe.predict.serving_experts import Workspace, mxfp4_bytes, pads_experts, up_to
+from vramprobe.predict.serving_experts import GROUP_SIZE, Workspace, mxfp4_bytes, pads_experts, up_to
 from vramprobe.units import MIB
 
 VOCAB_MULTIPLE = 64  # vllm/model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
@@ -42,7 +42,7 @@ QUANTIZATIONS = {
     "awq": Format(4, 16 + 4, 128),
     "gptq": Format(4, 16 + 4, 128),
     "bitsandbytes": Format(4, 32, 64),
-    "mxfp4": Format(4, 8, 32, ("experts",)),
+    "mxfp4": Format(4, 8, GROUP_SIZE, ("experts",)),
 }
 
 #: What the end of a repository's name (catalog/names.py) says → that of them that vLLM then loads.

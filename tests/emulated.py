@@ -10,7 +10,8 @@ from vramprobe import api
 from vramprobe.catalog import Gpu
 from vramprobe.emulate.enter import installation_to_use
 from vramprobe.errors import VramprobeError
-from vramprobe.recipe.recipe import Recipe, unpack
+from vramprobe.recipe.packed import unpack
+from vramprobe.recipe.recipe import Recipe
 from vramprobe.recipe.recorder import record_packed
 from vramprobe.records import store
 from vramprobe.records.record import RankRecord, RunRecord

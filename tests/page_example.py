@@ -14,7 +14,8 @@ from page_browser import CHROMIUM
 
 from tools import page_book
 from vramprobe.catalog.shipped import data_file
-from vramprobe.recipe.recipe import Recipe, unpack
+from vramprobe.recipe.packed import unpack
+from vramprobe.recipe.recipe import Recipe
 from vramprobe.recipe.shipped import BOOK, read_book
 from vramprobe.report import page as page_builder
 

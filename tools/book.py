@@ -22,7 +22,8 @@ from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
 from vramprobe.optimizers import OPTIMIZERS
 from vramprobe.recipe.book import find_recipe, kept_recipe, recorded_as
-from vramprobe.recipe.recipe import CannotRecord, at_shape, pack, unpack
+from vramprobe.recipe.packed import pack, unpack
+from vramprobe.recipe.recipe import CannotRecord, at_shape
 from vramprobe.recipe.shipped import (
     BOOK,
     LIKE_ALL,

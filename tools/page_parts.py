@@ -20,7 +20,7 @@ from tools import page_book
 from vramprobe.catalog.shipped import data_file
 from vramprobe.predict.at_hand import notes_of
 from vramprobe.recipe.book import recorded_as
-from vramprobe.recipe.recipe import unpack
+from vramprobe.recipe.packed import unpack
 from vramprobe.recipe.shipped import BOOK, LIKE_ALL, entry_keys, read_book, shapes_of
 from vramprobe.report.page import page_data
 from vramprobe.spec import CellSpec

@@ -12,7 +12,8 @@ from vramprobe.bounds.floor import BelowFloor, floor_bytes
 from vramprobe.catalog.shipped import data_file
 from vramprobe.predict import at_hand, recorded
 from vramprobe.recipe.book import recorded_as
-from vramprobe.recipe.recipe import at_shape, unpack
+from vramprobe.recipe.packed import unpack
+from vramprobe.recipe.recipe import at_shape
 from vramprobe.recipe.shipped import BOOK, LIKE_ALL, entry_keys, read_book, shapes_of
 from vramprobe.sweep.definition import load_sweep
 

@@ -12,7 +12,7 @@ from vramprobe.predict import recorded
 from vramprobe.recipe import book
 from vramprobe.recipe.book import recorded_as
 from vramprobe.recipe.likeness import as_in_catalog
-from vramprobe.recipe.recipe import pack
+from vramprobe.recipe.packed import pack
 from vramprobe.recipe.recorder import Surroundings
 from vramprobe.recipe.shipped import shipped_recipe
 

@@ -31,7 +31,8 @@ from vramprobe.profile.hook.journal import FOLDER_VARIABLE
 from vramprobe.profile.launch import HOOK
 from vramprobe.recipe import recorder, recording
 from vramprobe.recipe.book import find_recipe, recorded_as
-from vramprobe.recipe.recipe import NotOneBranch, recorded_words, unpack, without_values
+from vramprobe.recipe.packed import unpack
+from vramprobe.recipe.recipe import NotOneBranch, recorded_words, without_values
 from vramprobe.recipe.recorder import close_recorders
 from vramprobe.recipe.shipped import BOOK, read_book
 from vramprobe.records.outcomes import Error

@@ -22,7 +22,8 @@ from vramprobe.predict import at_hand, recorded
 from vramprobe.recipe import book as kept_recipes
 from vramprobe.recipe import sharing, shipped
 from vramprobe.recipe.book import find_recipe, recorded_as
-from vramprobe.recipe.recipe import NotOneBranch, Recipe, pack, recipe_of, rules_over, shape_of, unpack
+from vramprobe.recipe.packed import pack, unpack
+from vramprobe.recipe.recipe import NotOneBranch, Recipe, recipe_of, rules_over, shape_of
 from vramprobe.recipe.recorder import Surroundings
 from vramprobe.recipe.shipped import entry_name, labels_of, read_book, shipped_recipe, write_book
 from vramprobe.spec import CellSpec

@@ -16,7 +16,8 @@ from vramprobe.emulate.version import cache_errors
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
 from vramprobe.recipe.likeness import as_in_catalog
-from vramprobe.recipe.recipe import FORMAT, Origin, Recipe, pack, recorded_words, shape_of, unpack
+from vramprobe.recipe.packed import FORMAT, pack, unpack
+from vramprobe.recipe.recipe import Origin, Recipe, recorded_words, shape_of
 from vramprobe.recipe.recorder import USUAL, Say, Surroundings, record_packed
 from vramprobe.records.whole_file import replacing
 from vramprobe.rules.sharding import with_group_size

@@ -14,7 +14,8 @@ from typing import Any
 
 from vramprobe.errors import SpecError, StoreError
 from vramprobe.log.shapes import Shape
-from vramprobe.recipe.recipe import Recipe, pack, unpack
+from vramprobe.recipe.packed import pack, unpack
+from vramprobe.recipe.recipe import Recipe
 from vramprobe.records.whole_file import replacing
 
 FORMAT = 1

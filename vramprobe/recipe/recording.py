@@ -27,6 +27,7 @@ from vramprobe.log.shapes import Shape
 from vramprobe.measure.isolation import new_ticket, require_packages, run_isolated, scratch_folder
 from vramprobe.measure.launcher import Launchers
 from vramprobe.recipe.launches import launch_rules, launches_of
+from vramprobe.recipe.packed import pack
 from vramprobe.recipe.pattern import LayerPattern, layer_pattern
 from vramprobe.recipe.recipe import (
     CannotRecord,
@@ -35,7 +36,6 @@ from vramprobe.recipe.recipe import (
     TooLarge,
     at_shape,
     own_branch,
-    pack,
     recipe_of,
     require_one_branch,
     rules_over,

@@ -15,7 +15,8 @@ from vramprobe.catalog.own import cache_folder
 from vramprobe.emulate.version import cache_errors
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape
-from vramprobe.recipe.recipe import Recipe, unpack
+from vramprobe.recipe.packed import unpack
+from vramprobe.recipe.recipe import Recipe
 from vramprobe.recipe.shipped import books, is_of, label_of, name_of, own_book, read_book, shapes_of, write_book
 
 

@@ -20,7 +20,8 @@ from vramprobe.catalog.own import cache_folder
 from vramprobe.catalog.shipped import data_file
 from vramprobe.errors import StoreError
 from vramprobe.log.shapes import Shape, has_ranks
-from vramprobe.recipe.recipe import FORMAT, Origin, Recipe, recorded_words, unpack
+from vramprobe.recipe.packed import FORMAT, unpack
+from vramprobe.recipe.recipe import Origin, Recipe, recorded_words
 from vramprobe.records.whole_file import replacing
 from vramprobe.spec import CellSpec
 

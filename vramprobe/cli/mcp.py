@@ -41,12 +41,8 @@ def mcp(
     if json_output:
         import asyncio
 
-        print_json(
-            [
-                tool.model_dump(mode="json", by_alias=True, exclude_none=True)
-                for tool in asyncio.run(server.list_tools())
-            ]
-        )
+        listed = asyncio.run(server.list_tools())
+        print_json([tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in listed])
     else:
         server.run("stdio")
 
@@ -100,9 +96,8 @@ def explain_tool(log: str, options: dict[str, Any] | None = None) -> str:
 
 def recommend_tool(model: str, method: str, seq_len: int, tokens: str, options: dict[str, Any] | None = None) -> str:
     """Rank the GPUs to rent for a run, by dollars and hours. tokens: such as 50M; options: of `vramprobe recommend`."""
-    return ask_verb(
-        "recommend", {"model": model, "method": method, "seq_len": seq_len, "tokens": tokens} | (options or {})
-    )
+    words = {"model": model, "method": method, "seq_len": seq_len, "tokens": tokens}
+    return ask_verb("recommend", words | (options or {}))
 
 
 def profile_tool(command: list[str], gpu: str, options: dict[str, Any] | None = None) -> str:

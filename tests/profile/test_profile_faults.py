@@ -1,6 +1,7 @@
 """Programs that no card sees, and what happens to them: a result or one clear line, and nothing left behind."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -191,7 +192,7 @@ def test_a_signal_at_any_moment(tmp_path: Path, number: int, seconds: float) -> 
     is_starting = seconds == 0.0 or "_get_module_details" in left.err  # runpy still looks for the package
     if not (number == 2 and is_starting):  # its own words, and its own status
         assert left.status == 128 + number
-        assert "Traceback" not in left.err
+        assert not re.search(r'File "[^"]*/vramprobe/(?!profile/hook)', left.err)  # the command's own traceback may be
     assert len(left.kept) <= int(number == 9)
 
 

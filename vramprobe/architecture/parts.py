@@ -83,7 +83,7 @@ class Architecture:
     scales_embedding: bool = False  # by a number that is kept in a buffer
     num_rotary_tables: int = 1  # kinds of layers that turn heads at their own speeds
     dense_layers: tuple[int, ...] = ()  # those without experts, where others have them
-    #: What mixes the tokens of each layer, full_attention, linear_attention, mamba or conv; empty where all are alike.
+    #: What mixes the tokens of each layer: full_attention, linear_attention or conv; empty where all are alike.
     mixers: tuple[str, ...] = ()
     #: Elements that a layer which does not attend keeps of one sequence while it generates: inputs of its convolution,
     #: and its recurrence.

@@ -204,8 +204,8 @@ def pages(arch: Architecture, config: Mapping[str, Any], spec: ServeSpec) -> Pag
         elements = heads * (arch.head_size + (arch.value_size or arch.head_size))
     # What an attention layer takes is in blocks large enough for a state (models/config.py: HybridAttentionMamba…).
     num_states = sum(kind != "full_attention" for kind in arch.mixers)
-    least_block = math.ceil(state_bytes(arch, config, spec) / (BLOCK_TOKENS * elements * item)) if num_states else 1
-    block_tokens = BLOCK_TOKENS * max(least_block, 1)
+    least = math.ceil(state_bytes(arch, config, spec) / (BLOCK_TOKENS * elements * item)) if num_states else 1
+    block_tokens = BLOCK_TOKENS * least
     window = arch.sliding_window or config.get("sliding_window")
     sliding = sum(arch.slides(layer) for layer in range(arch.num_layers)) if window else 0
     kinds = [(num_states, 0), (sliding, window), (arch.num_layers - sliding - num_states, None)]
